@@ -1,0 +1,48 @@
+"""cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
+
+from cairn import sinks, state
+from cairn.errors import (
+    CairnError,
+    CommitConflictError,
+    CommitError,
+    CommitUnknownError,
+    CorruptFileError,
+    EpochError,
+    FunctionError,
+    KeyGroupCountError,
+    PlanError,
+    QueryError,
+    RestoreError,
+    StaleEpochError,
+    StateNotFoundError,
+    StateSchemaError,
+)
+from cairn.functions import Context, KeyedProcess
+from cairn.job import Job
+from cairn.session import session, spark_config
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CairnError",
+    "CommitConflictError",
+    "CommitError",
+    "CommitUnknownError",
+    "Context",
+    "CorruptFileError",
+    "EpochError",
+    "FunctionError",
+    "Job",
+    "KeyGroupCountError",
+    "KeyedProcess",
+    "PlanError",
+    "QueryError",
+    "RestoreError",
+    "StaleEpochError",
+    "StateNotFoundError",
+    "StateSchemaError",
+    "session",
+    "sinks",
+    "spark_config",
+    "state",
+]

@@ -1,0 +1,8 @@
+"""Where a slot keeps state between epochs."""
+
+from cairn.backends.base import Backend
+from cairn.backends.heap import HeapBackend
+
+BACKENDS: dict[str, type[Backend]] = {"heap": HeapBackend}
+
+__all__ = ["BACKENDS", "Backend", "HeapBackend"]

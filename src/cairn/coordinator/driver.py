@@ -1,0 +1,170 @@
+"""Spark's side of the driver: the streaming query, and an epoch as one Spark action.
+
+Always true here:
+- an epoch is one action, whose result is the acknowledgements;
+- what fails in a subtask arrives here as the CairnError it was raised as;
+- after executors came or went, the pin table is laid out anew when subtasks are crowded.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cairn import errors
+from cairn.coordinator.epoch import Outcome
+from cairn.errors import CairnError, EpochError
+from cairn.plan.dataframe import Planner, streaming_input
+from cairn.plan.graph import Graph
+from cairn.session import EPOCH_CONFIG
+from cairn.slot.forward import BEGIN_PROPERTY, Forward
+from cairn.slot.protocol import (
+    Begin,
+    Report,
+    ack_decoder,
+    begin_encoder,
+    find_failure,
+    report_decoder,
+)
+from cairn.slot.spec import JobSpec, envelope_schema
+
+CONCURRENT_MARKS = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently")
+
+
+class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
+    def zero(self, value: list[bytes]) -> list[bytes]:
+        return []
+
+    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:
+        value1 += value2
+        return value1
+
+
+class SparkDriver:
+    """Runs the epochs of one job on one Spark session."""
+
+    def __init__(
+        self, graph: Graph, spec: JobSpec, spark: SparkSession, *, parallelism: int, run_id: str
+    ) -> None:
+        self.graph = graph
+        self.spark = spark
+        self.parallelism = parallelism
+        self.run_id = run_id
+        self._reports = spark.sparkContext.accumulator([], _Reports())
+        spec_id, pickled = spec.pickled()
+        forwards = [
+            Forward(
+                run_id,
+                level.index,
+                tuple(edge.index for edge in graph.levels[level.index].edges),
+                envelope_schema(level.lanes),
+                spec_id,
+                pickled,
+                self._reports,
+            )
+            for level in spec.levels
+        ]
+        self._planner = Planner(graph, parallelism, forwards, spark)
+        self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
+            spark.sparkContext.master != "local"
+        )
+        self._crowded_epochs = 0
+        self.placement: dict[int, str] = {}
+        self.repinned = 0
+
+    def start_query(
+        self, folder_url: str, trigger: str, run_epoch: Callable[[DataFrame, int], None]
+    ) -> StreamingQuery:
+        writer = (
+            streaming_input(self.graph)
+            .writeStream.foreachBatch(run_epoch)
+            .option("checkpointLocation", folder_url)
+            .queryName(f"cairn-{self.graph.name}-{self.run_id[:8]}")
+        )
+        if trigger == "available-now":
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=trigger)
+        return writer.start()
+
+    def execute(self, rows: DataFrame, begin: Begin) -> Outcome:
+        """One attempt at an epoch: one Spark action."""
+        session = rows.sparkSession
+        for setting, value in EPOCH_CONFIG.items():
+            session.conf.set(setting, value)
+        context = session.sparkContext
+        context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
+        attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
+        context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
+        before = len(self._reports.value)
+        try:
+            acks = self._planner.epoch(rows).select("ack").collect()
+        except Exception as error:
+            raise as_cairn_error(error, begin.epoch) from error
+        finally:
+            self._planner.release()
+            context.setLocalProperty(BEGIN_PROPERTY, None)
+        reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
+        self._reports.value = []
+        self._watch_placement(reports)
+        return Outcome([ack_decoder.decode(row.ack) for row in acks], reports)
+
+    def _watch_placement(self, reports: Sequence[Report]) -> None:
+        """Spread subtasks out again when they crowd on the executors that survived a loss."""
+        for report in reports:
+            self.placement[report.subtask] = report.executor
+        if not self._is_cluster:
+            return
+        executors = self._executor_count()
+        per_executor = collections.Counter(self.placement.values())
+        fair = -(-self.parallelism // max(1, executors))
+        crowded = executors > len(per_executor) and max(per_executor.values(), default=0) > fair
+        # Twice in a row: an executor that is only late for an epoch is no reason to move.
+        self._crowded_epochs = self._crowded_epochs + 1 if crowded else 0
+        if self._crowded_epochs >= 2:
+            self._planner.repin(self.spark)
+            self._crowded_epochs = 0
+            self.repinned += 1
+
+    def _executor_count(self) -> int:
+        # One of them is the driver itself.
+        status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
+        return int(status.size()) - 1
+
+    def say_goodbye(self) -> None:
+        """End the slots on every executor; those that are not reached end by themselves."""
+        from cairn.slot.process import end_slots
+
+        end_slots(self.run_id)
+        if self._is_cluster:
+            run_id = self.run_id
+            self._planner.pin.foreach(lambda _: end_slots(run_id) and None)
+        self._planner.pin.unpersist()
+
+
+def as_cairn_error(error: BaseException, epoch: int) -> CairnError:
+    """What a subtask raised, found in what Spark made of it."""
+    if isinstance(error, CairnError):
+        return error
+    text = str(error)
+    failure = find_failure(text)
+    if failure is None:
+        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+        return EpochError(f"epoch {epoch} failed in Spark: {first}", epoch=epoch, text=text)
+    kind: Any = getattr(errors, failure.kind, EpochError)
+    kind = kind if isinstance(kind, type) and issubclass(kind, CairnError) else EpochError
+    message = failure.message
+    if failure.facts.get("log"):
+        message += f"\n  log: {failure.facts['log']}"
+    found: CairnError = kind(message, **{"epoch": epoch, **failure.facts})
+    return found
+
+
+def is_concurrent_use(error: BaseException | None) -> bool:
+    """Whether Spark complains that another query uses its checkpoint."""
+    return error is not None and any(mark in str(error) for mark in CONCURRENT_MARKS)

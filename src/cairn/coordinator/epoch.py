@@ -1,0 +1,344 @@
+"""The coordinator: takes over, runs epochs, commits them.
+
+    take_over -> recover -> run_epoch*          each epoch:
+      begin     what the attempt starts from, fixed
+      execute   the subtasks run and acknowledge (Spark, or a simulation)
+      pack      small deltas into one object
+      manifest  put-if-absent: from here on the epoch exists
+      commit    sinks publish, again and again until they have
+      collect   what no kept epoch needs goes
+
+It knows nothing of Spark: how an epoch is executed is passed in.
+
+Always true here:
+- nothing is aborted, collected or cut before the takeover is in the log;
+- sinks publish an epoch only after its manifest is written;
+- `now` never goes back, and is the same in every attempt at an epoch;
+- an epoch that failed before its manifest never happened, and is tried again whole.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cairn.coordinator.compaction import due
+from cairn.coordinator.ranges import advance, ranges_for
+from cairn.crash import crash_point
+from cairn.errors import CairnError, CommitError, EpochError, RestoreError
+from cairn.ids import new_id
+from cairn.sinks.base import Sink
+from cairn.slot.protocol import Ack, Begin, Report, Stored
+from cairn.slot.spec import JobSpec, OperatorSpec
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition, StateDecl
+from cairn.storage.pack import Slice, write_pack
+from cairn.storage.retention import Collector
+from cairn.storage.store import Store
+from cairn.types import type_ddl
+
+INLINE_BYTES_MAX = 64 * 1024
+INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
+COMMIT_TRIES = 5
+
+
+class Outcome(NamedTuple):
+    """What an executed attempt gives: one Ack per level and subtask, and what was measured."""
+
+    acks: list[Ack]
+    reports: list[Report]
+
+
+Execute = Callable[[Begin], Outcome]
+
+
+def clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Coordinator:
+    """Leads one job on one checkpoint."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: Store,
+        sinks: Mapping[str, Sink],
+        *,
+        parallelism: int,
+        retained_epochs: int,
+        attempts_max: int = 4,
+        clock: Callable[[], int] = clock_ms,
+        sleep: Callable[[float], None] = time.sleep,
+        run_id: str | None = None,
+    ) -> None:
+        self.spec = spec
+        self.store = store
+        self.log = Log(store)
+        self.run_id = run_id or new_id()
+        self.parallelism = parallelism
+        self.newest: Epoch | None = None
+        self.term = 0
+        self.last_commit_ms = 0.0
+        self._sinks = dict(sinks)
+        self._retained_epochs = retained_epochs
+        self._attempts_max = attempts_max
+        self._clock = clock
+        self._sleep = sleep
+        self.operators = {op.uid: op for level in spec.levels for op in level.operators}
+        self.states = {uid: _declared(op) for uid, op in self.operators.items()}
+        self._collector: Collector | None = None
+
+    # Starting
+
+    def take_over(self) -> Epoch | None:
+        """Become the leader. Everybody before is fenced; the newest epoch is ours to go on from."""
+        record = self.log.take_over(
+            host=os.uname().nodename, pid=os.getpid(), wall_ms=self._clock()
+        )
+        self.term = record.term
+        self.newest = self.log.newest_epoch()
+        self._collector = Collector(self.store, self.log, self._retained_epochs, self.term)
+        crash_point("driver.takeover.written")
+        return self.newest
+
+    def recover(self) -> None:
+        """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
+        if self.newest is not None:
+            self._commit_sinks(self.newest)
+        for sink in self._sinks.values():
+            sink.recover(None if self.newest is None else self.newest.number)
+        assert self._collector is not None, "recovery follows the takeover"
+        self._collector.sweep(time.time())
+        crash_point("driver.recovered")
+
+    # Epochs
+
+    def run_epoch(self, position: SparkPosition, execute: Execute) -> Epoch:
+        """Run the next epoch and commit it. Raises the first cause when every attempt failed."""
+        assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
+        number = self.log.last + 1
+        now_ms = max(self._clock(), 0 if self.newest is None else self.newest.now_ms)
+        ranges = self._ranges()
+        started = time.perf_counter()
+        crash_point("driver.epoch.begun")
+        first_error: CairnError | None = None
+        for attempt in range(self._attempts_max):
+            begin = self._begin(number, attempt, now_ms, ranges)
+            try:
+                outcome = execute(begin)
+                self._check_complete(outcome.acks)
+                crash_point("driver.epoch.ran")
+                ran_ms = (time.perf_counter() - started) * 1000
+                slices = self._pack(outcome.acks)
+                crash_point("driver.pack.written")
+                epoch = self._manifest(begin, ranges, position, outcome, slices, ran_ms)
+                lost = self._collector.lost_paths(epoch)
+                if lost:
+                    raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
+                break
+            except (CairnError, OSError) as error:
+                if not isinstance(error, CairnError):
+                    error = EpochError(f"epoch {number} failed: {error}")
+                first_error = first_error or error
+                if isinstance(error, CommitError | RestoreError):
+                    raise
+                if attempt + 1 < self._attempts_max:
+                    self._sleep(min(5.0, 0.1 * 4**attempt))
+        else:
+            assert first_error is not None
+            first_error.facts["attempts"] = self._attempts_max
+            raise first_error
+        epoch = self.log.append(lambda appended: _numbered(epoch, appended))
+        crash_point("driver.manifest.written")
+        self.newest = epoch
+        self._commit_sinks(epoch)
+        crash_point("driver.sinks.committed")
+        self._collector.after_epoch()
+        crash_point("driver.collected")
+        return epoch
+
+    def _ranges(self) -> dict[str, list[RangeState]]:
+        held = {} if self.newest is None else self.newest.operators
+        count = self.spec.group_count
+        return {uid: ranges_for(held.get(uid), self.parallelism, count) for uid in self.operators}
+
+    def _begin(
+        self, number: int, attempt: int, now_ms: int, ranges: dict[str, list[RangeState]]
+    ) -> Begin:
+        compactions = {
+            uid: {
+                subtask: compaction
+                for subtask, part in enumerate(parts)
+                if (compaction := due(part.files)) is not None
+            }
+            for uid, parts in ranges.items()
+        }
+        shares = max(1, len(self.operators) * self.parallelism)
+        return Begin(
+            run_id=self.run_id,
+            term=self.term,
+            epoch=number,
+            attempt=attempt,
+            parent=None if self.newest is None else self.newest.number,
+            now_ms=now_ms,
+            watermark_ms=None,
+            parallelism=self.parallelism,
+            versions={uid: [part.version for part in parts] for uid, parts in ranges.items()},
+            compactions=compactions,
+            inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
+        )
+
+    def _check_complete(self, acks: Sequence[Ack]) -> None:
+        """Every subtask of every level has acknowledged, and said one thing only."""
+        found: dict[tuple[int, int], Ack] = {}
+        for ack in acks:
+            if found.setdefault((ack.level, ack.subtask), ack) != ack:
+                raise EpochError(
+                    f"subtask {ack.subtask} of level {ack.level} acknowledged two different "
+                    "results in one attempt; the epoch runs again"
+                )
+        expected = {
+            (level.index, subtask)
+            for level in self.spec.levels
+            for subtask in range(self.parallelism)
+        }
+        missing = expected - found.keys()
+        if missing:
+            raise EpochError(f"no acknowledgement of (level, subtask) {sorted(missing)}")
+
+    def _pack(self, acks: Sequence[Ack]) -> dict[str, Slice]:
+        """Store what travelled with the acknowledgements."""
+        small: dict[str, Stored] = {}
+        for ack in acks:
+            for operator in ack.operators:
+                for stored in (
+                    operator.delta,
+                    operator.compacted.stored if operator.compacted else None,
+                ):
+                    if stored is not None and stored.data is not None:
+                        small[stored.id] = stored
+        data = [small[name].data for name in sorted(small)]
+        slices = write_pack(self.store, [d for d in data if d is not None], self.term)
+        return dict(zip(sorted(small), slices, strict=True))
+
+    def _manifest(
+        self,
+        begin: Begin,
+        ranges: dict[str, list[RangeState]],
+        position: SparkPosition,
+        outcome: Outcome,
+        slices: Mapping[str, Slice],
+        ran_ms: float,
+    ) -> Epoch:
+        assert self._collector is not None
+        by_operator = {
+            (operator.uid, ack.subtask): operator
+            for ack in outcome.acks
+            for operator in ack.operators
+        }
+        operators = {}
+        for uid, spec in self.operators.items():
+            operators[uid] = OperatorEntry(
+                uid=uid,
+                function_version=spec.function_version,
+                key_types={n: type_ddl(spec.schema.field(n).type) for n in spec.keys},
+                states=self.states[uid],
+                parallelism=self.parallelism,
+                ranges=[
+                    advance(part, by_operator[uid, subtask], begin.parent, begin.epoch, slices)
+                    for subtask, part in enumerate(ranges[uid])
+                ],
+            )
+        committables: dict[str, list[Any]] = {uid: [] for uid in self._sinks}
+        for ack in sorted(outcome.acks, key=lambda a: (a.level, a.subtask)):
+            for uid, committable in ack.committables.items():
+                committables[uid].append(committable)
+        return Epoch(
+            number=begin.epoch,
+            parent=begin.parent,
+            term=self.term,
+            nonce=new_id(),
+            wall_ms=self._clock(),
+            now_ms=begin.now_ms,
+            watermarks={},
+            spark=position,
+            operators=operators,
+            committables=committables,
+            timings=_timings(outcome.reports, begin, ran_ms),
+            metrics=_metrics(outcome.acks, outcome.reports),
+            oldest_kept=self._collector.oldest_to_keep(),
+        )
+
+    def _commit_sinks(self, epoch: Epoch) -> None:
+        started = time.perf_counter()
+        for uid, committables in epoch.committables.items():
+            sink = self._sinks.get(uid)
+            if sink is None:
+                continue  # Dropped from the job; what it prepared stays invisible.
+            for attempt in range(COMMIT_TRIES):
+                try:
+                    sink.commit(epoch.number, committables)
+                    break
+                except Exception as error:
+                    if attempt + 1 == COMMIT_TRIES:
+                        raise CommitError(
+                            f"sink {uid!r} did not publish epoch {epoch.number}: {error}\n"
+                            "  the epoch is committed; it is published when the job starts again",
+                            sink=uid,
+                            epoch=epoch.number,
+                        ) from error
+                    self._sleep(min(5.0, 0.2 * 3**attempt))
+            crash_point("driver.sink.committed")
+        self.last_commit_ms = (time.perf_counter() - started) * 1000
+
+
+def _numbered(epoch: Epoch, number: int) -> Epoch:
+    assert epoch.number == number, "an epoch is published under the number it ran with"
+    return epoch
+
+
+def _declared(spec: OperatorSpec) -> dict[str, StateDecl]:
+    from cairn.functions import declared_state
+
+    return {
+        name: StateDecl(kind=d.kind, type=d.ddl, entry_type=d.entry_ddl)
+        for name, d in declared_state(spec.load()).items()
+    }
+
+
+def _timings(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
+    """Where the time went: the slowest subtask of each phase, and the spread per level."""
+    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
+    for name in ("begin_ms", "process_ms", "snapshot_ms"):
+        timings[name] = round(max((getattr(r, name) for r in reports), default=0.0), 1)
+    alignment: dict[str, int] = {}
+    for level in sorted({r.level for r in reports}):
+        finished = [r.finished_ms for r in reports if r.level == level]
+        alignment[str(level)] = max(finished) - min(finished)
+    timings["alignment_ms"] = alignment
+    return timings
+
+
+def _metrics(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]:
+    operators: dict[str, dict[str, int]] = {}
+    for ack in acks:
+        for op in ack.operators:
+            sums = operators.setdefault(
+                op.uid,
+                {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "state_keys": 0, "delta_bytes": 0},
+            )
+            sums["rows_in"] += op.rows_in
+            sums["rows_out"] += op.rows_out
+            sums["keys_changed"] += op.keys_changed
+            sums["state_keys"] += op.state_keys
+            sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+    return {
+        "operators": operators,
+        "restored": sum(report.restored for report in reports),
+    }
+
+
+__all__ = ["Coordinator", "Execute", "Outcome", "clock_ms"]

@@ -1,0 +1,82 @@
+"""User functions: a class with declared state, and code that runs for each row of a key."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, TypeVar
+
+from cairn.errors import PlanError
+from cairn.state import Declaration
+
+Row = TypeVar("Row")
+
+
+class Context(Protocol):
+    """What a function is told about the row at hand and the epoch it belongs to."""
+
+    key: Any
+    """The key: the column's value, or a named tuple where several columns make the key."""
+    event_time_ms: int | None
+    watermark_ms: int | None
+    now_ms: int
+    """The epoch's clock: fixed while the epoch runs, the same when it runs again."""
+    epoch: int
+    subtask: int
+    parallelism: int
+
+    def output(self, tag: str, row: Any) -> None:
+        """Emit a row on a side output, declared with `.side(tag, schema)`."""
+
+
+class KeyedProcess(Generic[Row]):
+    """Code and state per key. Subclass it, declare state as class attributes.
+
+    `process` returns or yields rows (tuples, dicts or row objects), or nothing.
+    An object is sent to the slots by value and lives there between epochs; what
+    must survive a crash belongs into state, not into other attributes.
+    """
+
+    def open(self, ctx: Context) -> None:
+        """Once per slot and function version, before the first row."""
+
+    def process(self, row: Row, ctx: Context) -> Any:
+        """Each row, with `ctx.key` and the state set to its key."""
+        raise PlanError(f"{type(self).__name__} defines no process(row, ctx)")
+
+    def on_timer(self, time_ms: int, ctx: Context) -> Any:
+        """A timer of this key is due. Nothing registers timers yet."""
+
+    def close(self) -> None:
+        """Before the slot ends or the function is replaced."""
+
+
+def declared_state(function: KeyedProcess[Any]) -> dict[str, Declaration]:
+    """The state a function declares, by name, base classes first."""
+    found: dict[str, Declaration] = {}
+    seen: dict[int, str] = {}
+    for cls in reversed(type(function).__mro__):
+        for name, attribute in vars(cls).items():
+            if not isinstance(attribute, Declaration):
+                if name in found:
+                    raise PlanError(
+                        f"{type(function).__name__}.{name} is declared as state and then replaced "
+                        f"by {type(attribute).__name__} in {cls.__name__}"
+                    )
+                continue
+            if name in found and found[name] is not attribute:
+                raise PlanError(
+                    f"state {name!r} is declared twice in {type(function).__name__}\n"
+                    f"  found: {found[name]!r} and {attribute!r}\n"
+                    "  next: give one of them another name",
+                    state=name,
+                )
+            if seen.setdefault(id(attribute), name) != name:
+                raise PlanError(f"states {seen[id(attribute)]!r} and {name!r} are the same object")
+            found[name] = attribute
+    for name in vars(function):
+        if isinstance(vars(function)[name], Declaration):
+            raise PlanError(
+                f"state {name!r} is declared on the object {type(function).__name__}(), not on its "
+                "class\n  next: declare it as a class attribute",
+                state=name,
+            )
+    return found

@@ -1,0 +1,1 @@
+"""The job as a graph, before Spark sees it."""

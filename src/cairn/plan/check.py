@@ -1,0 +1,100 @@
+"""Refuse a wrong job before Spark starts: each check names the thing and the next step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.codec import is_hashable
+from cairn.errors import PlanError
+from cairn.functions import KeyedProcess, declared_state
+from cairn.types import type_ddl
+
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def check_name(kind: str, name: str) -> None:
+    """Names become parts of paths and metrics, so they are kept plain."""
+    if not isinstance(name, str) or not _UID.fullmatch(name):
+        raise PlanError(
+            f"{kind} {name!r} is not a plain name\n"
+            "  expected: letters, digits, '.', '_' and '-', at most 100, not starting with a mark"
+        )
+
+
+def check_uid(uid: str, taken: Mapping[str, Any]) -> None:
+    check_name("uid", uid)
+    if uid in taken:
+        raise PlanError(
+            f"uid {uid!r} is used twice\n  next: give each source, operator and sink a name of "
+            "its own; state is found by it after a restart",
+            uid=uid,
+        )
+
+
+def check_columns(names: Iterable[str], schema: pa.Schema, what: str) -> None:
+    for name in names:
+        if name not in schema.names:
+            raise PlanError(
+                f"{what}: no column {name!r}\n  found: {', '.join(schema.names)}", column=name
+            )
+
+
+def check_keys(columns: tuple[str, ...], schema: pa.Schema) -> None:
+    if not columns:
+        raise PlanError("key_by needs at least one column")
+    check_columns(columns, schema, "key_by")
+    if len(set(columns)) != len(columns):
+        raise PlanError(f"key_by names a column twice: {', '.join(columns)}")
+    for name in columns:
+        type_ = schema.field(name).type
+        if not is_hashable(type_):
+            raise PlanError(
+                f"key_by: column {name!r} is {type_ddl(type_)}, which Spark cannot hash\n"
+                "  next: key by a field of it, or turn it into an array of structs first",
+                column=name,
+            )
+
+
+def check_event_time(column: str | None, schema: pa.Schema, source: str) -> None:
+    if column is None:
+        return
+    check_columns([column], schema, f"event_time of source {source!r}")
+    type_ = schema.field(column).type
+    if not pa.types.is_timestamp(type_):
+        raise PlanError(
+            f"event_time of source {source!r}: column {column!r} is {type_ddl(type_)}\n"
+            "  expected: a timestamp",
+            column=column,
+        )
+
+
+def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
+    mine = {f.name: f.type for f in left}
+    theirs = {f.name: f.type for f in right}
+    if mine != theirs:
+        differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
+        raise PlanError(
+            f"union: the streams differ in {', '.join(differing)}\n"
+            f"  found: {left.names} and {right.names}\n"
+            "  next: bring them to one schema with .transform(...)"
+        )
+
+
+def check_function(function: Any, uid: str) -> None:
+    if isinstance(function, type):
+        raise PlanError(f"operator {uid!r}: give an object, {function.__name__}(), not the class")
+    if not isinstance(function, KeyedProcess):
+        raise PlanError(f"operator {uid!r}: {type(function).__name__} is no KeyedProcess")
+    if type(function).process is KeyedProcess.process:
+        raise PlanError(f"operator {uid!r}: {type(function).__name__} has no process(row, ctx)")
+    for declaration in declared_state(function).values():
+        entry = declaration.entry_type
+        if entry is not None and not is_hashable(entry):
+            raise PlanError(
+                f"operator {uid!r}, state {declaration.name!r}: {declaration.entry_ddl} cannot be "
+                "a map key"
+            )

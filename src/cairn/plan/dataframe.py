@@ -1,0 +1,327 @@
+"""From the graph to Spark: one DataFrame per epoch, a chain of levels, one action.
+
+    rows of the epoch -> lane, group, subtask, a struct per lane
+      -> repartitionById(subtask) -> joined to the pin table -> mapInArrow(forward)
+      -> the next level ... -> acknowledgements
+
+Rows that go different ways travel in one envelope through one shuffle, so the plan
+is a chain and no operator runs twice because two branches pull on it. Only a
+`.transform` makes a branch; what it branches from is persisted for the epoch.
+
+The pin table has one row per subtask, persisted. Joining the epoch's rows to it zips
+shuffled partition i with cached partition i, so Spark prefers the executor that
+holds it: subtask i stays where its slot is.
+
+Always true here:
+- the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
+- every subtask gets at least one row, the pin's, so each one runs in every epoch;
+- rows of a level with event time are sorted by it, ties by a hash of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.util import PythonEvalType
+
+from cairn.errors import PlanError
+from cairn.plan.deploy import direct_inputs, lanes_out, taps
+from cairn.plan.graph import Edge, Graph, Level, Port, SourceNode, TransformNode
+from cairn.plan.keygroups import spark_key_group_sql
+from cairn.slot.forward import Forward
+from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
+from cairn.types import parse_schema, schema_ddl, type_ddl
+
+
+def dataframe_schema(df: DataFrame) -> pa.Schema:
+    return parse_schema(df.schema)
+
+
+def transformed_schema(
+    spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
+) -> pa.Schema:
+    """The schema a transform gives, found by planning it on no rows."""
+    try:
+        result = function(spark.createDataFrame([], schema_ddl(schema)))
+    except Exception as error:
+        raise PlanError(
+            f"transform cannot be planned: {error}\n  input: {schema_ddl(schema)}"
+        ) from error
+    if not isinstance(result, DataFrame):
+        raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
+    return dataframe_schema(result)
+
+
+def streaming_input(graph: Graph) -> DataFrame:
+    """All sources as one streaming DataFrame: one query, one line of offsets per source."""
+    if len(graph.sources) == 1:
+        return graph.sources[0].dataframe
+    rows: DataFrame | None = None
+    for index, source in enumerate(graph.sources):
+        columns = [F.lit(index).alias("source")]
+        for other, node in enumerate(graph.sources):
+            struct = F.struct(*(F.col(quoted(name)) for name in node.schema.names))
+            null = F.lit(None).cast(f"struct<{schema_ddl(node.schema)}>")
+            columns.append((struct if other == index else null).alias(f"s{other}"))
+        part = source.dataframe.select(*columns)
+        rows = part if rows is None else rows.union(part)
+    assert rows is not None
+    return rows
+
+
+class Planner:
+    """Builds an epoch's DataFrame. Made once per run: the Python functions are reused."""
+
+    def __init__(
+        self, graph: Graph, parallelism: int, forwards: Sequence[Forward], spark: SparkSession
+    ) -> None:
+        self.graph = graph
+        self.parallelism = parallelism
+        self._taps = taps(graph)
+        self._persisted: list[DataFrame] = []
+        self._columns: list[list[str]] = []
+        self._functions: list[Any] = []
+        for level, forward in zip(graph.levels, forwards, strict=True):
+            columns = ["pin", *self._input_columns(level)]
+            udf = pandas_udf(
+                forward,
+                returnType=schema_ddl(envelope_schema(lanes_out(graph, level))),
+                functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+            )
+            self._columns.append(columns)
+            # Pickling the function costs more than the rest of planning: done once.
+            self._functions.append(udf(*(F.col(name) for name in columns)))
+        self.pin = self._new_pin(spark)
+
+    def _new_pin(self, spark: SparkSession) -> DataFrame:
+        pin = (
+            spark.range(self.parallelism)
+            .select(F.col("id").cast("int").alias("pin"))
+            .repartitionById(self.parallelism, F.col("pin"))
+            .persist()
+        )
+        pin.count()
+        return pin
+
+    def repin(self, spark: SparkSession) -> None:
+        """Lay the pin table out anew, over the executors that are there now."""
+        old = self.pin
+        old.unpersist(blocking=True)
+        self.pin = self._new_pin(spark)
+
+    def epoch(self, rows: DataFrame) -> DataFrame:
+        """The acknowledgements of an epoch over these rows, as a DataFrame to be collected."""
+        for level in self.graph.levels:
+            rows = self._run(self._feed(rows, level), level)
+        return rows
+
+    def release(self) -> None:
+        """Free what an epoch persisted."""
+        for df in self._persisted:
+            df.unpersist()
+        self._persisted.clear()
+
+    def _run(self, rows: DataFrame, level: Level) -> DataFrame:
+        shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
+        # From the rows' side, so that the epoch's session and its settings plan the join; the
+        # hash table is built on the hinted side, which has one row.
+        joined = shuffled.join(
+            self.pin.hint("shuffle_hash"), shuffled["subtask"] == self.pin["pin"], "right"
+        )
+        if any(edge.event_time for edge in level.edges):
+            joined = joined.sortWithinPartitions("time", "tie")
+        function = self._functions[level.index]
+        jdf = joined._jdf.mapInArrow(function._jc, False, None)
+        return DataFrame(jdf, rows.sparkSession)
+
+    # A level's input: lane, group, subtask, [time, tie], a struct per lane, [ack].
+
+    def _lanes_in(self, level: Level) -> list[Edge]:
+        return sorted((*level.edges, *level.passing), key=lambda edge: edge.index)
+
+    def _input_columns(self, level: Level) -> list[str]:
+        columns = ["lane", "group", "subtask"]
+        if any(edge.event_time for edge in level.edges):
+            columns += ["time", "tie"]
+        columns += [lane_name(edge.index) for edge in self._lanes_in(level)]
+        return columns if level.index == 0 else [*columns, "ack"]
+
+    def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
+        """Bring rows of the sources, or of the level before, into a level's input."""
+        transformed = self._transformed(level)
+        direct = self._feed_sources if level.index == 0 else self._feed_envelope
+        if transformed and (len(transformed) > 1 or self._has_direct(level)):
+            rows = rows.persist()
+            self._persisted.append(rows)
+        branches = [direct(rows, level)] if self._has_direct(level) else []
+        frames: dict[Port, DataFrame] = {}
+        for port, edges in transformed.items():
+            branch = self._transform(rows, port, frames)
+            branches.append(self._select(branch, [("", edges)], level))
+        fed = branches[0]
+        for branch in branches[1:]:
+            fed = fed.union(branch)
+        return fed
+
+    def _has_direct(self, level: Level) -> bool:
+        # Acknowledgements of the level before always pass.
+        return level.index > 0 or any(
+            direct_inputs(self.graph, edge) for edge in self._lanes_in(level)
+        )
+
+    def _transformed(self, level: Level) -> dict[Port, list[Edge]]:
+        """Transforms applied just before this level, with the edges they feed."""
+        found: dict[Port, list[Edge]] = {}
+        uids = (
+            {node.name for node in self.graph.sources}
+            if level.index == 0
+            else {op.uid for op in self.graph.levels[level.index - 1].operators}
+        )
+        for edge in self._lanes_in(level):
+            for port in edge.inputs:
+                is_transform = isinstance(self.graph.nodes[port.node], TransformNode)
+                if is_transform and self.graph.origin(port).node in uids:
+                    found.setdefault(port, []).append(edge)
+        return found
+
+    def _transform(self, rows: DataFrame, port: Port, frames: dict[Port, DataFrame]) -> DataFrame:
+        if port in frames:
+            return frames[port]
+        node = self.graph.nodes[port.node]
+        if isinstance(node, TransformNode):
+            frame = node.function(self._transform(rows, node.input, frames))
+            pulls = [
+                other
+                for other in self.graph.nodes.values()
+                if isinstance(other, TransformNode) and other.input == port
+            ]
+            if pulls:
+                frame = frame.persist()
+                self._persisted.append(frame)
+        elif isinstance(node, SourceNode):
+            if len(self.graph.sources) == 1:
+                frame = rows
+            else:
+                index = self.graph.sources.index(node)
+                frame = rows.where(F.col("source") == index).select(f"s{index}.*")
+        else:
+            lane = self._taps[port]
+            frame = rows.where(F.col("lane") == lane).select(f"{lane_name(lane)}.*")
+        frames[port] = frame
+        return frame
+
+    def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
+        per_source: list[tuple[str, list[Edge]]] = []
+        for index, source in enumerate(self.graph.sources):
+            edges = [e for e in self._lanes_in(level) if Port(source.name) in e.inputs]
+            prefix = "" if len(self.graph.sources) == 1 else f"s{index}."
+            per_source.append((prefix, edges))
+        return self._select(rows, per_source, level)
+
+    def _select(
+        self, rows: DataFrame, per_source: list[tuple[str, list[Edge]]], level: Level
+    ) -> DataFrame:
+        """Rows into lanes in one pass, however many sources and edges there are."""
+        names = self._input_columns(level)
+        if len(per_source) == 1 and len(per_source[0][1]) == 1:
+            prefix, (edge,) = per_source[0]
+            values = self._values(edge, prefix, level)
+            return rows.selectExpr(*(f"{values[name]} AS {name}" for name in names))
+        arrays = []
+        for prefix, edges in per_source:
+            structs = [
+                "named_struct("
+                + ", ".join(f"'{n}', {self._values(edge, prefix, level)[n]}" for n in names)
+                + ")"
+                for edge in edges
+            ]
+            arrays.append(f"array({', '.join(structs)})" if structs else "null")
+        if len(arrays) == 1:
+            return rows.selectExpr(f"inline({arrays[0]})")
+        cases = " ".join(f"WHEN {index} THEN {array}" for index, array in enumerate(arrays))
+        return rows.selectExpr(f"inline(CASE source {cases} END)")
+
+    def _feed_envelope(self, rows: DataFrame, level: Level) -> DataFrame:
+        """Rows that are in lanes already: say where each one goes now."""
+        edges = self._lanes_in(level)
+        held = {lane for lane, _ in lanes_out(self.graph, self.graph.levels[level.index - 1])}
+        values = {
+            edge.index: self._values(edge, f"{lane_name(edge.index)}.", level)
+            for edge in edges
+            if edge.index in held
+        }
+        here = f"pmod(spark_partition_id(), {self.parallelism})"
+        columns = []
+        for name in self._input_columns(level):
+            if name == "lane" or name == "ack":
+                columns.append(name)
+            elif name.startswith("l"):
+                lane = int(name[1:])
+                schema = next(e.schema for e in edges if e.index == lane)
+                null = f"cast(null AS struct<{schema_ddl(schema)}>)"
+                columns.append(name if lane in held else f"{null} AS {name}")
+            else:
+                other = {"group": "0", "subtask": here}.get(name, "cast(null AS bigint)")
+                cases = " ".join(f"WHEN {lane} THEN {v[name]}" for lane, v in values.items())
+                case = f"CASE lane {cases} ELSE {other} END" if cases else other
+                columns.append(
+                    f"coalesce({case}, 0) AS {name}" if name == "subtask" else f"{case} AS {name}"
+                )
+        kept = ", ".join(str(lane) for lane in [ACK_LANE, *values])
+        return rows.where(f"lane IN ({kept})").selectExpr(*columns)
+
+    def _values(self, edge: Edge, prefix: str, level: Level) -> dict[str, str]:
+        """SQL for each input column of a row on an edge."""
+        parallelism, count = self.parallelism, self.graph.group_count
+        here = edge in level.edges
+        values = {"lane": str(edge.index), "ack": "cast(null AS binary)"}
+        if edge.keys and here:
+            keys = [(prefix + quoted(k), edge.schema.field(k).type) for k in edge.keys]
+            values["group"] = spark_key_group_sql(keys, count)
+            # coalesce: Spark believes a division can be null, and would filter on that.
+            values["subtask"] = (
+                f"coalesce(cast({values['group']} * {parallelism} div {count} AS int), 0)"
+            )
+        else:
+            values["group"] = "0"
+            values["subtask"] = f"pmod(spark_partition_id(), {parallelism})"
+        columns = [prefix + quoted(name) for name in edge.schema.names]
+        if edge.event_time and here:
+            values["time"] = f"unix_micros(cast({prefix}{quoted(edge.event_time)} AS timestamp))"
+            hashed = [
+                c if not _has_map(f.type) else f"to_json({c})"
+                for c, f in zip(columns, edge.schema, strict=True)
+            ]
+            values["tie"] = f"xxhash64({', '.join(hashed)})"
+        else:
+            values["time"] = values["tie"] = "cast(null AS bigint)"
+        for other in self._lanes_in(level):
+            name = lane_name(other.index)
+            if other.index == edge.index:
+                fields = ", ".join(
+                    f"'{_escaped(f.name)}', cast({c} AS {type_ddl(f.type)})"
+                    for c, f in zip(columns, edge.schema, strict=True)
+                )
+                values[name] = f"named_struct({fields})"
+            else:
+                values[name] = f"cast(null AS struct<{schema_ddl(other.schema)}>)"
+        return values
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _has_map(type_: pa.DataType) -> bool:
+    from cairn.codec import is_hashable
+
+    return not is_hashable(type_)

@@ -1,0 +1,93 @@
+"""From the graph to what each slot is told: lanes, outlets and pickled functions."""
+
+from __future__ import annotations
+
+import cloudpickle
+import pyarrow as pa
+
+from cairn.errors import PlanError
+from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
+from cairn.slot.spec import JobSpec, LevelSpec, OperatorSpec, OutletSpec, SinkSpec
+
+
+def taps(graph: Graph) -> dict[Port, int]:
+    """Operator outputs that Spark transforms, with the lane they travel in until then."""
+    found: dict[Port, int] = {}
+    for edge in graph.edges:
+        for port in edge.inputs:
+            origin = graph.origin(port)
+            is_operator = isinstance(graph.nodes[origin.node], ProcessNode)
+            if origin != port and is_operator and origin not in found:
+                found[origin] = len(graph.edges) + len(found)
+    return found
+
+
+def lanes_out(graph: Graph, level: Level) -> tuple[tuple[int, pa.Schema], ...]:
+    """What leaves a level: rows on their way to later ones, and rows to be transformed."""
+    lanes = [(edge.index, edge.schema) for edge in level.passing]
+    uids = {op.uid for op in level.operators}
+    direct = [edge for edge in graph.edges if any(port.node in uids for port in edge.inputs)]
+    lanes += [(e.index, e.schema) for e in direct if e not in level.passing]
+    lanes += [(lane, graph.schema(port)) for port, lane in taps(graph).items() if port.node in uids]
+    return tuple(sorted(lanes, key=lambda lane: lane[0]))
+
+
+def job_spec(graph: Graph, *, job_id: str, checkpoint: str, backend: str) -> JobSpec:
+    tap_lanes = taps(graph)
+    levels = tuple(
+        LevelSpec(
+            index=level.index,
+            operators=tuple(_operator(graph, op, level, tap_lanes) for op in level.operators),
+            sinks=tuple(
+                SinkSpec(
+                    uid=sink.uid,
+                    schema=graph.schema(sink.inputs[0]),
+                    sink=sink.sink,
+                    lane=next((e.index for e in level.edges if e.consumer == sink.uid), None),
+                )
+                for sink in level.sinks
+            ),
+            lanes=lanes_out(graph, level),
+        )
+        for level in graph.levels
+    )
+    return JobSpec(job_id, graph.name, graph.group_count, checkpoint, backend, levels)
+
+
+def _operator(
+    graph: Graph, node: ProcessNode, level: Level, tap_lanes: dict[Port, int]
+) -> OperatorSpec:
+    edge = next(e for e in level.edges if e.consumer == node.uid)
+    try:
+        function = cloudpickle.dumps(node.function)
+    except Exception as error:
+        raise PlanError(
+            f"operator {node.uid!r}: its function cannot be sent to the slots ({error})\n"
+            "  next: create connections, locks and the like in open(), not in __init__"
+        ) from error
+    outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
+    return OperatorSpec(
+        uid=node.uid,
+        lane=edge.index,
+        schema=edge.schema,
+        keys=node.keys,
+        event_time=edge.event_time,
+        function=function,
+        outlets=tuple(
+            _outlet(graph, Port(node.uid, tag), schema, tap_lanes) for tag, schema in outputs
+        ),
+    )
+
+
+def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, int]) -> OutletSpec:
+    sinks = tuple(
+        sink.uid for sink in graph.sinks if is_chained(graph, sink) and port in sink.inputs
+    )
+    lanes = [edge.index for edge in graph.edges if port in edge.inputs]
+    if port in tap_lanes:
+        lanes.append(tap_lanes[port])
+    return OutletSpec(port.tag, schema, sinks, tuple(lanes))
+
+
+def direct_inputs(graph: Graph, edge: Edge) -> list[Port]:
+    return [p for p in edge.inputs if not isinstance(graph.nodes[p.node], TransformNode)]

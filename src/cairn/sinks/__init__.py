@@ -1,0 +1,7 @@
+"""Where streams end."""
+
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.driver import Collect, Console, Noop
+from cairn.sinks.files import Files
+
+__all__ = ["Collect", "Committable", "Console", "Files", "Noop", "Sink", "SinkContext", "Writer"]

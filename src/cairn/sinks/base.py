@@ -1,0 +1,72 @@
+"""The contract of a sink: prepared in the slots, published by the driver.
+
+    slot     writer(epoch, subtask, attempt) -> write(batch)... -> prepare() -> committable
+    driver   manifest written -> commit(epoch, committables), again after any restart
+
+Always true of a sink:
+- after `prepare` the data is durable and no reader sees it;
+- `commit` is idempotent; it proves itself by a mark written with it, keyed by job and epoch;
+- a committable is plain JSON, equal for equal rows, and enough to commit from another machine;
+- what was prepared and never named in a manifest is removed by `recover`, after a takeover.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+Committable = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """Who writes: fixed for the life of the job."""
+
+    job_id: str
+    job_name: str
+    uid: str
+    schema: pa.Schema
+    scratch: str | None = None
+    """A private local directory, in a slot. None in the driver."""
+
+
+class Writer(ABC):
+    """Writes one subtask's rows of one attempt at an epoch."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def prepare(self) -> Committable | None:
+        """Make the rows durable but invisible. None when there were none."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Forget the rows; called instead of prepare, or after it when the attempt is given up."""
+
+
+class Sink(ABC):
+    """Where a stream ends. Objects are pickled to the slots, so they hold settings only."""
+
+    context: SinkContext
+
+    def open(self, context: SinkContext) -> None:
+        """Once in the driver and once in each slot, before anything else."""
+        self.context = context
+
+    @abstractmethod
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer: ...
+
+    @abstractmethod
+    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+        """Publish an epoch. Called again for the same epoch, it changes nothing."""
+
+    def recover(self, newest_epoch: int | None) -> None:
+        """After a takeover and the repeated commit: remove what abandoned attempts left behind."""
+
+    def close(self) -> None:
+        """When the run or the slot ends."""

@@ -1,0 +1,124 @@
+"""Sinks that end in the driver, and one that ends nowhere: for tests, notebooks, a first look.
+
+Their rows travel with the acknowledgements and are kept in the manifest, so they are
+for small output. The rows of an epoch arrive when it is committed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.codec import codec
+from cairn.sinks.base import Committable, Sink, Writer
+from cairn.types import row_class
+
+
+class RowsWriter(Writer):
+    """Carries rows to the driver, all of them or the first few."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._limit = limit
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._limit is None:
+            self._batches.append(batch)
+        elif self._rows < self._limit:
+            self._batches.append(batch.slice(0, self._limit - self._rows))
+        self._rows += batch.num_rows
+
+    def prepare(self) -> Committable | None:
+        if not self._batches:
+            return None
+        out = io.BytesIO()
+        with pa.ipc.new_stream(out, self._batches[0].schema) as stream:
+            for batch in self._batches:
+                stream.write_batch(batch)
+        return {"rows": self._rows, "arrow": base64.b64encode(out.getvalue()).decode()}
+
+    def abort(self) -> None:
+        self._batches.clear()
+
+
+def _rows(committables: Sequence[Committable]) -> list[Any]:
+    rows: list[Any] = []
+    for committable in committables:
+        table = pa.ipc.open_stream(base64.b64decode(committable["arrow"])).read_all()
+        make = partial(tuple.__new__, row_class(table.schema))
+        columns = [codec(f.type).decode(table[f.name]) for f in table.schema]
+        rows += map(make, zip(*columns, strict=True))
+    return rows
+
+
+class Collect(Sink):
+    """Keeps committed rows in the driver's memory: `sink.rows`, in order of the epochs.
+
+    A run that goes on from an earlier one holds what it committed itself, and the newest
+    epoch before it.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, list[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"epochs": {}}
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for epoch in sorted(self.epochs) for row in self.epochs[epoch]]
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        return RowsWriter()
+
+    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+        self.epochs[epoch] = _rows(committables)
+
+
+class Console(Sink):
+    """Prints the first rows of each committed epoch. The newest is printed again on restart."""
+
+    def __init__(self, rows_max: int = 20) -> None:
+        self.rows_max = rows_max
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        return RowsWriter(self.rows_max)
+
+    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+        count = sum(committable["rows"] for committable in committables)
+        if not count:
+            return
+        print(f"{self.context.uid}, epoch {epoch}: {count} rows", file=sys.stdout)
+        for row in _rows(committables)[: self.rows_max]:
+            print("  " + ", ".join(f"{k}={v}" for k, v in row.asdict().items()))
+        if count > self.rows_max:
+            print(f"  … {count - self.rows_max} more")
+        sys.stdout.flush()
+
+
+class _NoopWriter(Writer):
+    def write(self, batch: pa.RecordBatch) -> None:
+        pass
+
+    def prepare(self) -> Committable | None:
+        return None
+
+    def abort(self) -> None:
+        pass
+
+
+class Noop(Sink):
+    """Takes rows and drops them, like Spark's `noop` format: to measure what comes before."""
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        return _NoopWriter()
+
+    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+        pass

@@ -1,0 +1,46 @@
+"""The context object handed to a function: the key at hand, and the epoch it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cairn.errors import FunctionError
+
+
+class SlotContext:
+    """Also the scope of the state handles: they read `group` and `key` from here."""
+
+    __slots__ = (
+        "epoch",
+        "event_time_ms",
+        "group",
+        "key",
+        "now_ms",
+        "parallelism",
+        "sides",
+        "subtask",
+        "watermark_ms",
+    )
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.group = 0
+        self.event_time_ms: int | None = None
+        self.watermark_ms: int | None = None
+        self.now_ms = 0
+        self.epoch = 0
+        self.subtask = 0
+        self.parallelism = 1
+        self.sides: dict[str, Callable[[Any], None]] = {}
+
+    def output(self, tag: str, row: Any) -> None:
+        emit = self.sides.get(tag)
+        if emit is None:
+            known = ", ".join(self.sides) or "none"
+            raise FunctionError(
+                f"no side output {tag!r} is declared\n  found: {known}\n"
+                f"  next: declare it with .side({tag!r}, schema)",
+                tag=tag,
+            )
+        emit(row)

@@ -1,0 +1,272 @@
+"""An operator in a slot: a user function, its state, and the version that state is at.
+
+    begin    bring the state to the parent's version: keep, promote, undo or restore
+    run      rows of the epoch through the function
+    finish   the delta: what the epoch changed
+
+Always true here:
+- state is named by version, a digest of its history, never by an epoch number alone;
+- between `begin` and the next `begin` the way back to the parent stays open;
+- the same parent version and the same rows in the same order give the same delta.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Sequence
+from functools import partial
+from types import GeneratorType
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.backends import BACKENDS
+from cairn.backends.handles import make_handle
+from cairn.backends.undo import Table, make_table
+from cairn.codec import codec
+from cairn.errors import CairnError, FunctionError
+from cairn.functions import KeyedProcess, declared_state
+from cairn.plan.keygroups import groups_of
+from cairn.slot.context import SlotContext
+from cairn.slot.outlet import FLUSH_ROWS, Outlet, _short
+from cairn.slot.protocol import Begin
+from cairn.slot.spec import OperatorSpec
+from cairn.storage.files import StatePart
+from cairn.storage.manifest import EMPTY_VERSION, next_version
+from cairn.types import row_class
+
+
+class Operator:
+    """Subtask i of an operator, resident between epochs."""
+
+    def __init__(self, spec: OperatorSpec, *, backend: str, group_count: int) -> None:
+        self.spec = spec
+        self.group_count = group_count
+        self.groups = range(0)
+        self.version = EMPTY_VERSION
+        self.pending: str | None = None
+        """The version that the epoch just finished would have, once it is committed."""
+        self.backend = BACKENDS[backend]()
+        self.context = SlotContext()
+        self.function: KeyedProcess[Any] | None = None
+        self.function_version = ""
+        self.tables: dict[str, Table] = {}
+        self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
+        self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
+        self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
+        self.rows_in = 0
+        self._row = partial(tuple.__new__, row_class(spec.schema))
+        self._columns = [codec(field.type) for field in spec.schema]
+        self._key_at = [spec.schema.names.index(name) for name in spec.keys]
+        self._key_codecs = [codec(spec.schema.field(name).type) for name in spec.keys]
+        self._key = partial(tuple.__new__, row_class(spec.keys))
+        self._time_at = spec.schema.names.index(spec.event_time) if spec.event_time else None
+
+    def is_at(self, version: str, groups: range) -> bool:
+        """Whether the state asked for is here; keeps, promotes or undoes to make it so."""
+        if groups != self.groups:
+            return False
+        if self.pending == version and self.pending != self.version:
+            for table in self.tables.values():
+                table.promote()
+            self.version = version
+        elif self.version == version:
+            for table in self.tables.values():
+                table.rollback()
+        else:
+            return False
+        self.pending = None
+        return True
+
+    def reset(self, version: str, groups: range) -> None:
+        """Hold nothing, as the start of a restore."""
+        for table in self.tables.values():
+            table.reset()
+            table.assign(groups)
+        self.groups = groups
+        self.version = version
+        self.pending = None
+
+    def open(self, begin: Begin, subtask: int) -> None:
+        """Load the function if it is new, and tell it about the epoch."""
+        context = self.context
+        context.epoch = begin.epoch
+        context.now_ms = begin.now_ms
+        context.watermark_ms = begin.watermark_ms
+        context.subtask = subtask
+        context.parallelism = begin.parallelism
+        context.event_time_ms = None
+        if self.function_version != self.spec.function_version:
+            self.close_function()
+            function = self.spec.load()
+            self._declare(function)
+            try:
+                function.open(context)
+            except Exception as error:
+                raise self._failed("open()", error) from error
+            self.function = function
+            self.function_version = self.spec.function_version
+        self.rows_in = 0
+        for outlet in self.outlets:
+            outlet.reset()
+
+    def _declare(self, function: KeyedProcess[Any]) -> None:
+        key_type = self.spec.key_type
+        for name, declaration in declared_state(function).items():
+            table = self.tables.get(name)
+            if table is None:
+                table = make_table(declaration, key_type, self.backend, self.group_count)
+                table.assign(self.groups)
+                self.tables[name] = table
+            table.declaration = declaration
+            setattr(function, name, make_handle(table, self.context))
+
+    def declare(self) -> None:
+        """Make the tables known before the function is opened, so that state can be restored."""
+        if not self.tables:
+            self._declare(self.spec.load())
+
+    def run(self, groups: Sequence[int], rows: pa.StructArray) -> None:
+        """The function over each row, in order."""
+        columns = [
+            column.decode(array)
+            for column, array in zip(self._columns, rows.flatten(), strict=True)
+        ]
+        keys = self._keys(columns, rows)
+        self.rows_in += len(groups)
+        context = self.context
+        assert self.function is not None
+        process = self.function.process
+        out = self.main.rows
+        emit = out.append
+        row: Any = None
+        try:
+            if self._time_at is None:
+                # The loop assigns straight to the context: the cheapest way to set the scope.
+                for context.group, context.key, row in zip(
+                    groups, keys, map(self._row, zip(*columns, strict=True)), strict=True
+                ):
+                    result = process(row, context)
+                    if result is None:
+                        continue
+                    if type(result) is tuple:
+                        emit(result)
+                    else:
+                        self._emit_all(result)
+            else:
+                times = [None if t is None else _millis(t) for t in columns[self._time_at]]
+                for context.group, context.key, context.event_time_ms, row in zip(
+                    groups, keys, times, map(self._row, zip(*columns, strict=True)), strict=True
+                ):
+                    result = process(row, context)
+                    if result is None:
+                        continue
+                    if type(result) is tuple:
+                        emit(result)
+                    else:
+                        self._emit_all(result)
+        except FunctionError as error:
+            raise self._located(error, row) from error
+        except Exception as error:
+            raise self._failed("process()", error, row) from error
+        for outlet in self.outlets:
+            outlet.flush()
+
+    def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
+        parts = [
+            columns[at] if keys.read_keys is keys.read else keys.decode_keys(rows.field(at))
+            for at, keys in zip(self._key_at, self._key_codecs, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else map(self._key, zip(*parts, strict=True))
+
+    def _emit_all(self, result: Any) -> None:
+        """What a function returned when it is not a plain tuple."""
+        out = self.main.rows
+        if type(result) is GeneratorType:
+            for row in result:
+                out.append(row)
+                if len(out) >= FLUSH_ROWS:
+                    self.main.flush()
+        elif isinstance(result, dict | tuple) or hasattr(result, "__dataclass_fields__"):
+            out.append(result)
+        elif isinstance(result, str | bytes) or not isinstance(result, Iterable):
+            raise TypeError(
+                f"process() returned {_short(result)}; expected a row (tuple, dict, row object), "
+                "an iterable of rows, or None"
+            )
+        else:
+            for row in result:
+                self.main.emit(row)
+
+    def finish(self) -> list[StatePart]:
+        """What the epoch changed, by state."""
+        for outlet in self.outlets:
+            outlet.flush()
+        parts = []
+        for name, table in sorted(self.tables.items()):
+            try:
+                batch = table.delta()
+            except ValueError as error:
+                raise FunctionError(
+                    f"operator {self.spec.uid!r}: {error}", operator=self.spec.uid
+                ) from error
+            if batch is not None:
+                parts.append(StatePart(name, batch))
+        return parts
+
+    def finished(self, delta_id: str | None) -> None:
+        """Name what the epoch made, so that the next `begin` can recognise it."""
+        self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
+
+    def keys_changed(self) -> int:
+        return sum(table.keys_changed() for table in self.tables.values())
+
+    def state_keys(self) -> int:
+        return sum(table.keys_held() for table in self.tables.values())
+
+    def own(self, subtask: int, parallelism: int) -> range:
+        return groups_of(subtask, parallelism, self.group_count)
+
+    def close_function(self) -> None:
+        if self.function is not None:
+            function, self.function = self.function, None
+            function.close()
+
+    def close(self) -> None:
+        try:
+            self.close_function()
+        finally:
+            self.backend.close()
+
+    def _located(self, error: FunctionError, row: Any) -> FunctionError:
+        """An error of ours raised under a row: say which."""
+        facts = {"operator": self.spec.uid, "key": _short(self.context.key), "row": _short(row)}
+        message = error.message
+        if "operator" not in error.facts:
+            message = f"operator {self.spec.uid!r}: {message}\n  row: {facts['row']}"
+        return FunctionError(message, **{**facts, **error.facts})
+
+    def _failed(self, where: str, error: Exception, row: Any = None) -> CairnError:
+        if isinstance(error, CairnError) and not isinstance(error, FunctionError):
+            return error
+        uid = self.spec.uid
+        lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {error}"]
+        facts: dict[str, Any] = {"operator": uid, "cause": repr(error)}
+        if row is not None:
+            facts |= {"key": _short(self.context.key), "row": _short(row)}
+            lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]
+        # The user's part of the traceback: what lies above is ours.
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        facts["traceback"] = "".join(traceback.format_list(frames))
+        if frames:
+            lines.append(f"  at: {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}")
+        return FunctionError("\n".join(lines), **facts)
+
+
+def _millis(time: Any) -> int:
+    """Milliseconds since 1970 of an aware (or naive, taken as UTC) datetime, without floats."""
+    days = time.toordinal() - 719163
+    if time.tzinfo is not None:
+        time = time.replace(tzinfo=None)
+    seconds = days * 86400 + time.hour * 3600 + time.minute * 60 + time.second
+    return int(seconds * 1000 + time.microsecond // 1000)

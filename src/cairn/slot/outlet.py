@@ -1,0 +1,136 @@
+"""An output of an operator: Python rows in, Arrow batches of the declared schema out.
+
+Always true here:
+- rows leave in the order they came, in batches of bounded size;
+- a row that does not fit the schema raises, with operator, row and field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.codec import Codec, ValueTypeError, codec
+from cairn.errors import FunctionError
+from cairn.types import type_ddl
+
+FLUSH_ROWS = 16 * 1024
+
+_PLAIN = {pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.binary()}
+
+Target = Callable[[pa.RecordBatch], None]
+
+
+class Outlet:
+    """Collects what a function emits and passes it on by the batch."""
+
+    def __init__(self, operator: str, tag: str | None, schema: pa.Schema) -> None:
+        self.operator = operator
+        self.tag = tag
+        self.schema = schema
+        self.targets: list[Target] = []
+        self.rows: list[Any] = []
+        self.rows_out = 0
+        self._names = schema.names
+        self._codecs = [codec(field.type) for field in schema]
+
+    def emit(self, row: Any) -> None:
+        self.rows.append(row)
+        if len(self.rows) >= FLUSH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        rows = self.rows
+        if not rows:
+            return
+        # Emptied in place: the hot loop holds on to the list's append.
+        batch = self._encode(rows)
+        self.rows_out += len(rows)
+        rows.clear()
+        for target in self.targets:
+            target(batch)
+
+    def reset(self) -> None:
+        self.rows.clear()
+        self.rows_out = 0
+
+    def _encode(self, rows: list[Any]) -> pa.RecordBatch:
+        if set(map(type, rows)) != {tuple}:
+            rows = [row if type(row) is tuple else self._as_tuple(row) for row in rows]
+        width = len(self._names)
+        if set(map(len, rows)) != {width}:
+            bad = next(row for row in rows if len(row) != width)
+            raise self._misfit(bad, None, f"it has {len(bad)} values")
+        if not width:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
+        arrays = []
+        for column, values, field in zip(
+            self._codecs, zip(*rows, strict=True), self.schema, strict=True
+        ):
+            try:
+                array = _encode_column(column, values)
+            except (ValueTypeError, TypeError, ValueError, OverflowError, pa.ArrowException):
+                raise self._find_misfit(rows) from None
+            if array.null_count and not field.nullable:
+                raise self._find_misfit(rows)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+        """A dict, a named tuple or a dataclass, in the order of the schema."""
+        if isinstance(row, dict):
+            unknown = row.keys() - set(self._names)
+            if unknown:
+                raise self._misfit(row, sorted(map(str, unknown))[0], "no such field is declared")
+            return tuple(map(row.get, self._names))
+        if isinstance(row, tuple):
+            fields = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
+            if fields and list(fields) != self._names and set(fields) == set(self._names):
+                by_name = dict(zip(fields, row, strict=True))
+                return tuple(by_name[name] for name in self._names)
+            return tuple(row)
+        if dataclasses.is_dataclass(row) and not isinstance(row, type):
+            return self._as_tuple({f.name: getattr(row, f.name) for f in dataclasses.fields(row)})
+        raise self._misfit(row, None, f"a {type(row).__name__} is no row")
+
+    def _find_misfit(self, rows: Iterable[tuple[Any, ...]]) -> FunctionError:
+        for row in rows:
+            for column, value, field in zip(self._codecs, row, self.schema, strict=True):
+                if value is None:
+                    if not field.nullable:
+                        return self._misfit(row, field.name, "it is null and declared NOT NULL")
+                    continue
+                try:
+                    column.encode([column.normalise(value)])
+                except (ValueTypeError, TypeError, ValueError, OverflowError) as error:
+                    path = getattr(error, "path", "")
+                    return self._misfit(row, field.name + (f".{path}" if path else ""), str(error))
+        raise AssertionError("rows that could not be encoded together can be encoded one by one")
+
+    def _misfit(self, row: Any, field: str | None, why: str) -> FunctionError:
+        where = f"operator {self.operator!r}" + (f", side output {self.tag!r}" if self.tag else "")
+        declared = ", ".join(f"{f.name} {type_ddl(f.type)}" for f in self.schema)
+        what = f"field {field!r}: {why}" if field else why
+        return FunctionError(
+            f"{where} emitted a row that does not fit its schema\n"
+            f"  {what}\n  row: {_short(row)}\n  expected: {declared}",
+            operator=self.operator,
+            row=_short(row),
+            field=field,
+        )
+
+
+def _encode_column(column: Codec, values: tuple[Any, ...]) -> pa.Array:
+    # Arrow itself refuses what does not fit a plain type; the others need our own look.
+    if column.type in _PLAIN:
+        return column.encode(list(values))
+    normalise = column.normalise
+    return column.encode([None if value is None else normalise(value) for value in values])
+
+
+def _short(value: Any, limit: int = 500) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"

@@ -1,0 +1,217 @@
+"""The slot as an operating-system process: how it is started, found and ended.
+
+    <runtime>/<run>/<executor>/slot-<i>/   socket, lock, pid
+    <runtime>/<run>/<executor>/slot-<i>.log
+
+A forwarder that finds no living slot starts one, under a file lock, so that there is
+one per run, executor and subtask. The process detaches from the Python worker
+that started it and ends by itself: when told so, when its executor's JVM is gone
+(process id *and* start time are compared), or when nobody has called for a while.
+
+Always true here:
+- the directory belongs to this user and no other can enter it;
+- a slot never outlives its executor by more than a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+POLL_S = 0.5
+LEASE_S = 600.0
+START_TIMEOUT_S = 60.0
+
+
+def runtime_root() -> Path:
+    """Short, because the path of a Unix socket holds about a hundred characters."""
+    root = Path(os.environ.get("CAIRN_RUNTIME_DIR") or tempfile.gettempdir())
+    if not os.environ.get("CAIRN_RUNTIME_DIR"):
+        root = root / f"cairn-{os.getuid()}"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = root.stat()
+    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise PermissionError(f"{root} must belong to this user and be closed to others (0700)")
+    return root
+
+
+def executor_process() -> psutil.Process:
+    """The JVM this Python worker works for."""
+    process = psutil.Process().parent()
+    while process is not None and process.pid != 1 and "python" in process.name().lower():
+        process = process.parent()
+    if process is None or process.pid == 1:
+        # The daemon between worker and JVM has died, so nobody would tell us of the JVM's end.
+        raise RuntimeError("this Python worker has lost its executor; the task must run again")
+    return process
+
+
+class SlotHome:
+    """Where the slot of a subtask lives."""
+
+    def __init__(self, run_id: str, executor: psutil.Process, subtask: int) -> None:
+        self.executor_pid = executor.pid
+        self.executor_started_s = executor.create_time()
+        name = f"{executor.pid}-{int(self.executor_started_s)}"
+        parent = runtime_root() / run_id[:12] / name
+        self.directory = parent / f"slot-{subtask}"
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.socket = self.directory / "socket"
+        self.log = parent / f"slot-{subtask}.log"
+
+    @property
+    def location(self) -> str:
+        return f"grpc+unix://{self.socket}"
+
+    def pid(self) -> int | None:
+        """The living slot's process id."""
+        try:
+            text = (self.directory / "pid").read_text()
+            pid, started_s = text.split()
+            if psutil.Process(int(pid)).create_time() == float(started_s):
+                return int(pid)
+        except (OSError, ValueError, psutil.Error):
+            pass
+        return None
+
+    def start(self) -> None:
+        """Make sure a slot lives here: found, or started and ready to be called."""
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.pid() is not None and self.socket.exists():
+                return
+            self.socket.unlink(missing_ok=True)
+            (self.directory / "pid").unlink(missing_ok=True)
+            child = self._spawn()
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not self.socket.exists() or self.pid() != child.pid:
+                if child.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"slot did not start (exit code {child.poll()}); log: {self.log}"
+                    )
+                time.sleep(0.005)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "cairn.slot.process", "--directory", str(self.directory)]
+        command += ["--log", str(self.log), "--executor-pid", str(self.executor_pid)]
+        command += ["--executor-started", repr(self.executor_started_s)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                close_fds=True,
+            )
+
+
+def end_slots(run_id: str) -> int:
+    """Say goodbye to every slot of a run on this machine. Returns how many were there."""
+    import pyarrow.flight as flight
+
+    ended = 0
+    for socket in (runtime_root() / run_id[:12]).glob("*/slot-*/socket"):
+        try:
+            with flight.connect(f"grpc+unix://{socket}") as client:
+                options = flight.FlightCallOptions(timeout=5)
+                list(client.do_action(flight.Action("end", b""), options))
+            ended += 1
+        except flight.FlightError:
+            pass  # Gone already, or going: it watches its executor and its lease.
+    return ended
+
+
+def forget_old_runs(age_s: float = 7 * 86400) -> None:
+    """Remove the logs of runs that ended long ago."""
+    for run in runtime_root().iterdir():
+        with contextlib.suppress(OSError):
+            if run.stat().st_mtime < time.time() - age_s and not list(run.glob("*/slot-*/socket")):
+                shutil.rmtree(run)
+
+
+def _watch(server: object, pid: int, started_s: float, lease_s: float) -> str:
+    """Wait for the end: returns why."""
+    idle_collected = True
+    while True:
+        if server.ended.wait(POLL_S):  # type: ignore[attr-defined]
+            return "told to end"
+        try:
+            alive = psutil.Process(pid).create_time() == started_s
+            alive = alive and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            alive = False
+        if not alive:
+            return "the executor is gone"
+        idle_s = time.monotonic() - server.last_used_s  # type: ignore[attr-defined]
+        if idle_s > lease_s:
+            return f"idle for {idle_s:.0f} s"
+        if idle_s < POLL_S:
+            idle_collected = False
+        elif idle_s > 10 and not idle_collected:
+            gc.collect()
+            idle_collected = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="cairn slot", description="A slot; started by cairn.")
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--executor-pid", type=int, required=True)
+    parser.add_argument("--executor-started", type=float, required=True)
+    options = parser.parse_args()
+    lease_s = float(os.environ.get("CAIRN_SLOT_LEASE_S") or LEASE_S)
+
+    from cairn.slot.server import SlotServer
+
+    # State is millions of long-lived objects without cycles. Left on, the collector
+    # walks them over and over and doubles the cost of an epoch.
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    directory: Path = options.directory
+    executor = f"{os.uname().nodename}:{options.executor_pid}"
+    scratch = directory / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
+    server = SlotServer(
+        f"grpc+unix://{directory / 'socket'}",
+        executor=executor,
+        log=options.log,
+        scratch=str(scratch),
+    )
+    own = psutil.Process()
+    (directory / "pid.new").write_text(f"{own.pid} {own.create_time()!r}")
+    (directory / "pid.new").rename(directory / "pid")
+    threading.Thread(target=server.serve, daemon=True, name="serve").start()
+    why = _watch(server, options.executor_pid, options.executor_started, lease_s)
+    print(f"slot {directory.name} ends: {why}", flush=True)
+    with contextlib.suppress(OSError):
+        (directory / "socket").unlink(missing_ok=True)
+    try:
+        if why == "told to end":
+            server.runtime.close()
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        # Not through the interpreter's end: threads of the transport may still be blocked.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The words between driver, forwarder and slot.
+
+    begin   an attempt at an epoch: what `now` is, which parent, which state versions
+    run     batches of rows in, batches of the envelope out, the acknowledgement last
+    end     goodbye
+
+Acknowledgements travel in band, as the last row a subtask emits, and are a
+function of epoch, state and input alone: Spark compares the output of a stage that
+runs twice. What varies from run to run (timings, places) goes beside them, as `Report`.
+
+Always true here:
+- a token orders attempts; a slot refuses every token older than the newest it has seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Token(NamedTuple):
+    """Which attempt is speaking. Later attempts compare greater."""
+
+    term: int
+    epoch: int
+    attempt: int
+    task_attempt: int
+
+
+class Compaction(msgspec.Struct, frozen=True, array_like=True):
+    """Replace the last `count` files of a range: by a base, or by one merged delta."""
+
+    kind: str
+    count: int
+    tier: int
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Fixed by the coordinator for an attempt at an epoch, the same for every subtask."""
+
+    run_id: str
+    term: int
+    epoch: int
+    attempt: int
+    parent: int | None
+    now_ms: int
+    watermark_ms: int | None
+    parallelism: int
+    versions: dict[str, list[str]]
+    """Per operator, per subtask: the name of the state it must start from."""
+    compactions: dict[str, dict[int, Compaction]]
+    """Per operator and subtask: what to write anew before the epoch's rows."""
+    inline_bytes_max: int
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A segment: in the store under `path`, or small enough to travel as `data`."""
+
+    id: str
+    length: int
+    rows: int
+    path: str | None = None
+    data: bytes | None = None
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    compaction: Compaction
+    stored: Stored
+
+
+class OperatorAck(msgspec.Struct, frozen=True):
+    uid: str
+    rows_in: int
+    rows_out: int
+    keys_changed: int
+    state_keys: int
+    delta: Stored | None
+    compacted: Compacted | None
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """A subtask has finished a level of an epoch; everything it names is durable."""
+
+    level: int
+    subtask: int
+    operators: list[OperatorAck]
+    committables: dict[str, Any]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a subtask measured, beside the acknowledgement."""
+
+    level: int
+    subtask: int
+    executor: str
+    log: str
+    started_ms: int
+    finished_ms: int
+    begin_ms: float
+    """Until the parent's state was at hand, restore and compaction included."""
+    restored: bool
+    process_ms: float
+    snapshot_ms: float
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a subtask failed, as it travels through Spark's error text."""
+
+    kind: str
+    """The CairnError to raise in the driver, by class name."""
+    message: str
+    facts: dict[str, Any]
+
+
+ack_encoder = msgspec.msgpack.Encoder()
+ack_decoder = msgspec.msgpack.Decoder(Ack)
+report_decoder = msgspec.msgpack.Decoder(Report)
+begin_encoder = msgspec.json.Encoder()
+begin_decoder = msgspec.json.Decoder(Begin)
+
+_MARK = "CAIRN-FAILURE:"
+
+
+def pack_failure(failure: Failure) -> str:
+    """A line that survives being wrapped in Java and Python tracebacks."""
+    return _MARK + msgspec.json.encode(failure).hex() + ";"
+
+
+def find_failure(text: str) -> Failure | None:
+    """The first failure in an error text of Spark's."""
+    start = text.find(_MARK)
+    if start < 0:
+        return None
+    start += len(_MARK)
+    stop = text.find(";", start)
+    if stop < 0:
+        return None
+    return msgspec.json.decode(bytes.fromhex(text[start:stop]), type=Failure)

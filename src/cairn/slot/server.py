@@ -1,0 +1,147 @@
+"""A slot's door: Arrow Flight on a Unix socket, for the forwarders beside the executor.
+
+    action load      the job, pickled
+    action begin     an attempt at a level of an epoch
+    action end       goodbye
+    exchange run     rows in, envelope out; the last message carries Ack and Report
+
+Always true here:
+- an exchange reads a batch, writes what it caused, and only then reads on: memory is
+  bounded by the transport's window, however large the epoch;
+- an error goes back as a `Failure` in the body of an answer (a transport's error text is
+  short), with the log file of this slot.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from cairn.crash import crash_point
+from cairn.errors import CairnError
+from cairn.slot.protocol import Begin, Failure, Report, Token, ack_encoder
+from cairn.slot.runtime import Runtime
+from cairn.slot.spec import ACK_LANE
+
+
+class Call(msgspec.Struct):
+    """What a forwarder says with each call."""
+
+    token: tuple[int, int, int, int]
+    spec_id: str
+    level: int
+    subtask: int
+    begin: Begin | None = None
+
+
+class Loaded(msgspec.Struct):
+    spec_id: str
+    spec: bytes
+
+
+call_decoder = msgspec.msgpack.Decoder(Call)
+
+DONE = b"D"
+LOAD_FIRST = b"L"
+FAILED = b"F"
+
+
+class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves one Runtime. Used by forwarders of this job only: the socket is private."""
+
+    def __init__(self, location: str, *, executor: str, log: str, scratch: str) -> None:
+        super().__init__(location)
+        self.runtime = Runtime(scratch=scratch)
+        self.executor = executor
+        self.log = log
+        self.last_used_s = time.monotonic()
+        self.ended = threading.Event()
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
+        self.last_used_s = time.monotonic()
+        try:
+            answer = self._act(action.type, action.body.to_pybytes())
+        except Exception as error:
+            answer = self._failure(error)
+        self.last_used_s = time.monotonic()
+        yield flight.Result(answer)
+
+    def _act(self, kind: str, body: bytes) -> bytes:
+        if kind == "load":
+            loaded = msgspec.msgpack.decode(body, type=Loaded)
+            self.runtime.load(loaded.spec_id, loaded.spec)
+        elif kind == "begin":
+            call = call_decoder.decode(body)
+            if call.spec_id != self.runtime.spec_id:
+                return LOAD_FIRST
+            assert call.begin is not None, "begin says what begins"
+            level = self.runtime.level(call.level)
+            level.begin(Token(*call.token), call.begin, call.subtask)
+        elif kind == "end":
+            self.ended.set()
+        else:
+            raise ValueError(f"no such action: {kind}")
+        return DONE
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        call = call_decoder.decode(descriptor.command)
+        token = Token(*call.token)
+        level = self.runtime.level(call.level)
+        started_ms = time.time_ns() // 1_000_000
+        try:
+            writer.begin(level.schema)
+            level.send = writer.write_batch
+            while True:
+                self.last_used_s = time.monotonic()
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    break
+                if chunk.data is not None and chunk.data.num_rows:
+                    level.run(token, chunk.data)
+            ack = level.finish(token)
+            report = Report(
+                level=call.level,
+                subtask=call.subtask,
+                executor=self.executor,
+                log=self.log,
+                started_ms=started_ms,
+                finished_ms=time.time_ns() // 1_000_000,
+                begin_ms=level.begin_ms,
+                restored=level.restored,
+                process_ms=level.process_ms,
+                snapshot_ms=level.snapshot_ms,
+            )
+            columns = [pa.array([ACK_LANE], pa.int32())]
+            columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
+            columns.append(pa.array([ack_encoder.encode(ack)], pa.binary()))
+            last = pa.RecordBatch.from_arrays(columns, schema=level.schema)
+            writer.write_with_metadata(last, DONE + msgspec.msgpack.encode(report))
+            crash_point("slot.acknowledged")
+        except Exception as error:
+            level.abandon(token)
+            writer.write_metadata(self._failure(error))
+        finally:
+            self.last_used_s = time.monotonic()
+        # Python's collector is off while rows are processed (see process.py); what an
+        # epoch left behind is looked at once, here, after the driver has its answer.
+        gc.collect(1)
+
+    def _failure(self, error: Exception) -> bytes:
+        traceback.print_exception(error)
+        if isinstance(error, CairnError):
+            facts = {k: v for k, v in error.facts.items() if isinstance(v, str | int | float)}
+            failure = Failure(type(error).__name__, error.message, facts)
+        else:
+            text = f"a slot failed with {type(error).__name__}: {error}"
+            failure = Failure("EpochError", text, {"traceback": traceback.format_exc()})
+        failure.facts["log"] = self.log
+        return FAILED + msgspec.msgpack.encode(failure)

@@ -1,0 +1,105 @@
+"""What a slot is told once about the job: operators, sinks and where their rows go.
+
+A lane is a column of the envelope that rows travel in between levels: one per
+edge of the graph, and one per operator output that Spark transforms on the way.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from cairn.functions import KeyedProcess
+from cairn.ids import digest
+from cairn.sinks.base import Sink
+
+ACK_LANE = -1
+
+
+@dataclass(frozen=True)
+class OutletSpec:
+    """An output of an operator: the main one (tag None) or a side output."""
+
+    tag: str | None
+    schema: pa.Schema
+    sinks: tuple[str, ...]
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    uid: str
+    lane: int
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    event_time: str | None
+    function: bytes = field(repr=False)
+    """Pickled: loaded once per slot, and again only when it changes."""
+    outlets: tuple[OutletSpec, ...]
+
+    @property
+    def function_version(self) -> str:
+        return digest(self.function)
+
+    @property
+    def key_type(self) -> pa.DataType:
+        """The type of a stored key: the column's, or a struct of the columns."""
+        fields = [self.schema.field(name) for name in self.keys]
+        return fields[0].type if len(fields) == 1 else pa.struct(fields)
+
+    def load(self) -> KeyedProcess[Any]:
+        return cloudpickle.loads(self.function)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    uid: str
+    schema: pa.Schema
+    sink: Sink
+    lane: int | None
+    """None when the rows come from an operator of the same level."""
+
+
+@dataclass(frozen=True)
+class LevelSpec:
+    index: int
+    operators: tuple[OperatorSpec, ...]
+    sinks: tuple[SinkSpec, ...]
+    lanes: tuple[tuple[int, pa.Schema], ...]
+    """What leaves this level for a later one."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    job_id: str
+    job_name: str
+    group_count: int
+    checkpoint: str
+    backend: str
+    levels: tuple[LevelSpec, ...]
+    sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
+    """The driver's import path: modules beside a program are found in the slots too."""
+
+    def pickled(self) -> tuple[str, bytes]:
+        """(id, bytes)."""
+        data = cloudpickle.dumps(self)
+        return digest(data), data
+
+
+def lane_name(lane: int) -> str:
+    return f"l{lane}"
+
+
+def envelope_schema(lanes: tuple[tuple[int, pa.Schema], ...]) -> pa.Schema:
+    """What a level emits: which lane, a struct per lane (one is set), an acknowledgement."""
+    return pa.schema(
+        [
+            pa.field("lane", pa.int32()),
+            *(pa.field(lane_name(lane), pa.struct(list(schema))) for lane, schema in lanes),
+            pa.field("ack", pa.binary()),
+        ]
+    )

@@ -1,0 +1,221 @@
+"""Managed state, declared as attributes of a function's class.
+
+    class Fraud(KeyedProcess):
+        armed = state.Value("boolean", default=False)
+        spent = state.Reducing("double", operator.add)
+
+Declared state is known before anything runs, so it can be checked, stored,
+moved and read from outside. Inside `process` each attribute is the state of
+the current key. Types are Spark DDL, a Spark or Arrow type, or a Python type;
+`object` opts in to pickle (readable only by Python, unsafe with untrusted files).
+
+Always true here:
+- a declaration is immutable and holds no state; using it outside a running
+  function raises;
+- None is never stored as a value: setting None clears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+from cairn.errors import PlanError
+from cairn.types import parse_type, type_ddl
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+Out = TypeVar("Out")
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+
+
+class Declaration:
+    """What all kinds share: a type, and a name given by the class that declares it."""
+
+    kind: str = ""
+
+    def __init__(self, declared: Any) -> None:
+        self.declared = declared
+        self.type = parse_type(declared)
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if self.name and self.name != name:
+            raise PlanError(
+                f"state {name!r} of {owner.__name__} is the object already declared as "
+                f"{self.name!r}\n  next: declare each state with an object of its own",
+                state=name,
+            )
+        self.name = name
+
+    @property
+    def entry_type(self) -> Any:
+        """The type of the second key, for kinds that have one."""
+        return None
+
+    @property
+    def ddl(self) -> str:
+        return type_ddl(self.type)
+
+    @property
+    def entry_ddl(self) -> str | None:
+        return None if self.entry_type is None else type_ddl(self.entry_type)
+
+    def __repr__(self) -> str:
+        return f"<state {self.kind} {self.name or '?'}: {self.ddl}>"
+
+
+def _unbound(declaration: Declaration) -> PlanError:
+    return PlanError(
+        f"state {declaration.name!r} is used outside a running function\n"
+        "  next: use it in process(), or drive the function with cairn.testing.Harness",
+        state=declaration.name,
+    )
+
+
+class Value(Declaration, Generic[T]):
+    """One value per key."""
+
+    kind = "value"
+
+    @overload
+    def __init__(self: Value[T], declared: type[T], *, default: T | None = None) -> None: ...
+    @overload
+    def __init__(self: Value[Any], declared: Any, *, default: Any = None) -> None: ...
+    def __init__(self, declared: Any, *, default: Any = None) -> None:
+        super().__init__(declared)
+        self.default = default
+
+    def get(self, default: T | None = None) -> T | None:
+        """The value, else `default`, else the declared default."""
+        raise _unbound(self)
+
+    def set(self, value: T | None) -> None:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)
+
+
+class List(Declaration, Generic[T]):
+    """A list per key. Appending costs what is appended, in memory and in the snapshot."""
+
+    kind = "list"
+
+    def __iter__(self) -> Iterator[T]:
+        raise _unbound(self)
+
+    def __len__(self) -> int:
+        raise _unbound(self)
+
+    def append(self, value: T) -> None:
+        raise _unbound(self)
+
+    def extend(self, values: Iterable[T]) -> None:
+        raise _unbound(self)
+
+    def set(self, values: Iterable[T]) -> None:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)
+
+
+class Map(Declaration, MutableMapping[K, V]):
+    """A mapping per key; each entry is stored on its own. Iterates in order of the map keys."""
+
+    kind = "map"
+
+    def __init__(self, key: Any, value: Any) -> None:
+        super().__init__(value)
+        self.declared_entry = key
+        self._entry_type = parse_type(key)
+
+    @property
+    def entry_type(self) -> Any:
+        return self._entry_type
+
+    def __getitem__(self, key: K) -> V:
+        raise _unbound(self)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        raise _unbound(self)
+
+    def __delitem__(self, key: K) -> None:
+        raise _unbound(self)
+
+    def __iter__(self) -> Iterator[K]:
+        raise _unbound(self)
+
+    def __len__(self) -> int:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)
+
+    __hash__ = Declaration.__hash__
+    __eq__ = Declaration.__eq__
+
+
+class Reducing(Declaration, Generic[T]):
+    """One value per key, folded with a function: `add(x)` stores `reduce(stored, x)`."""
+
+    kind = "reducing"
+
+    def __init__(self, declared: Any, reduce: Callable[[T, T], T]) -> None:
+        super().__init__(declared)
+        if not callable(reduce):
+            raise PlanError(f"Reducing needs a function of two values, found {reduce!r}")
+        self.reduce = reduce
+
+    def add(self, value: T) -> None:
+        raise _unbound(self)
+
+    def get(self, default: T | None = None) -> T | None:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)
+
+
+class Aggregate(Protocol[In_contra, Out_co]):
+    """Two-step aggregation: what is stored (an accumulator) differs from what is read.
+
+    `merge` combines two accumulators, where state of two keys or windows becomes one.
+    """
+
+    def create(self) -> Any: ...
+    def add(self, accumulator: Any, value: In_contra) -> Any: ...
+    def merge(self, left: Any, right: Any) -> Any: ...
+    def result(self, accumulator: Any) -> Out_co: ...
+
+
+class Aggregating(Declaration, Generic[V, Out]):
+    """An accumulator per key: `add` folds a value in, `get` gives the aggregate's result."""
+
+    kind = "aggregating"
+
+    def __init__(self, declared: Any, aggregate: Aggregate[V, Out]) -> None:
+        super().__init__(declared)
+        missing = [
+            name
+            for name in ("create", "add", "merge", "result")
+            if not callable(getattr(aggregate, name, None))
+        ]
+        if missing:
+            raise PlanError(
+                f"{type(aggregate).__name__} is no aggregate: it has no {', '.join(missing)}\n"
+                "  next: give it create(), add(acc, value), merge(a, b) and result(acc)"
+            )
+        self.aggregate = aggregate
+
+    def add(self, value: V) -> None:
+        raise _unbound(self)
+
+    def get(self, default: Out | None = None) -> Out | None:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)

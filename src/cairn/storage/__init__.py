@@ -1,0 +1,69 @@
+"""Where epochs, state files and the log live. See the modules for what each promises."""
+
+from cairn.storage.files import (
+    EncodedSegment,
+    SegmentReader,
+    SegmentWriter,
+    StatePart,
+    encode_segment,
+    open_segment,
+)
+from cairn.storage.log import Log, create_or_open_job, new_nonce, read_job
+from cairn.storage.manifest import (
+    EMPTY_VERSION,
+    Epoch,
+    FileRef,
+    JobInfo,
+    OperatorEntry,
+    RangeState,
+    Record,
+    Restore,
+    SparkPosition,
+    StateDecl,
+    Takeover,
+    next_version,
+)
+from cairn.storage.pack import state_path, write_pack, write_segment, write_segment_file
+from cairn.storage.retention import Collected, Collector, collect, read_holds, retained
+from cairn.storage.store import NotFoundError, Store, StoredObject, open_store
+from cairn.storage.verify import Report, verify
+
+__all__ = [
+    "EMPTY_VERSION",
+    "Collected",
+    "Collector",
+    "EncodedSegment",
+    "Epoch",
+    "FileRef",
+    "JobInfo",
+    "Log",
+    "NotFoundError",
+    "OperatorEntry",
+    "RangeState",
+    "Record",
+    "Report",
+    "Restore",
+    "SegmentReader",
+    "SegmentWriter",
+    "SparkPosition",
+    "StateDecl",
+    "StatePart",
+    "Store",
+    "StoredObject",
+    "Takeover",
+    "collect",
+    "create_or_open_job",
+    "encode_segment",
+    "new_nonce",
+    "next_version",
+    "open_segment",
+    "open_store",
+    "read_holds",
+    "read_job",
+    "retained",
+    "state_path",
+    "verify",
+    "write_pack",
+    "write_segment",
+    "write_segment_file",
+]

@@ -1,0 +1,474 @@
+"""Segments: the rows of a delta or a base, by state and key group, checked on every read.
+
+    magic | blocks | index | trailer
+
+A block is one Arrow record batch (an IPC message) and can be read on its own. It holds a
+run of whole key groups, about BLOCK_ROWS_MAX rows; a group bigger than that has several
+blocks to itself. The index (msgpack) says what is where; the trailer finds the index.
+
+Always true here:
+- equal rows give equal bytes, however the Arrow arrays were built: an id names content;
+- the id is a digest of the index, and the index has the checksum of every block;
+- a reader returns rows that were verified, or raises CorruptFileError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from cairn.errors import CorruptFileError
+from cairn.storage.manifest import FileRef
+from cairn.storage.store import NotFoundError, Store
+
+MAGIC: Final = b"CAIRNSG1"
+GROUP_COLUMN: Final = "group"
+BLOCK_ROWS_MAX: Final = 1 << 16
+# The end of a segment is read in one go; small segments are thereby read whole.
+TAIL_BYTES: Final = 64 << 10
+# Reading a gap this small costs less than another request.
+GAP_BYTES_MAX: Final = 64 << 10
+_TRAILER: Final = struct.Struct("<QQ16s8s")
+
+Kind = Literal["base", "delta"]
+ReadRange = Callable[[int, int], bytes]
+
+
+class StatePart(NamedTuple):
+    """The rows of one state: int32 column "group" first, ascending, no nulls."""
+
+    name: str
+    batch: pa.RecordBatch
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    first_group: int
+    last_group: int
+    offset: int
+    length: int
+    rows: int
+    checksum: bytes
+
+
+class StateIndex(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    schema: bytes
+    blocks: list[Block]
+    groups: list[int]
+    group_rows: list[int]
+
+    @property
+    def rows(self) -> int:
+        return sum(self.group_rows)
+
+
+class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    kind: Kind
+    operator: str
+    first_epoch: int
+    last_epoch: int
+    states: list[StateIndex]
+    meta: dict[str, str] = {}
+
+    @property
+    def rows(self) -> int:
+        return sum(state.rows for state in self.states)
+
+
+@dataclass(frozen=True)
+class EncodedSegment:
+    id: str
+    data: bytes
+    rows: int
+    index: SegmentIndex
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a SegmentWriter has written to its file."""
+
+    id: str
+    length: int
+    rows: int
+    index: SegmentIndex
+
+
+class _Sink(Protocol):
+    def write(self, data: Any, /) -> Any: ...
+
+
+def encode_segment(
+    kind: Kind,
+    operator: str,
+    parts: Sequence[StatePart],
+    *,
+    first_epoch: int = 0,
+    last_epoch: int = 0,
+    compress: bool = False,
+    meta: dict[str, str] | None = None,
+) -> EncodedSegment:
+    """A whole segment in memory. Same rows in, same bytes out."""
+    out = io.BytesIO()
+    writer = SegmentWriter(
+        out, kind, operator,
+        first_epoch=first_epoch, last_epoch=last_epoch, compress=compress, meta=meta,
+    )  # fmt: skip
+    for part in parts:
+        writer.begin_state(part.name, part.batch.schema)
+        writer.write(part.batch)
+    written = writer.finish()
+    return EncodedSegment(written.id, out.getvalue(), written.rows, written.index)
+
+
+class SegmentWriter:
+    """Writes a segment to a file as the rows come, holding about one block in memory.
+
+    Call `begin_state` for each state, `write` its batches in ascending group order, then
+    `finish`. The bytes do not depend on how the rows were cut into batches.
+    """
+
+    def __init__(
+        self,
+        out: _Sink,
+        kind: Kind,
+        operator: str,
+        *,
+        first_epoch: int = 0,
+        last_epoch: int = 0,
+        compress: bool = False,
+        meta: dict[str, str] | None = None,
+    ) -> None:
+        self._out = out
+        self._about: dict[str, Any] = {
+            "kind": kind, "operator": operator,
+            "first_epoch": first_epoch, "last_epoch": last_epoch, "meta": meta or {},
+        }  # fmt: skip
+        self._compress = compress
+        self._states: list[StateIndex] = []
+        self._offset = 0
+        self._name: str | None = None
+        self._schema = pa.schema([])
+        self._emit(MAGIC)
+
+    def begin_state(self, name: str, schema: pa.Schema) -> None:
+        if not schema.names or schema.field(0).name != GROUP_COLUMN:
+            raise ValueError(f"state {name!r}: the first column must be {GROUP_COLUMN!r}")
+        if schema.field(0).type != pa.int32():
+            raise ValueError(f"state {name!r}: column {GROUP_COLUMN!r} must be int32")
+        self._end_state()
+        if any(state.name == name for state in self._states):
+            raise ValueError(f"state {name!r} is written twice")
+        self._name = name
+        # Schema metadata (of pandas, of Spark) is no content and must not change the id.
+        self._schema = schema.remove_metadata()
+        self._blocks: list[Block] = []
+        self._counts: dict[int, int] = {}
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._last_group = -1
+        self._big_group = -1
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._name is None:
+            raise ValueError("begin_state comes before write")
+        if batch.num_rows == 0:
+            return
+        groups = _groups_of(batch)
+        if groups[0] < self._last_group or np.any(groups[1:] < groups[:-1]):
+            raise ValueError(f"state {self._name!r}: rows must be sorted by group")
+        self._last_group = int(groups[-1])
+        start = 0
+        for end in _run_ends(groups):
+            group = int(groups[start])
+            self._counts[group] = self._counts.get(group, 0) + end - start
+            start = end
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        if self._pending_rows > BLOCK_ROWS_MAX:
+            self._cut(closed=False)
+
+    def finish(self) -> Written:
+        self._end_state()
+        index = SegmentIndex(format=1, states=self._states, **self._about)
+        data = msgspec.msgpack.encode(index)
+        index_offset = self._offset
+        self._emit(data)
+        self._emit(_TRAILER.pack(index_offset, len(data), _checksum(data), MAGIC))
+        return Written(_index_id(data), self._offset, index.rows, index)
+
+    def _end_state(self) -> None:
+        if self._name is None:
+            return
+        self._cut(closed=True)
+        groups = sorted(self._counts)
+        self._states.append(
+            StateIndex(
+                name=self._name,
+                schema=self._schema.serialize().to_pybytes(),
+                blocks=self._blocks,
+                groups=groups,
+                group_rows=[self._counts[group] for group in groups],
+            )
+        )
+        self._name = None
+
+    def _cut(self, *, closed: bool) -> None:
+        """Write what is certain to be a block; while not `closed`, the last group may go on."""
+        if not self._pending:
+            return
+        rows = pa.concat_batches(self._pending) if len(self._pending) > 1 else self._pending[0]
+        groups = _groups_of(rows)
+        ends = _run_ends(groups)
+        start = 0
+        for position, end in enumerate(ends):
+            is_open = not closed and position == len(ends) - 1
+            group_start = ends[position - 1] if position else 0
+            if start < group_start and end - start > BLOCK_ROWS_MAX:
+                self._block(rows, start, group_start)
+                start = group_start
+            while end - start > BLOCK_ROWS_MAX:
+                self._block(rows, start, start + BLOCK_ROWS_MAX)
+                start += BLOCK_ROWS_MAX
+                self._big_group = int(groups[end - 1])
+            if start < end and not is_open and int(groups[end - 1]) == self._big_group:
+                # The rest of a big group: alone, like the group's other blocks.
+                self._block(rows, start, end)
+                start = end
+        if closed and start < len(groups):
+            self._block(rows, start, len(groups))
+            start = len(groups)
+        rest = rows.slice(start)
+        self._pending = [rest] if rest.num_rows else []
+        self._pending_rows = rest.num_rows
+
+    def _block(self, rows: pa.RecordBatch, start: int, end: int) -> None:
+        batch = _canonical(rows.slice(start, end - start), self._schema)
+        data = _serialize(batch, compress=self._compress)
+        groups = _groups_of(batch)
+        first, last = int(groups[0]), int(groups[-1])
+        self._blocks.append(
+            Block(first, last, self._offset, data.size, end - start, _checksum(data))
+        )
+        self._emit(data)
+
+    def _emit(self, data: Any) -> None:
+        self._out.write(data)
+        self._offset += memoryview(data).nbytes
+
+
+class SegmentReader:
+    """Reads a segment by ranges: the index first, then only the blocks that are asked for."""
+
+    def __init__(
+        self, read_range: ReadRange, length: int, name: str, expected_id: str | None = None
+    ) -> None:
+        self._read_range = read_range
+        self._length = length
+        self._name = name
+        if length < len(MAGIC) + _TRAILER.size:
+            raise self._corrupt("trailer", f"{length} bytes are too few for a segment")
+        tail_bytes = min(length, TAIL_BYTES)
+        self._tail = self._read(length - tail_bytes, tail_bytes, "trailer")
+        self._tail_offset = length - tail_bytes
+        self._header_checked = False
+        data = self._read_index()
+        self.id = _index_id(data)
+        if expected_id is not None and self.id != expected_id:
+            raise self._corrupt("index", f"this is segment {self.id}, expected {expected_id}")
+        try:
+            self.index = msgspec.msgpack.decode(data, type=SegmentIndex)
+        except msgspec.MsgspecError as error:
+            raise self._corrupt("index", str(error)) from error
+        self._states = {state.name: state for state in self.index.states}
+
+    @property
+    def states(self) -> list[str]:
+        return list(self._states)
+
+    def schema(self, state: str) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self._states[state].schema))
+
+    def read(self, state: str, groups: range | None = None) -> list[pa.RecordBatch]:
+        """The rows of these key groups, in order. A state that is not here has no rows."""
+        index = self._states.get(state)
+        if index is None:
+            return []
+        first, end = (groups.start, groups.stop) if groups is not None else (0, 1 << 31)
+        assert groups is None or groups.step == 1, "key groups are read as a contiguous range"
+        wanted = [b for b in index.blocks if b.first_group < end and b.last_group >= first]
+        if not wanted:
+            return []
+        schema = self.schema(state)
+        batches = []
+        for block, data in zip(wanted, self._read_blocks(wanted), strict=True):
+            what = f"state {state!r}, block at {block.offset}"
+            if _checksum(data) != block.checksum:
+                raise self._corrupt(what, "the checksum does not match")
+            try:
+                batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+            except (pa.ArrowException, OSError) as error:
+                raise self._corrupt(what, str(error)) from error
+            if block.first_group < first or block.last_group >= end:
+                low, high = np.searchsorted(_groups_of(batch), [first, end]).tolist()
+                batch = batch.slice(low, high - low)
+            if batch.num_rows:
+                batches.append(batch)
+        return batches
+
+    def verify(self) -> None:
+        """Read and check everything."""
+        self._check_header()
+        for state in self._states:
+            self.read(state)
+
+    def _read_index(self) -> bytes:
+        offset, length, checksum, magic = _TRAILER.unpack(self._tail[-_TRAILER.size :])
+        if magic != MAGIC:
+            raise self._corrupt("trailer", f"it ends with {magic!r}, not {MAGIC!r}")
+        if offset < len(MAGIC) or offset + length + _TRAILER.size != self._length:
+            raise self._corrupt("trailer", "it points to no index")
+        if offset >= self._tail_offset:
+            data = self._tail[offset - self._tail_offset : -_TRAILER.size]
+        else:
+            data = self._read(offset, length, "index")
+        if _checksum(data) != checksum:
+            raise self._corrupt("index", "the checksum does not match")
+        return data
+
+    def _read_blocks(self, blocks: list[Block]) -> list[memoryview]:
+        self._check_header()
+        runs: list[list[Block]] = []
+        for block in blocks:
+            if runs and block.offset - (runs[-1][-1].offset + runs[-1][-1].length) <= GAP_BYTES_MAX:
+                runs[-1].append(block)
+            else:
+                runs.append([block])
+        found: list[memoryview] = []
+        for run in runs:
+            start, end = run[0].offset, run[-1].offset + run[-1].length
+            if start >= self._tail_offset:
+                data, start = self._tail, self._tail_offset
+            else:
+                data = self._read(start, end - start, f"block at {start}")
+            view = memoryview(data)
+            found.extend(view[b.offset - start : b.offset - start + b.length] for b in run)
+        return found
+
+    def _check_header(self) -> None:
+        if self._header_checked:
+            return
+        if self._tail_offset == 0:
+            magic = self._tail[: len(MAGIC)]
+        else:
+            magic = self._read(0, len(MAGIC), "header")
+        if magic != MAGIC:
+            raise self._corrupt("header", f"it starts with {magic!r}, not {MAGIC!r}")
+        self._header_checked = True
+
+    def _read(self, offset: int, length: int, what: str) -> bytes:
+        try:
+            data = self._read_range(offset, length)
+        except NotFoundError as error:
+            raise self._corrupt(what, "the file is missing") from error
+        if len(data) != length:
+            raise self._corrupt(what, f"{len(data)} bytes came of {length} from {offset} on")
+        return data
+
+    def _corrupt(self, what: str, why: str) -> CorruptFileError:
+        return CorruptFileError(
+            f"a state file is damaged: {what}: {why}\n"
+            f"  file: {self._name}\n"
+            "  next: run `cairn verify`, then roll back to an epoch that is whole",
+            file=self._name,
+            part=what,
+        )
+
+
+def open_segment(store: Store, ref: FileRef) -> SegmentReader:
+    """A reader for a segment of a manifest; it must be exactly the one the manifest names."""
+    return SegmentReader(
+        lambda offset, length: store.get_range(ref.path, ref.offset + offset, length),
+        ref.length,
+        f"{store.url}/{ref.path}",
+        expected_id=ref.id,
+    )
+
+
+def _groups_of(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int32]]:
+    column = batch.column(0)
+    if column.null_count:
+        raise ValueError(f"column {GROUP_COLUMN!r} has nulls")
+    groups: np.ndarray[Any, np.dtype[np.int32]] = column.to_numpy(zero_copy_only=True)
+    return groups
+
+
+def _run_ends(groups: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
+    """Where each run of equal groups ends."""
+    return [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+
+
+def _checksum(data: Any) -> bytes:
+    return xxhash.xxh3_128_digest(data)
+
+
+def _index_id(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _serialize(batch: pa.RecordBatch, *, compress: bool) -> pa.Buffer:
+    """One IPC message without its schema, which the index has."""
+    if not compress:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    # Only a stream can be compressed; its first message is the schema.
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()
+    return messages.read_next_message().serialize()
+
+
+def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same rows in the one way Arrow can hold them that depends on nothing but the rows.
+
+    Slices carry bits of their neighbours, and slots under a null hold anything at all;
+    both would change the bytes and so the id.
+    """
+    columns = [_fresh(column) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _fresh(array: pa.Array) -> pa.Array:
+    # take() builds new arrays, with zeros or nothing under each null, but looks at the nulls
+    # of one level only: what lies under a null struct is copied as it is.
+    if pa.types.is_dictionary(array.type):
+        raise ValueError("dictionary-encoded columns cannot be stored: decode them first")
+    array = array.take(pa.array(np.arange(len(array), dtype=np.int32)))
+    return _without_hidden_values(array) if pa.types.is_nested(array.type) else array
+
+
+def _without_hidden_values(array: pa.Array) -> pa.Array:
+    kind = array.type
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_struct(kind) and kind.num_fields:
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        # flatten() pushes the struct's nulls down into its fields.
+        children = [_fresh(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+    if pa.types.is_map(kind):
+        keys, items = _fresh(array.keys), _fresh(array.items)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=mask)
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(array.offsets, _fresh(array.values), type=kind, mask=mask)
+    return array

@@ -1,0 +1,417 @@
+"""The log: numbered records, and winning the next number is the only way to change anything.
+
+`epochs/000000000042.json` is created by put-if-absent. A driver appends right behind
+the last record it knows, without listing; when somebody else was there first it is fenced.
+
+Always true here:
+- CommitConflictError means certainly not published; CommitUnknownError means it may be;
+- after either of them this Log appends nothing more;
+- records are removed oldest first, one by one, and never the newest; so whoever creates
+  a number and still finds the record before it has not created a number a second time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import msgspec
+
+from cairn.errors import (
+    CommitConflictError,
+    CommitUnknownError,
+    CorruptFileError,
+    KeyGroupCountError,
+    RestoreError,
+)
+from cairn.storage import manifest
+from cairn.storage.manifest import Epoch, JobInfo, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.store import NotFoundError, Store
+
+FIRST_NUMBER: Final = 1
+JOB_PATH: Final = "job.json"
+LOG_FOLDER: Final = "epochs"
+SETTLE_ATTEMPTS_MAX: Final = 5
+TAKEOVER_ATTEMPTS_MAX: Final = 100
+_NUMBERED: Final = re.compile(rf"{LOG_FOLDER}/(\d{{12}})\.json")
+
+R = TypeVar("R", Epoch, Takeover, Restore)
+
+
+def record_path(number: int) -> str:
+    return f"{LOG_FOLDER}/{number:012d}.json"
+
+
+def new_nonce() -> str:
+    return uuid.uuid4().hex
+
+
+class Log:
+    """The records of one checkpoint. One Log belongs to one thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        cache_records_max: int = 64,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.store = store
+        self._cache: OrderedDict[int, Record] = OrderedDict()
+        self._cache_records_max = cache_records_max
+        self._sleep = sleep
+        self._last: int | None = None
+        self._closed_by: type[CommitConflictError] | type[CommitUnknownError] | None = None
+
+    # Reading
+
+    def numbers(self) -> list[int]:
+        """The numbers of all records, ascending. Lists the store."""
+        found = (_NUMBERED.fullmatch(o.path) for o in self.store.list(LOG_FOLDER))
+        return sorted(int(match[1]) for match in found if match)
+
+    def newest_number(self) -> int | None:
+        """The newest record's number, or None in an empty log. Lists the store."""
+        numbers = self.numbers()
+        return numbers[-1] if numbers else None
+
+    def read(self, number: int) -> Record:
+        """One record, whole. RestoreError when there is none."""
+        if number in self._cache:
+            self._cache.move_to_end(number)
+            return self._cache[number]
+        pending: list[StoredEpoch] = []
+        base: Epoch | None = None
+        wanted = number
+        while True:
+            stored = self._read_stored(wanted)
+            if not isinstance(stored, StoredEpoch):
+                if pending:
+                    raise self._not_an_epoch(wanted, pending[-1].number)
+                return self._remember(stored)
+            pending.append(stored)
+            if stored.base is None:
+                break
+            if stored.base >= stored.number:
+                raise self._not_an_epoch(stored.base, stored.number)
+            cached = self._cache.get(stored.base)
+            if isinstance(cached, Epoch):
+                base = cached
+                break
+            wanted = stored.base
+        while pending:
+            stored = pending.pop()
+            base = manifest.resolve(stored, base, self._name(stored.number))
+            self._remember(base)
+        assert base is not None
+        return base
+
+    def epoch(self, number: int) -> Epoch:
+        """One epoch, whole. RestoreError when that number is no epoch."""
+        record = self.read(number)
+        if not isinstance(record, Epoch):
+            raise RestoreError(
+                f"record {number} is a {type(record).__name__.lower()}, not an epoch\n"
+                f"  file: {self._name(number)}\n"
+                "  next: `cairn ls` shows the epochs",
+                number=number,
+            )
+        return record
+
+    def records(self, start: int | None = None) -> Iterator[Record]:
+        """All records from `start` on, oldest first. One that is removed meanwhile is left out."""
+        for number in self.numbers():
+            if start is None or number >= start:
+                try:
+                    yield self.read(number)
+                except RestoreError:
+                    if self.store.exists(record_path(number)):
+                        raise
+
+    def newest_epoch(self) -> Epoch | None:
+        """The newest epoch on the current lineage: the last one appended or restored."""
+        number = self._last if self._last is not None else self.newest_number()
+        while number is not None and number >= FIRST_NUMBER:
+            record = self.read(number)
+            if isinstance(record, Epoch):
+                return record
+            if isinstance(record, Restore):
+                return self.epoch(record.epoch)
+            number = record.previous
+        return None
+
+    def retired_below(self) -> int:
+        """Records below this number are retired: nobody may start from them any more.
+
+        The last epoch by number says it, on the current lineage or not: what was
+        retired stays retired after a rollback.
+        """
+        number = self._last if self._last is not None else self.newest_number()
+        while number is not None and number >= FIRST_NUMBER and self._is_there(number):
+            record = self.read(number)
+            if isinstance(record, Epoch):
+                return record.oldest_kept
+            number -= 1
+        return 0
+
+    def lineage(self) -> Iterator[Epoch]:
+        """The current lineage, newest first, as far back as it is not retired."""
+        epoch = self.newest_epoch()
+        retired_below = self.retired_below()
+        while epoch is not None:
+            yield epoch
+            # A branch or savepoint may name a parent that was never in this log.
+            parent = epoch.parent
+            if parent is None or parent < retired_below or not self._is_there(parent):
+                return
+            epoch = self.epoch(parent)
+
+    # Appending
+
+    @property
+    def last(self) -> int | None:
+        """The last record this Log has appended or found."""
+        return self._last
+
+    def append(self, make_record: Callable[[int], R]) -> R:
+        """Publish a record at exactly the next number.
+
+        Any error but CommitUnknownError means that nothing was published.
+        """
+        if self._closed_by is not None:
+            raise self._closed_by("this log is closed: an earlier record of it was not settled")
+        if self._last is None:
+            self._last = self.newest_number() or FIRST_NUMBER - 1
+        number = self._last + 1
+        record = make_record(number)
+        assert record.number == number, "a record must carry the number it is given"
+        record = self._checked(record)
+        data = self._encode(record)
+        try:
+            self._publish(number, record.nonce, data)
+        except (CommitConflictError, CommitUnknownError) as error:
+            self._closed_by = type(error)
+            raise
+        self._last = number
+        self._remember(record)
+        return record
+
+    def take_over(self, *, host: str, pid: int, wall_ms: int) -> Takeover:
+        """Become the leader: the first act of a driver. Everybody before is fenced."""
+        for _ in range(TAKEOVER_ATTEMPTS_MAX):
+            self._last = self.newest_number() or FIRST_NUMBER - 1
+            self._closed_by = None
+            previous = self._last if self._last >= FIRST_NUMBER else None
+            nonce = new_nonce()
+
+            def make(number: int, nonce: str = nonce, previous: int | None = previous) -> Takeover:
+                return Takeover(
+                    number=number, term=number, nonce=nonce, wall_ms=wall_ms,
+                    host=host, pid=pid, previous=previous,
+                )  # fmt: skip
+
+            try:
+                return self.append(make)
+            except CommitConflictError:
+                # The leader before us is still at work. It is fenced once we win a number.
+                continue
+        raise CommitConflictError(
+            f"another driver keeps publishing to {self.store.url}\n"
+            "  next: stop the other driver, or give this job a checkpoint of its own",
+            url=self.store.url,
+        )
+
+    def _checked(self, record: R) -> R:
+        if isinstance(record, Epoch):
+            kept = max(record.oldest_kept, self.retired_below())
+            assert kept <= (record.parent or record.number), "a parent cannot be retired"
+            return msgspec.structs.replace(record, oldest_kept=kept)
+        if isinstance(record, Restore):
+            self.epoch(record.epoch)
+            if record.epoch < self.retired_below():
+                raise RestoreError(
+                    f"epoch {record.epoch} is retired; its files may be gone\n"
+                    f"  the oldest record kept is {self.retired_below()}\n"
+                    "  next: `cairn ls` shows the epochs that can be restored",
+                    epoch=record.epoch,
+                )
+        return record
+
+    def _publish(self, number: int, nonce: str, data: bytes) -> None:
+        path = record_path(number)
+        cause: Exception | None = None
+        for attempt in range(SETTLE_ATTEMPTS_MAX):
+            if attempt:
+                self._sleep(0.05 * 2**attempt)
+            try:
+                won = self.store.put_if_absent(path, data)
+            except CommitUnknownError as error:
+                cause, won = error, False
+            except Exception as error:
+                if cause is None:
+                    raise
+                # An earlier try may still have landed, so this one proves nothing.
+                cause, won = error, False
+            if not won:
+                # Also when the store says "exists": it may be our own put, repeated on the way.
+                try:
+                    found = manifest.decode_record(self.store.get(path), self._name(number))
+                except NotFoundError as error:
+                    # Ours may still be on its way. Putting the same bytes again is harmless:
+                    # whichever lands first has our nonce.
+                    cause = cause or error
+                    continue
+                except Exception as error:
+                    cause = error
+                    continue
+                if found.nonce != nonce:
+                    raise self._conflict(number, found)
+            self._check_not_reused(number)
+            return
+        raise CommitUnknownError(
+            f"record {number} may or may not be published\n"
+            f"  file: {self._name(number)}\n"
+            "  next: restart the driver; its takeover finds out",
+            number=number,
+        ) from cause
+
+    def _check_not_reused(self, number: int) -> None:
+        """A leader asleep for so long that its next number was retired would create it anew."""
+        try:
+            if number == FIRST_NUMBER:
+                fresh = self.newest_number() == number
+            else:
+                fresh = self.store.exists(record_path(number - 1))
+        except Exception as error:
+            raise CommitUnknownError(
+                f"record {number} was created, but its place in the log could not be checked",
+                number=number,
+            ) from error
+        if not fresh:
+            raise CommitUnknownError(
+                f"record {number} was created, but the log has moved on past it\n"
+                f"  file: {self._name(number)}\n"
+                "  next: stop this driver; another one has taken over long ago",
+                number=number,
+            )
+
+    def _encode(self, record: Record) -> bytes:
+        if not isinstance(record, Epoch):
+            return manifest.encode_record(record)
+        if manifest.is_full(record.number, record.parent):
+            return manifest.encode_epoch(record, None)
+        assert record.parent is not None
+        return manifest.encode_epoch(record, self.epoch(record.parent))
+
+    # Helpers
+
+    def _read_stored(self, number: int) -> manifest.StoredRecord:
+        try:
+            data = self.store.get(record_path(number))
+        except NotFoundError:
+            raise RestoreError(
+                f"there is no record {number} in the log\n"
+                f"  file: {self._name(number)}\n"
+                "  next: `cairn ls` shows what is kept",
+                number=number,
+            ) from None
+        stored = manifest.decode_record(data, self._name(number))
+        if stored.number != number:
+            raise CorruptFileError(
+                f"this record says it is number {stored.number}\n  file: {self._name(number)}",
+                file=self._name(number),
+            )
+        return stored
+
+    def _is_there(self, number: int) -> bool:
+        return number in self._cache or self.store.exists(record_path(number))
+
+    def _remember(self, record: Record) -> Record:
+        self._cache[record.number] = record
+        if len(self._cache) > self._cache_records_max:
+            self._cache.popitem(last=False)
+        return record
+
+    def remember_at_least(self, records: int) -> None:
+        """Make room in the cache for someone who walks this far back every epoch."""
+        self._cache_records_max = max(self._cache_records_max, records)
+
+    def forget(self, number: int) -> None:
+        """A record has been removed from the store."""
+        self._cache.pop(number, None)
+
+    def _name(self, number: int) -> str:
+        return f"{self.store.url}/{record_path(number)}"
+
+    def _not_an_epoch(self, number: int, needed_by: int) -> CorruptFileError:
+        return CorruptFileError(
+            f"record {number} is not the epoch that epoch {needed_by} was written against\n"
+            f"  file: {self._name(needed_by)}",
+            file=self._name(needed_by),
+        )
+
+    def _conflict(self, number: int, found: manifest.StoredRecord) -> CommitConflictError:
+        return CommitConflictError(
+            f"another driver has published record {number}; this one has published nothing\n"
+            f"  found: {type(found).__name__} of term {found.term}, nonce {found.nonce}\n"
+            f"  file: {self._name(number)}\n"
+            "  next: leave the job to the other driver, or stop that one and start again",
+            number=number,
+            term=found.term,
+        )
+
+
+def read_job(store: Store) -> JobInfo | None:
+    """What job.json says, or None when the checkpoint is empty."""
+    try:
+        return manifest.decode_job(store.get(JOB_PATH), f"{store.url}/{JOB_PATH}")
+    except NotFoundError:
+        return None
+
+
+def create_or_open_job(
+    store: Store, name: str, max_parallelism: int, *, clock_ms: Callable[[], int] | None = None
+) -> JobInfo:
+    """The job this checkpoint belongs to; made now if it is empty."""
+    job = read_job(store)
+    if job is None:
+        job = JobInfo(
+            name=name,
+            job_id=uuid.uuid4().hex,
+            max_parallelism=max_parallelism,
+            created_ms=clock_ms() if clock_ms else time.time_ns() // 1_000_000,
+        )
+        won = False
+        try:
+            won = store.put_if_absent(JOB_PATH, manifest.encode_record(job))
+        except CommitUnknownError:
+            if read_job(store) is None:
+                raise
+        if not won:
+            job = read_job(store) or job
+    where = f"{store.url}/{JOB_PATH}"
+    if job.name != name:
+        raise RestoreError(
+            f"this checkpoint belongs to another job\n"
+            f"  it holds job {job.name!r}, this is job {name!r}\n"
+            f"  file: {where}\n"
+            "  next: pass the checkpoint of this job, an empty one, or branch that job",
+            expected=name,
+            found=job.name,
+        )
+    if job.max_parallelism != max_parallelism:
+        raise KeyGroupCountError(
+            f"cannot restore job {name!r} with another number of key groups\n"
+            f"  the checkpoint has max_parallelism={job.max_parallelism}, "
+            f"the job declares {max_parallelism}\n"
+            f"  file: {where}\n"
+            f"  next: declare max_parallelism={job.max_parallelism}; "
+            "parallelism can change freely below it",
+            expected=max_parallelism,
+            found=job.max_parallelism,
+        )
+    return job

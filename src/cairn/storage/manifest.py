@@ -1,0 +1,404 @@
+"""What the log's records say, and how they look on disk.
+
+A reader always gets a whole `Epoch`. On disk a manifest holds what changed since its
+parent; the first epoch of every run of FULL_EVERY numbers is written in full. So
+resolving one never leaves its run, and which are full follows from the numbers alone.
+
+On disk a record is one JSON object, {"checksum", "format", "needs", "record"}: the
+checksum covers format, needs and the exact bytes of record. This envelope is fixed for
+ever, so that an old cairn can say which newer one is needed.
+
+Always true here:
+- decode(encode(x)) == x, for an epoch given the same parent;
+- damaged bytes raise CorruptFileError that names the file, never a wrong record;
+- a record is immutable: so are the structs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+import xxhash
+
+from cairn.errors import CorruptFileError, RestoreError
+
+FORMAT: Final = "1.0"
+# The oldest cairn that reads FORMAT; a reader that is too old quotes it.
+FORMAT_NEEDS_CAIRN: Final = "0.1"
+FULL_EVERY: Final = 20
+EMPTY_VERSION: Final = "0" * 32
+
+S = TypeVar("S")
+
+
+class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """job.json: what can never change."""
+
+    name: str
+    job_id: str
+    max_parallelism: int
+    created_ms: int
+    format: str = FORMAT
+
+
+class FileRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment: a whole object, or a slice of a pack.
+
+    It counts for the key groups given here; after a change of parallelism a file may
+    hold others too, which belong to another range by now.
+    """
+
+    id: str
+    path: str
+    offset: int
+    length: int
+    kind: Literal["base", "delta"]
+    tier: int
+    rows: int
+    first_epoch: int
+    last_epoch: int
+    first_group: int
+    group_count: int
+
+
+class RangeState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a range of key groups: a base and the deltas after it, oldest first.
+
+    `version` names exactly the content, however it is laid out in files.
+    """
+
+    first_group: int
+    group_count: int
+    version: str
+    files: list[FileRef]
+    state_keys: int
+    state_bytes: int
+
+
+class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    type: str
+    entry_type: str | None = None
+
+
+class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    uid: str
+    function_version: str
+    key_types: dict[str, str]
+    states: dict[str, StateDecl]
+    parallelism: int
+    ranges: list[RangeState]
+
+
+class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Spark stands: its folder, batch, and the raw text of its offset file."""
+
+    folder: str
+    batch_id: int
+    offsets: str
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):
+    """A committed epoch. `oldest_kept` retires every record below it (see retention)."""
+
+    number: int
+    parent: int | None
+    term: int
+    nonce: str
+    wall_ms: int
+    now_ms: int
+    watermarks: dict[str, int | None]
+    spark: SparkPosition
+    operators: dict[str, OperatorEntry]
+    committables: dict[str, list[Any]] = {}
+    timings: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    oldest_kept: int = 0
+
+
+class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="kind"):
+    """A driver has started; its term is this record's number."""
+
+    number: int
+    term: int
+    nonce: str
+    wall_ms: int
+    host: str
+    pid: int
+    previous: int | None
+
+
+class Restore(msgspec.Struct, frozen=True, kw_only=True, tag="restore", tag_field="kind"):
+    """From here on the given epoch is the newest one."""
+
+    number: int
+    term: int
+    nonce: str
+    wall_ms: int
+    epoch: int
+
+
+Record = Epoch | Takeover | Restore
+
+
+def next_version(parent_version: str, delta_id: str) -> str:
+    """The version of a range after one more delta. Merging files leaves it as it is."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{parent_version}+{delta_id}".encode())
+    return digest.hexdigest()
+
+
+# On disk: an absent field means "as in the parent".
+
+
+class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    first_group: int
+    group_count: int
+    same: bool = False
+    version: str = ""
+    keep: int = 0
+    files: list[FileRef] = []
+    state_keys: int = 0
+    state_bytes: int = 0
+
+
+class _About(msgspec.Struct, frozen=True, kw_only=True):
+    """All of an operator but its ranges."""
+
+    function_version: str
+    key_types: dict[str, str]
+    states: dict[str, StateDecl]
+    parallelism: int
+
+
+class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    about: _About | None = None
+    ranges: list[_StoredRange] | None = None
+
+
+class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):
+    """An epoch as it lies on disk: `base` is the number it was encoded against."""
+
+    number: int
+    parent: int | None
+    base: int | None
+    term: int
+    nonce: str
+    wall_ms: int
+    now_ms: int
+    watermarks: dict[str, int | None]
+    spark: SparkPosition
+    operators: dict[str, _StoredOperator]
+    committables: dict[str, list[Any]]
+    timings: dict[str, Any]
+    metrics: dict[str, Any]
+    oldest_kept: int = 0
+
+
+StoredRecord = StoredEpoch | Takeover | Restore
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    checksum: str
+    format: str
+    needs: str
+    record: msgspec.Raw
+
+
+# order="deterministic" would sort dicts; key_types must keep its order, so none is given.
+_encoder: Final = msgspec.json.Encoder()
+_decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
+_decode_record: Final[Callable[[bytes], StoredRecord]] = msgspec.json.Decoder(StoredRecord).decode
+_decode_job: Final = msgspec.json.Decoder(JobInfo).decode
+
+
+def is_full(number: int, parent: int | None) -> bool:
+    """Is the manifest of this epoch written in full?"""
+    return parent is None or number // FULL_EVERY != parent // FULL_EVERY
+
+
+def encode_epoch(epoch: Epoch, parent: Epoch | None) -> bytes:
+    """The bytes of a manifest, relative to its parent where the numbers say so."""
+    base = None if is_full(epoch.number, epoch.parent) else parent
+    if not is_full(epoch.number, epoch.parent):
+        assert parent is not None and parent.number == epoch.parent, "wrong parent"
+    operators = {
+        uid: _pack_operator(entry, base.operators.get(uid) if base else None)
+        for uid, entry in epoch.operators.items()
+    }
+    fields = {name: getattr(epoch, name) for name in epoch.__struct_fields__}
+    fields["operators"] = operators
+    return _seal(StoredEpoch(base=base.number if base else None, **fields))
+
+
+def encode_record(record: Takeover | Restore | JobInfo) -> bytes:
+    return _seal(record)
+
+
+def decode_record(data: bytes, name: str) -> StoredRecord:
+    """A record as stored. An epoch still needs `resolve`."""
+    return _unseal(data, name, _decode_record)
+
+
+def decode_job(data: bytes, name: str) -> JobInfo:
+    return _unseal(data, name, _decode_job)
+
+
+def resolve(stored: StoredEpoch, base: Epoch | None, name: str = "") -> Epoch:
+    """The whole epoch, given the whole epoch it was encoded against."""
+    if (stored.base is None) != (base is None) or (base and base.number != stored.base):
+        found = base.number if base else None
+        raise CorruptFileError(
+            f"epoch {stored.number} was written against {stored.base}, not {found}", file=name
+        )
+    try:
+        operators = {
+            uid: _unpack_operator(uid, operator, base.operators.get(uid) if base else None)
+            for uid, operator in stored.operators.items()
+        }
+    except LookupError as error:
+        raise CorruptFileError(
+            f"epoch {stored.number} does not fit its parent {stored.base}: {error}\n  file: {name}",
+            file=name,
+        ) from error
+    fields = {field: getattr(stored, field) for field in Epoch.__struct_fields__}
+    fields["operators"] = operators
+    return Epoch(**fields)
+
+
+def _pack_operator(entry: OperatorEntry, before: OperatorEntry | None) -> _StoredOperator:
+    about = _about(entry)
+    if before is None:
+        return _StoredOperator(about=about, ranges=[_pack_range(r, None) for r in entry.ranges])
+    known = {(r.first_group, r.group_count): r for r in before.ranges}
+    ranges = None
+    if entry.ranges != before.ranges:
+        ranges = [_pack_range(r, known.get((r.first_group, r.group_count))) for r in entry.ranges]
+    # dict equality ignores order, and the order of the key columns is part of the key.
+    same = about == _about(before) and list(about.key_types) == list(before.key_types)
+    return _StoredOperator(about=None if same else about, ranges=ranges)
+
+
+def _pack_range(now: RangeState, before: RangeState | None) -> _StoredRange:
+    if before is not None and now == before:
+        return _StoredRange(first_group=now.first_group, group_count=now.group_count, same=True)
+    keep = 0
+    if before is not None:
+        for file, file_before in zip(now.files, before.files, strict=False):
+            if file != file_before:
+                break
+            keep += 1
+    return _StoredRange(
+        first_group=now.first_group,
+        group_count=now.group_count,
+        version=now.version,
+        keep=keep,
+        files=now.files[keep:],
+        state_keys=now.state_keys,
+        state_bytes=now.state_bytes,
+    )
+
+
+def _unpack_operator(
+    uid: str, stored: _StoredOperator, before: OperatorEntry | None
+) -> OperatorEntry:
+    about = stored.about
+    if about is None:
+        if before is None:
+            raise LookupError(f"operator {uid!r} is new but not described")
+        about = _about(before)
+    known = {(r.first_group, r.group_count): r for r in before.ranges} if before else {}
+    if stored.ranges is None:
+        if before is None:
+            raise LookupError(f"operator {uid!r} is new but has no ranges")
+        ranges = before.ranges
+    else:
+        ranges = [_unpack_range(r, known) for r in stored.ranges]
+    return OperatorEntry(
+        uid=uid,
+        function_version=about.function_version,
+        key_types=about.key_types,
+        states=about.states,
+        parallelism=about.parallelism,
+        ranges=ranges,
+    )
+
+
+def _unpack_range(stored: _StoredRange, known: dict[tuple[int, int], RangeState]) -> RangeState:
+    files = stored.files
+    if stored.same or stored.keep:
+        before = known[stored.first_group, stored.group_count]
+        if stored.same:
+            return before
+        if stored.keep > len(before.files):
+            raise LookupError(f"keeps {stored.keep} of {len(before.files)} files")
+        files = before.files[: stored.keep] + files
+    return RangeState(
+        first_group=stored.first_group,
+        group_count=stored.group_count,
+        version=stored.version,
+        files=files,
+        state_keys=stored.state_keys,
+        state_bytes=stored.state_bytes,
+    )
+
+
+def _about(entry: OperatorEntry) -> _About:
+    return _About(
+        function_version=entry.function_version,
+        key_types=entry.key_types,
+        states=entry.states,
+        parallelism=entry.parallelism,
+    )
+
+
+def _checksum(format: str, needs: str, record: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{format}\n{needs}\n".encode() + record)
+
+
+def _seal(record: Any) -> bytes:
+    body = _encoder.encode(record)
+    return _encoder.encode(
+        _Envelope(
+            checksum=_checksum(FORMAT, FORMAT_NEEDS_CAIRN, body),
+            format=FORMAT,
+            needs=FORMAT_NEEDS_CAIRN,
+            record=msgspec.Raw(body),
+        )
+    )
+
+
+def _unseal(data: bytes, name: str, decode: Callable[[bytes], S]) -> S:
+    try:
+        envelope = _decode_envelope(data)
+        body = bytes(envelope.record)
+        found = _checksum(envelope.format, envelope.needs, body)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise _corrupt(name, f"not a record: {error}") from error
+    if found != envelope.checksum:
+        raise _corrupt(name, f"its checksum is {found}, the record says {envelope.checksum}")
+    if int(envelope.format.split(".")[0]) > int(FORMAT.split(".")[0]):
+        raise RestoreError(
+            f"cannot read {name}\n"
+            f"  it has format {envelope.format}, this cairn reads up to {FORMAT}\n"
+            f"  next: use cairn {envelope.needs} or newer",
+            file=name,
+            format=envelope.format,
+            needs=envelope.needs,
+        )
+    try:
+        return decode(body)
+    except msgspec.MsgspecError as error:
+        raise _corrupt(name, f"its content does not fit: {error}") from error
+
+
+def _corrupt(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"a record of the log is damaged: {what}\n"
+        f"  file: {name}\n"
+        "  next: run `cairn verify`, then roll back to an epoch that is whole",
+        file=name,
+    )

@@ -1,0 +1,440 @@
+"""Objects by path, on a local disk or in a bucket, with one atomic put-if-absent.
+
+Everything cairn keeps goes through a `Store`. A store is cheap to make again from
+its `url`, and pickles as that url, so a slot process opens its own.
+
+Local writes do not go through obstore, because it does not fsync: they are a
+hidden temporary file, fsync, then link or rename, then fsync of the directory.
+
+Always true here:
+- an object is seen whole or not at all, and when a write returns it is durable;
+- `put_if_absent` has at most one winner, and is never repeated behind the caller's
+  back: when its outcome is unknown it raises CommitUnknownError;
+- every other operation gives the same result when done twice, so it may be retried;
+- a full disk is not retried.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore import exceptions as obstore_errors
+from obstore import store as obstore_stores
+
+from cairn.errors import CommitUnknownError
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 5
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MAX_S: Final = 5.0
+_COPY_CHUNK_BYTES: Final = 4 << 20
+_BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
+
+# Errors that say for certain that nothing was written and that trying again is no use.
+_PERMANENT: Final = (
+    obstore_errors.AlreadyExistsError,
+    obstore_errors.InvalidPathError,
+    obstore_errors.NotSupportedError,
+    obstore_errors.PermissionDeniedError,
+    obstore_errors.PreconditionError,
+    obstore_errors.UnauthenticatedError,
+    obstore_errors.UnknownConfigurationKeyError,
+)
+_TRANSIENT_ERRNOS: Final = frozenset(
+    {
+        errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET,
+        errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
+    }
+)  # fmt: skip
+_RANGE_BEYOND_END: Final = re.compile(r"InvalidRange|StartTooLarge|416")
+
+
+class NotFoundError(KeyError):
+    """There is no object at this path. Internal: callers turn it into a CairnError."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"no object at {self.path!r}"
+
+
+class StoredObject(NamedTuple):
+    path: str
+    size: int
+    modified_s: float
+
+
+class Store(ABC):
+    """Objects under one url. Paths are relative, with forward slashes."""
+
+    url: str
+
+    @abstractmethod
+    def get(self, path: str) -> bytes:
+        """The whole object. NotFoundError when there is none."""
+
+    @abstractmethod
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`; fewer when the object ends before that."""
+
+    @abstractmethod
+    def put(self, path: str, data: bytes) -> None:
+        """Write, replacing what was there. Only for content-addressed or private objects."""
+
+    @abstractmethod
+    def put_file(self, path: str, local_file: str) -> None:
+        """Like `put`, streaming the content of a local file."""
+
+    @abstractmethod
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Create the object. False when it exists; CommitUnknownError when nobody can say."""
+
+    @abstractmethod
+    def move(self, src: str, dst: str) -> None:
+        """Rename, replacing `dst`. Done already when `dst` exists and `src` is gone."""
+
+    @abstractmethod
+    def delete(self, paths: Iterable[str]) -> None:
+        """Remove objects, in no particular order. Missing ones are fine."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        """All objects under a folder, sorted by path. Hidden names are left out."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool: ...
+
+    @abstractmethod
+    def local_path(self, path: str) -> str | None:
+        """The file behind this object, when the store is a local folder."""
+
+
+class Retry:
+    """Exponential backoff with full jitter. Time and chance can be replaced in tests."""
+
+    def __init__(
+        self,
+        attempts_max: int = ATTEMPTS_MAX,
+        sleep: Callable[[float], None] = time.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self.attempts_max = attempts_max
+        self.sleep = sleep
+        self.uniform = uniform
+
+    def __call__(self, operation: Callable[[], T]) -> T:
+        for attempt in range(1, self.attempts_max):
+            try:
+                return operation()
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+            ceiling_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
+            # Half is kept fixed: pure jitter can retry at once, several times in a row.
+            self.sleep(ceiling_s / 2 + self.uniform(0, ceiling_s / 2))
+        return operation()
+
+
+def is_transient(error: BaseException) -> bool:
+    """May the same call succeed a little later?"""
+    if isinstance(error, _PERMANENT) or is_not_found(error):
+        return False
+    if isinstance(error, OSError):
+        return error.errno in _TRANSIENT_ERRNOS or isinstance(error, TimeoutError)
+    return isinstance(error, obstore_errors.BaseError)
+
+
+def is_not_found(error: BaseException) -> bool:
+    return isinstance(error, NotFoundError | FileNotFoundError | obstore_errors.NotFoundError)
+
+
+def open_store(url: str, *, retry: Retry | None = None) -> Store:
+    """A store for a local path, file://, s3://, gs://, az:// or memory:// url.
+
+    `memory:` makes a new store that lives as long as this process; its `url` then
+    has a name of its own, and opening that url gives the same store again.
+    """
+    retry = retry or Retry()
+    if url in ("memory:", "memory://", "memory:///"):
+        url = f"memory://{uuid.uuid4().hex}"
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        with _MEMORY_LOCK:
+            inner = _MEMORY.setdefault(url, obstore_stores.MemoryStore())
+        return ObjectStore(url, inner, retry)
+    if parts.scheme in _BUCKET_SCHEMES:
+        # Retries are ours: inside obstore they would hide that a put may have been done twice.
+        bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0})
+        return ObjectStore(url.rstrip("/"), bucket, retry)
+    if parts.scheme == "file":
+        return LocalStore(unquote(parts.path), retry)
+    if "://" in url:
+        raise ValueError(
+            f"cannot open a store at {url!r}: unknown scheme {parts.scheme!r}\n"
+            "  next: use a local path, file://, s3://, gs://, az:// or memory://"
+        )
+    return LocalStore(url, retry)
+
+
+_MEMORY: dict[str, obstore_stores.MemoryStore] = {}
+_MEMORY_LOCK = threading.Lock()
+
+
+class ObjectStore(Store):
+    """Any store of obstore's; reads of local files go through here too."""
+
+    def __init__(self, url: str, inner: Any, retry: Retry) -> None:
+        self.url = url
+        self._inner = inner
+        self._retry = retry
+
+    def __reduce__(self) -> Any:
+        return open_store, (self.url,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def get(self, path: str) -> bytes:
+        return self._call(path, lambda: bytes(self._inner.get(path).bytes()))
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+
+        def read() -> bytes:
+            try:
+                return bytes(self._inner.get_range(path, start=offset, length=length))
+            except obstore_errors.GenericError as error:
+                # Wholly beyond the end: the object is shorter than expected, and stays so.
+                if _RANGE_BEYOND_END.search(str(error)):
+                    return b""
+                raise
+
+        return self._call(path, read)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._call(path, lambda: self._inner.put(_checked(path), data))
+
+    def put_file(self, path: str, local_file: str) -> None:
+        def write() -> None:
+            with open(local_file, "rb") as source:
+                self._inner.put(_checked(path), source)
+
+        self._retry(write)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        try:
+            # In one request: a multipart upload cannot be conditional everywhere.
+            self._inner.put(_checked(path), data, mode="create", use_multipart=False)
+        except (obstore_errors.AlreadyExistsError, obstore_errors.PreconditionError):
+            return False
+        except (*_PERMANENT, ValueError):
+            raise
+        except Exception as error:
+            raise _unknown(self.url, path, error) from error
+        return True
+
+    def move(self, src: str, dst: str) -> None:
+        try:
+            self._call(src, lambda: self._inner.rename(src, _checked(dst)))
+        except NotFoundError:
+            if not self.exists(dst):
+                raise
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                self._call(path, lambda path=path: self._inner.delete(path))  # type: ignore[misc]
+            except NotFoundError:
+                continue
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        def read() -> list[StoredObject]:
+            found = []
+            for chunk in obstore.list(self._inner, prefix.rstrip("/") or None, chunk_size=1000):
+                for meta in chunk:
+                    path = meta["path"]
+                    if not path.rpartition("/")[2].startswith("."):
+                        modified_s = meta["last_modified"].timestamp()
+                        found.append(StoredObject(path, meta["size"], modified_s))
+            return sorted(found)
+
+        return self._retry(read)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._call(path, lambda: self._inner.head(path))
+        except NotFoundError:
+            return False
+        return True
+
+    def local_path(self, path: str) -> str | None:
+        return None
+
+    def _call(self, path: str, operation: Callable[[], T]) -> T:
+        try:
+            return self._retry(operation)
+        except Exception as error:
+            if is_not_found(error):
+                raise NotFoundError(path) from None
+            raise
+
+
+class LocalStore(ObjectStore):
+    """A local folder. Reads like any other store; writes survive a power cut."""
+
+    def __init__(self, root: str, retry: Retry) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+        os.makedirs(self.root, exist_ok=True)
+        super().__init__(f"file://{self.root}", obstore_stores.LocalStore(self.root), retry)
+
+    def __reduce__(self) -> Any:
+        return open_store, (self.root,)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._retry(lambda: self._replace(path, lambda file: _write_all(file, data)))
+
+    def put_file(self, path: str, local_file: str) -> None:
+        self._retry(lambda: self._replace(path, lambda file: _copy_all(file, local_file)))
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        target = self._target(path)
+        # Nothing is visible before the link, so up to there a retry is harmless.
+        temporary = self._retry(lambda: _temporary(target, lambda file: _write_all(file, data)))
+        linked = False
+        try:
+            try:
+                os.link(temporary, target)
+                linked = True
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(temporary)
+            _fsync_folder(os.path.dirname(target))
+        except OSError as error:
+            if linked or error.errno in _TRANSIENT_ERRNOS:
+                raise _unknown(self.url, path, error) from error
+            raise
+        return True
+
+    def move(self, src: str, dst: str) -> None:
+        source, target = os.path.join(self.root, _checked(src)), self._target(dst)
+
+        def rename() -> None:
+            try:
+                os.replace(source, target)
+            except FileNotFoundError:
+                if not os.path.exists(target):
+                    raise NotFoundError(src) from None
+            _fsync_folder(os.path.dirname(target))
+            if os.path.dirname(source) != os.path.dirname(target):
+                _fsync_folder(os.path.dirname(source))
+
+        self._retry(rename)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                os.unlink(os.path.join(self.root, _checked(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+        # Not fsynced: a deletion undone by a power cut leaves an orphan, nothing worse.
+
+    def local_path(self, path: str) -> str | None:
+        return os.path.join(self.root, _checked(path))
+
+    def _replace(self, path: str, fill: Callable[[int], None]) -> None:
+        target = self._target(path)
+        temporary = _temporary(target, fill)
+        try:
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        _fsync_folder(os.path.dirname(target))
+
+    def _target(self, path: str) -> str:
+        target = os.path.join(self.root, _checked(path))
+        folder = os.path.dirname(target)
+        if not os.path.isdir(folder):
+            self._retry(lambda: _make_folders(self.root, folder))
+        return target
+
+
+def _checked(path: str) -> str:
+    if not path or path.startswith("/") or any(p in ("", ".", "..") for p in path.split("/")):
+        raise ValueError(f"not a path inside a store: {path!r}")
+    return path
+
+
+def _unknown(url: str, path: str, cause: BaseException) -> CommitUnknownError:
+    return CommitUnknownError(
+        f"the store did not say whether {path!r} was created\n"
+        f"  store: {url}\n"
+        f"  cause: {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}\n"
+        "  next: read the object back before trying again",
+        url=url,
+        path=path,
+    )
+
+
+def _temporary(target: str, fill: Callable[[int], None]) -> str:
+    """A durable hidden file beside the target. `#` makes obstore's own listing skip it too."""
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}#0")
+    file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    try:
+        try:
+            fill(file)
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _copy_all(file: int, local_file: str) -> None:
+    with open(local_file, "rb", buffering=0) as source:
+        while chunk := source.read(_COPY_CHUNK_BYTES):
+            _write_all(file, chunk)
+
+
+def _make_folders(root: str, folder: str) -> None:
+    missing = []
+    while len(folder) > len(root) and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for path in reversed(missing):
+        os.makedirs(path, exist_ok=True)
+        # A new folder is an entry of its parent: without this it may be gone after a power cut.
+        _fsync_folder(os.path.dirname(path))
+
+
+def _fsync_folder(folder: str) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,146 @@
+"""One suite over every store. A new store adds a line to STORES."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cairn.storage.store import NotFoundError, Store, open_store
+
+STORES: dict[str, Callable[[Path], str]] = {
+    "local": lambda folder: str(folder / "store"),
+    "file-url": lambda folder: f"file://{folder}/store with space",
+    "memory": lambda folder: "memory:",
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(STORES[request.param](tmp_path))
+
+
+def test_what_was_put_is_read_back(store: Store) -> None:
+    store.put("a/b", b"hello")
+    assert store.get("a/b") == b"hello"
+    assert store.exists("a/b")
+    store.put("a/b", b"")
+    assert store.get("a/b") == b""
+
+
+def test_a_range_ends_where_the_object_ends(store: Store) -> None:
+    store.put("a", b"0123456789")
+    assert store.get_range("a", 2, 3) == b"234"
+    assert store.get_range("a", 8, 30) == b"89"
+    assert store.get_range("a", 3, 0) == b""
+    began_s = time.monotonic()
+    assert store.get_range("a", 100, 5) == b""
+    assert time.monotonic() - began_s < 0.05, "a short object was taken for a transient error"
+
+
+def test_a_missing_object_is_not_found_without_retries(store: Store) -> None:
+    began_s = time.monotonic()
+    for read in (
+        lambda: store.get("x/y"),
+        lambda: store.get_range("x/y", 0, 1),
+        lambda: store.move("x/y", "x/z"),
+    ):
+        with pytest.raises(NotFoundError):
+            read()
+    assert not store.exists("x/y")
+    assert time.monotonic() - began_s < 0.05
+
+
+def test_put_if_absent_creates_once_and_keeps_the_first_content(store: Store) -> None:
+    assert store.put_if_absent("epochs/1", b"first") is True
+    assert store.put_if_absent("epochs/1", b"second") is False
+    assert store.get("epochs/1") == b"first"
+
+
+def test_put_file_streams_a_local_file(store: Store, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 50_000
+    (tmp_path / "source").write_bytes(data)
+    store.put_file("big/file", str(tmp_path / "source"))
+    assert store.get("big/file") == data
+
+
+def test_move_can_be_repeated(store: Store) -> None:
+    store.put("from/a", b"x")
+    store.put("to/b", b"old")
+    store.move("from/a", "to/b")
+    store.move("from/a", "to/b")
+    assert store.get("to/b") == b"x"
+    assert not store.exists("from/a")
+
+
+def test_delete_ignores_missing_objects(store: Store) -> None:
+    store.put("a", b"1")
+    store.delete(["nope", "a", "no/pe"])
+    store.delete([])
+    assert not store.exists("a")
+
+
+def test_list_shows_objects_of_a_folder_only_sorted_with_sizes(store: Store) -> None:
+    for path in ("s/b", "s/a/deep", "s2/c", "t"):
+        store.put(path, b"12345")
+    found = store.list("s")
+    assert [(o.path, o.size) for o in found] == [("s/a/deep", 5), ("s/b", 5)]
+    assert all(abs(o.modified_s - time.time()) < 60 for o in found)
+    assert store.list("s/") == found
+    assert store.list("nothing") == []
+    assert len(store.list()) == 4
+
+
+def test_a_store_travels_as_its_url(store: Store) -> None:
+    store.put("a", b"1")
+    assert open_store(store.url).get("a") == b"1"
+    assert pickle.loads(pickle.dumps(store)).get("a") == b"1"
+
+
+@pytest.mark.parametrize("path", ["", "/a", "a/../b", "a//b", "./a"])
+def test_paths_outside_the_store_are_refused(store: Store, path: str) -> None:
+    for write in (store.put, store.put_if_absent):
+        with pytest.raises(ValueError):
+            write(path, b"")
+
+
+def test_local_path_is_the_file_of_a_local_store_only(store: Store) -> None:
+    store.put("a/b", b"1")
+    path = store.local_path("a/b")
+    if store.url.startswith("file:"):
+        assert path is not None and Path(path).read_bytes() == b"1"
+    else:
+        assert path is None
+
+
+def _race(url: str, name: int, rounds: int, barrier: object, results: object) -> None:
+    store = open_store(url)
+    for number in range(rounds):
+        barrier.wait()  # type: ignore[attr-defined]
+        won = store.put_if_absent(f"epochs/{number}", f"{name}".encode())
+        results.put((number, name, won))  # type: ignore[attr-defined]
+
+
+def test_of_racing_processes_exactly_one_wins_each_number(tmp_path: Path) -> None:
+    racers, rounds = 4, 25
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(racers), context.Queue()
+    url = str(tmp_path / "race")
+    processes = [
+        context.Process(target=_race, args=(url, n, rounds, barrier, results))
+        for n in range(racers)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in range(racers * rounds)]
+    for process in processes:
+        process.join(10)
+    store = open_store(url)
+    for number in range(rounds):
+        winners = [name for n, name, won in found if n == number and won]
+        assert len(winners) == 1
+        assert store.get(f"epochs/{number}") == str(winners[0]).encode()
