@@ -5,6 +5,9 @@ A crash point does nothing unless the environment asks for it:
     CAIRN_CRASH_AT=driver.manifest.written:3    die at the third pass of that point
     CAIRN_CRASH_ONCE=/tmp/crashed               and only if this file does not exist yet
 
+A simulation, which has driver and slots in one process, is told of each pass instead:
+see `cairn.testing.crash`.
+
 Always true here:
 - every step of the epoch protocol after which a crash could matter has a name in POINTS;
 - a process dies as by SIGKILL: no handler runs, nothing is flushed.
@@ -31,7 +34,7 @@ POINTS: dict[str, str] = {
     "slot.begun": "the slot has accepted the epoch and holds the parent's state",
     "slot.batch": "the slot has processed a batch of rows",
     "slot.delta.written": "the delta is stored, the acknowledgement is not sent",
-    "slot.sink.prepared": "a sink's output is durable and invisible, the acknowledgement is not sent",
+    "slot.sink.prepared": "a sink's output is durable and invisible, nothing is acknowledged",
     "slot.acknowledged": "the acknowledgement is on its way to the driver",
 }
 
@@ -42,10 +45,14 @@ def _die() -> None:
 
 _passes: dict[str, int] = {}
 _die_by: Callable[[], None] = _die
+_told: Callable[[str], None] | None = None
+"""Who is told of each pass; set by `cairn.testing.crash` only."""
 
 
 def crash_point(name: str) -> None:
     """Die here, if the environment names this point and this pass."""
+    if _told is not None:
+        _told(name)
     asked = os.environ.get("CAIRN_CRASH_AT")
     if not asked:
         return

@@ -16,7 +16,7 @@ from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph
 from cairn.session import check_session
 from cairn.sinks.base import SinkContext
-from cairn.storage.log import create_or_open_job
+from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import open_store
 from cairn.types import type_ddl
@@ -30,7 +30,17 @@ STOP_PATIENCE_S = 60.0
 
 
 class _StoppingError(Exception):
-    """Raised in Spark's thread to keep it from starting another epoch."""
+    """Raised in Spark's thread to keep it from starting another epoch.
+
+    Spark takes an error of this text for the interruption it caused itself by stopping
+    the query, and does not report it as a failure.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling stop.\n"
+            ": java.lang.InterruptedException"
+        )
 
 
 class Run:
@@ -48,7 +58,7 @@ class Run:
         allow_dropped_state: bool,
     ) -> None:
         from cairn.backends import BACKENDS
-        from cairn.coordinator.driver import SparkDriver
+        from cairn.coordinator.driver import SparkDriver, check_trigger
 
         spark = graph.sources[0].dataframe.sparkSession
         check_session(spark)
@@ -60,6 +70,7 @@ class Run:
                 f"parallelism must be between 1 and max_parallelism ({graph.group_count}), "
                 f"found {parallelism}"
             )
+        check_trigger(spark, trigger)
         if retained_epochs < 1:
             raise PlanError(f"retained_epochs must be at least 1, found {retained_epochs}")
         # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
@@ -72,9 +83,7 @@ class Run:
         job = create_or_open_job(self._store, graph.name, graph.group_count)
         spec = job_spec(graph, job_id=job.job_id, checkpoint=self._store.url, backend=backend)
         for sink in graph.sinks:
-            sink.sink.open(
-                SinkContext(job.job_id, graph.name, sink.uid, graph.schema(sink.inputs[0]))
-            )
+            sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, graph.input_schema(sink)))
         self._coordinator = Coordinator(
             spec,
             self._store,
@@ -95,6 +104,7 @@ class Run:
         self.error: BaseException | None = None
         self._epoch_lock = threading.Lock()
         self._stopping = False
+        self._stop_called = threading.Event()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
         self._query = self._start_query()
@@ -132,10 +142,10 @@ class Run:
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
         while not self._epoch_lock.acquire(timeout=0.1):
             if self._stopping:
-                raise _StoppingError
+                self._refuse_epoch()
         try:
             if self._stopping:
-                raise _StoppingError
+                self._refuse_epoch()
             self._run_batch(rows, batch_id)
             crash_point("driver.epoch.ended")
         except _StoppingError:
@@ -145,6 +155,12 @@ class Run:
             raise
         finally:
             self._epoch_lock.release()
+
+    def _refuse_epoch(self) -> None:
+        # Only once Spark knows that it is being stopped is the refusal no failure to it.
+        self._stop_called.wait(STOP_PATIENCE_S)
+        time.sleep(0.2)
+        raise _StoppingError
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         folder = self._position.folder
@@ -247,6 +263,7 @@ class Run:
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._epoch_lock.acquire(timeout=STOP_PATIENCE_S)
         try:
+            self._stop_called.set()
             self._query.stop()
         finally:
             if finished:
@@ -255,7 +272,7 @@ class Run:
 
     def epochs(self) -> list[dict[str, Any]]:
         """The retained epochs on the current lineage, newest first."""
-        return [_summary(epoch) for epoch in self._coordinator.log.lineage()]
+        return [_summary(epoch) for epoch in Log(self._store).lineage()]
 
     def metrics(self) -> dict[str, Any]:
         """What the newest epoch of this run measured; empty before the first."""

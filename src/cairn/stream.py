@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from cairn.errors import PlanError
 from cairn.functions import KeyedProcess
 from cairn.plan.check import check_function, check_keys, check_same_schema, check_uid
-from cairn.plan.graph import Port, ProcessNode, SinkNode, TransformNode, port_event_time
+from cairn.plan.graph import (
+    Port,
+    ProcessNode,
+    SinkNode,
+    TransformNode,
+    port_event_time,
+    united_schema,
+)
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
 
@@ -31,16 +38,15 @@ class Stream:
         """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
         from cairn.plan.dataframe import transformed_schema
 
-        ports = []
-        schema = transformed_schema(self._job._spark(), self.schema, function)
-        for port in self._ports:
-            time = port_event_time(self._job._nodes, port)
-            name = f"transform-{len(self._job._nodes)}"
-            self._job._nodes[name] = TransformNode(
-                name, port, function, schema, time if time in schema.names else None
-            )
-            ports.append(Port(name))
-        return Stream(self._job, tuple(ports), schema)
+        job = self._job
+        schema = transformed_schema(job._spark(), self.schema, function)
+        times = {port_event_time(job._nodes, port) for port in self._ports}
+        time = times.pop() if len(times) == 1 else None
+        name = f"transform:{len(job._nodes)}"
+        job._nodes[name] = TransformNode(
+            name, self._ports, function, schema, time if time in schema.names else None
+        )
+        return Stream(job, (Port(name),), schema)
 
     def union(self, *others: Stream) -> Stream:
         """The rows of all these streams; their columns must agree in name and type."""
@@ -51,7 +57,7 @@ class Stream:
         ports = tuple(dict.fromkeys(p for s in (self, *others) for p in s._ports))
         if len(ports) != sum(len(s._ports) for s in (self, *others)):
             raise PlanError("union of a stream with itself would double its rows")
-        return Stream(self._job, ports, self.schema)
+        return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Partition by one or several columns; rows with equal values share state."""

@@ -2,13 +2,13 @@
 
 A backend gives, for each state and key group, a mutable mapping from key to
 stored value (for map state: from key to a mutable mapping of entries). It knows
-nothing of epochs: what an epoch changed and what was there before is kept above
-it, in `undo`, the same for every backend.
+nothing of epochs: what the running epoch changes is kept above it, in `overlay`,
+the same for every backend, and comes down only when the epoch is committed.
 
 Always true of a backend:
 - the mappings of different states and groups are disjoint; dropping a group is cheap;
-- values that went in come out equal; a value is never changed in place, except
-  lists, which only `undo` appends to and cuts back;
+- values that went in come out equal;
+- everything in it is committed;
 - it lives and dies with its slot: durability is the snapshot's work, not the backend's.
 """
 

@@ -1,13 +1,12 @@
 """What a function sees of its state: handles bound to the key at hand.
 
-A handle reads the current group and key from the scope (the context object) and
-goes straight to the mapping of that group. These few lines run once or more per
-row, so they are written for speed: one attribute chain, one dict operation, and
-the undo entry on the first change of a key in an epoch.
+A handle reads the current group and key from the scope (the context object), looks
+into the overlay of that group and then into the rows below, and writes to the overlay
+only. These few lines run once or more per row, so they are written for speed.
 
 Always true here:
 - a value is normalised before anything is changed, so a refused value leaves no trace;
-- the first change of a key in an epoch records what was there before.
+- committed rows are never changed from here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from cairn.backends.undo import ABSENT, ListTable, MapTable, Table, ValueTable
+from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.codec import ValueTypeError
 from cairn.state import Aggregating, Declaration, List, Map, Reducing, Value
 from cairn.types import OBJECT
@@ -30,7 +29,7 @@ class Scope(Protocol):
 
 def _name_state(handle: Declaration, error: ValueTypeError) -> TypeError:
     where = f".{error.path}" if error.path else ""
-    return TypeError(f"state {handle.name!r}{where}: {error}")
+    return TypeError(f"state {handle.name!r}{where}: {error.reason}")
 
 
 class ValueHandle(Value[Any]):
@@ -38,13 +37,19 @@ class ValueHandle(Value[Any]):
         self.name = declaration.name
         self._scope = scope
         self._rows = table.rows
-        self._before = table.before
+        self._changes = table.changes
         self._normalise = table.values.normalise
-        self._default = declaration.default
+        # In the form of a stored value, so that nobody can change it for all keys.
+        default = declaration.default
+        self._default = None if default is None else self._normalise(default)
 
     def get(self, default: Any = None) -> Any:
         scope = self._scope
-        value = self._rows[scope.group].get(scope.key)
+        group = scope.group
+        key = scope.key
+        value = self._changes[group].get(key, ABSENT)
+        if value is ABSENT:
+            value = self._rows[group].get(key)
         if value is None:
             return self._default if default is None else default
         return value
@@ -58,24 +63,16 @@ class ValueHandle(Value[Any]):
         except ValueTypeError as error:
             raise _name_state(self, error) from None
         scope = self._scope
-        group = scope.group
-        key = scope.key
-        rows = self._rows[group]
-        before = self._before[group]
-        if key not in before:
-            before[key] = rows.get(key, ABSENT)
-        rows[key] = value
+        self._changes[scope.group][scope.key] = value
 
     def clear(self) -> None:
         scope = self._scope
         group = scope.group
         key = scope.key
-        rows = self._rows[group]
-        if key in rows:
-            before = self._before[group]
-            if key not in before:
-                before[key] = rows[key]
-            del rows[key]
+        if key in self._rows[group]:
+            self._changes[group][key] = None
+        else:
+            self._changes[group].pop(key, None)
 
 
 class PickledValueHandle(ValueHandle):
@@ -86,10 +83,11 @@ class PickledValueHandle(ValueHandle):
         self._restore = table.values.restore
 
     def get(self, default: Any = None) -> Any:
-        scope = self._scope
-        stored = self._rows[scope.group].get(scope.key)
-        if stored is None:
-            return self._default if default is None else default
+        stored = super().get(ABSENT)
+        if stored is ABSENT:
+            if default is not None or self._default is None:
+                return default
+            stored = self._default
         return self._restore(stored)
 
 
@@ -138,19 +136,23 @@ class ListHandle(List[Any]):
         self.name = declaration.name
         self._scope = scope
         self._rows = table.rows
-        self._before = table.before
+        self._changes = table.changes
         self._values = table.values
 
-    def _items(self) -> list[Any]:
-        scope = self._scope
-        return self._rows[scope.group].get(scope.key) or []
-
     def __iter__(self) -> Iterator[Any]:
-        items = self._items()[:]
+        scope = self._scope
+        held = self._rows[scope.group].get(scope.key, ())
+        start, added = self._changes[scope.group].get(scope.key, (len(held), ()))
+        items = [*held[:start], *added]
         return iter(items) if self._values.type is not OBJECT else map(self._values.restore, items)
 
     def __len__(self) -> int:
-        return len(self._items())
+        scope = self._scope
+        changed = self._changes[scope.group].get(scope.key)
+        if changed is None:
+            return len(self._rows[scope.group].get(scope.key, ()))
+        start, added = changed
+        return int(start) + len(added)
 
     def _normalised(self, values: Iterable[Any]) -> list[Any]:
         try:
@@ -164,37 +166,29 @@ class ListHandle(List[Any]):
     def extend(self, values: Iterable[Any]) -> None:
         self._add(self._normalised(values))
 
+    def _add(self, added: list[Any]) -> None:
+        if not added:
+            return
+        scope = self._scope
+        changes = self._changes[scope.group]
+        changed = changes.get(scope.key)
+        if changed is None:
+            held = self._rows[scope.group].get(scope.key, ())
+            changes[scope.key] = (len(held), added)
+        else:
+            changed[1].extend(added)
+
     def set(self, values: Iterable[Any]) -> None:
         replaced = self._normalised(values)
         self.clear()
         self._add(replaced)
 
-    def _add(self, added: list[Any]) -> None:
-        if not added:
-            return
-        scope = self._scope
-        rows = self._rows[scope.group]
-        before = self._before[scope.group]
-        key = scope.key
-        items = rows.get(key)
-        if items is None:
-            before.setdefault(key, ABSENT)
-            rows[key] = added
-        else:
-            if key not in before:
-                before[key] = (items, len(items))
-            items += added
-
     def clear(self) -> None:
         scope = self._scope
-        rows = self._rows[scope.group]
-        key = scope.key
-        items = rows.get(key)
-        if items is not None:
-            before = self._before[scope.group]
-            if key not in before:
-                before[key] = (items, len(items))
-            del rows[key]
+        if scope.key in self._rows[scope.group]:
+            self._changes[scope.group][scope.key] = (0, [])
+        else:
+            self._changes[scope.group].pop(scope.key, None)
 
 
 class MapHandle(Map[Any, Any]):
@@ -202,13 +196,9 @@ class MapHandle(Map[Any, Any]):
         self.name = declaration.name
         self._scope = scope
         self._rows = table.rows
-        self._before = table.before
+        self._changes = table.changes
         self._values = table.values
         self._entries = table.entries
-
-    def _held(self) -> Any:
-        scope = self._scope
-        return self._rows[scope.group].get(scope.key)
 
     def _entry(self, entry: Any) -> Any:
         if entry is None:
@@ -218,12 +208,27 @@ class MapHandle(Map[Any, Any]):
         except ValueTypeError as error:
             raise _name_state(self, error) from None
 
+    def _stored(self, entry: Any) -> Any:
+        """The stored value of an entry, or ABSENT."""
+        scope = self._scope
+        changed = self._changes[scope.group].get(scope.key)
+        if changed is not None and entry in changed:
+            return changed[entry]
+        held = self._rows[scope.group].get(scope.key)
+        return ABSENT if held is None else held.get(entry, ABSENT)
+
+    def _put(self, entry: Any, value: Any) -> None:
+        scope = self._scope
+        changes = self._changes[scope.group]
+        changed = changes.get(scope.key)
+        if changed is None:
+            changed = changes[scope.key] = {}
+        changed[entry] = value
+
     def __getitem__(self, entry: Any) -> Any:
-        held = self._held()
-        key = self._entry(entry)
-        if held is None or key not in held:
+        value = self._stored(self._entry(entry))
+        if value is ABSENT:
             raise KeyError(entry)
-        value = held[key]
         return None if value is None else self._values.restore(value)
 
     def __setitem__(self, entry: Any, value: Any) -> None:
@@ -233,55 +238,36 @@ class MapHandle(Map[Any, Any]):
                 value = self._values.normalise(value)
             except ValueTypeError as error:
                 raise _name_state(self, error) from None
-        scope = self._scope
-        held = self._rows[scope.group].setdefault(scope.key, {})
-        before = self._before[scope.group]
-        changed = (scope.key, entry)
-        if changed not in before:
-            before[changed] = held.get(entry, ABSENT)
-        held[entry] = value
+        self._put(entry, value)
 
     def __delitem__(self, entry: Any) -> None:
-        held = self._held()
-        key = self._entry(entry)
-        if held is None or key not in held:
+        name = self._entry(entry)
+        if self._stored(name) is ABSENT:
             raise KeyError(entry)
-        self._delete(held, key)
+        self._put(name, ABSENT)
 
-    def _delete(self, held: Any, entry: Any) -> None:
+    def _live(self) -> list[Any]:
         scope = self._scope
-        before = self._before[scope.group]
-        changed = (scope.key, entry)
-        if changed not in before:
-            before[changed] = held[entry]
-        del held[entry]
-        if not held:
-            del self._rows[scope.group][scope.key]
+        held = self._rows[scope.group].get(scope.key, {})
+        changed = self._changes[scope.group].get(scope.key)
+        if not changed:
+            return list(held)
+        return [entry for entry, value in {**held, **changed}.items() if value is not ABSENT]
 
     def __iter__(self) -> Iterator[Any]:
         # In order of the keys: insertion order would not survive a restore, and then
         # a function that emits what it iterates over would differ between attempts.
-        return iter(sorted(self._held() or (), key=_order))
+        return iter(in_order(self._live()))
 
     def __len__(self) -> int:
-        held = self._held()
-        return 0 if held is None else len(held)
+        return len(self._live())
 
     def __contains__(self, entry: object) -> bool:
-        held = self._held()
-        return held is not None and self._entry(entry) in held
+        return self._stored(self._entry(entry)) is not ABSENT
 
     def clear(self) -> None:
-        held = self._held()
-        for entry in list(held or ()):
-            self._delete(held, entry)
-
-
-def _order(entry: Any) -> Any:
-    """A sort key that also orders None inside struct and array keys."""
-    if isinstance(entry, tuple):
-        return tuple((item is not None, _order(item)) for item in entry)
-    return 0 if entry is None else entry
+        for entry in self:
+            self._put(entry, ABSENT)
 
 
 def _value_handle(declaration: Any, table: ValueTable, scope: Scope) -> ValueHandle:

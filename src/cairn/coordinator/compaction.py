@@ -1,8 +1,9 @@
 """When to write a range's files anew: small deltas into larger ones, all of it into a base.
 
-Merging is size-tiered: ten files of a tier become one of the next, so a range has few
-files however old the job is. A base is due when the deltas after it have outgrown it
-several times over; recovery then reads a bounded multiple of the state.
+Merging is size-tiered: ten files of a tier become one of the next, together with the
+smaller ones after them, so a range has few files however old the job is. A base is due
+when the deltas after it have outgrown it several times over; recovery then reads a bounded
+multiple of the state.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ def due(files: Sequence[FileRef]) -> Compaction | None:
     delta_bytes = sum(ref.length for ref in files if ref.kind == "delta")
     if delta_bytes > max(BASE_RATIO * base_bytes, BASE_BYTES_MIN):
         return Compaction("base", len(files), 0)
-    tail = files[-FAN_IN:]
-    tiers = {ref.tier for ref in tail}
-    # Clipped files (after a rescale) hold groups of others too: a base will rid us of them.
-    ranges = {(ref.first_group, ref.group_count) for ref in tail}
-    if len(tail) == FAN_IN and len(tiers) == 1 and len(ranges) == 1:
-        if all(ref.kind == "delta" for ref in tail):
-            return Compaction("merge", FAN_IN, tail[0].tier + 1)
-    return None
+    merge = None
+    tier = in_tier = 0
+    for count, ref in enumerate(reversed(files), start=1):
+        if ref.kind == "base":
+            break
+        # What is smaller goes with the larger: newer files, of which the newest delta is always
+        # there, and older ones that a change of parallelism has left between others.
+        in_tier = in_tier + 1 if ref.tier <= tier else 1
+        tier = max(tier, ref.tier)
+        if in_tier >= FAN_IN:
+            merge = Compaction("merge", count, tier + 1)
+    return merge

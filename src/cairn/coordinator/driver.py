@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn import errors
 from cairn.coordinator.epoch import Outcome
-from cairn.errors import CairnError, EpochError
+from cairn.errors import CairnError, EpochError, PlanError
 from cairn.plan.dataframe import Planner, streaming_input
 from cairn.plan.graph import Graph
 from cairn.session import EPOCH_CONFIG
@@ -73,6 +73,7 @@ class SparkDriver:
         self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
             spark.sparkContext.master != "local"
         )
+        self._configured = False
         self._crowded_epochs = 0
         self.placement: dict[int, str] = {}
         self.repinned = 0
@@ -80,6 +81,7 @@ class SparkDriver:
     def start_query(
         self, folder_url: str, trigger: str, run_epoch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
+        self._configured = False  # A query has a session of its own.
         writer = (
             streaming_input(self.graph)
             .writeStream.foreachBatch(run_epoch)
@@ -95,8 +97,10 @@ class SparkDriver:
     def execute(self, rows: DataFrame, begin: Begin) -> Outcome:
         """One attempt at an epoch: one Spark action."""
         session = rows.sparkSession
-        for setting, value in EPOCH_CONFIG.items():
-            session.conf.set(setting, value)
+        if not self._configured:
+            for setting, value in EPOCH_CONFIG.items():
+                session.conf.set(setting, value)
+            self._configured = True
         context = session.sparkContext
         context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
@@ -145,6 +149,19 @@ class SparkDriver:
             run_id = self.run_id
             self._planner.pin.foreach(lambda _: end_slots(run_id) and None)
         self._planner.pin.unpersist()
+
+
+def check_trigger(spark: SparkSession, trigger: str) -> None:
+    """Refuse, before anything is written, what Spark would refuse later."""
+    if trigger == "available-now":
+        return
+    try:
+        spark._jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(trigger)
+    except Exception as error:
+        raise PlanError(
+            f"trigger {trigger!r} is no interval\n"
+            "  expected: an interval such as '1 second' or '500 milliseconds', or 'available-now'"
+        ) from error
 
 
 def as_cairn_error(error: BaseException, epoch: int) -> CairnError:

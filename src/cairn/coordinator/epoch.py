@@ -30,7 +30,7 @@ from cairn.crash import crash_point
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
 from cairn.sinks.base import Sink
-from cairn.slot.protocol import Ack, Begin, Report, Stored
+from cairn.slot.protocol import Ack, Begin, Compaction, Report, Stored
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition, StateDecl
@@ -109,7 +109,7 @@ class Coordinator:
         if self.newest is not None:
             self._commit_sinks(self.newest)
         for sink in self._sinks.values():
-            sink.recover(None if self.newest is None else self.newest.number)
+            sink.recover(self.term)
         assert self._collector is not None, "recovery follows the takeover"
         self._collector.sweep(time.time())
         crash_point("driver.recovered")
@@ -129,7 +129,7 @@ class Coordinator:
             begin = self._begin(number, attempt, now_ms, ranges)
             try:
                 outcome = execute(begin)
-                self._check_complete(outcome.acks)
+                outcome = outcome._replace(acks=self._complete(outcome.acks))
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
                 slices = self._pack(outcome.acks)
@@ -172,7 +172,7 @@ class Coordinator:
             uid: {
                 subtask: compaction
                 for subtask, part in enumerate(parts)
-                if (compaction := due(part.files)) is not None
+                if (compaction := self._due(uid, part)) is not None
             }
             for uid, parts in ranges.items()
         }
@@ -191,8 +191,18 @@ class Coordinator:
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
         )
 
-    def _check_complete(self, acks: Sequence[Ack]) -> None:
-        """Every subtask of every level has acknowledged, and said one thing only."""
+    def _due(self, uid: str, part: RangeState) -> Compaction | None:
+        """What to compact of a range. A merge reads the parent's files of that very range."""
+        compaction = due(part.files)
+        if compaction is None or compaction.kind == "base":
+            return compaction
+        held = None if self.newest is None else self.newest.operators.get(uid)
+        # Right after a change of parallelism the parent has other ranges: merged an epoch later.
+        ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
+        return compaction if (part.first_group, part.group_count) in ranges else None
+
+    def _complete(self, acks: Sequence[Ack]) -> list[Ack]:
+        """One acknowledgement of every subtask of every level, which said one thing only."""
         found: dict[tuple[int, int], Ack] = {}
         for ack in acks:
             if found.setdefault((ack.level, ack.subtask), ack) != ack:
@@ -208,6 +218,8 @@ class Coordinator:
         missing = expected - found.keys()
         if missing:
             raise EpochError(f"no acknowledgement of (level, subtask) {sorted(missing)}")
+        # What is said twice counts once: its output must not be published twice.
+        return [found[at] for at in sorted(expected)]
 
     def _pack(self, acks: Sequence[Ack]) -> dict[str, Slice]:
         """Store what travelled with the acknowledgements."""
@@ -253,7 +265,7 @@ class Coordinator:
                 ],
             )
         committables: dict[str, list[Any]] = {uid: [] for uid in self._sinks}
-        for ack in sorted(outcome.acks, key=lambda a: (a.level, a.subtask)):
+        for ack in outcome.acks:
             for uid, committable in ack.committables.items():
                 committables[uid].append(committable)
         return Epoch(

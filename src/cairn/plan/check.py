@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec import is_hashable
+from cairn.codec import ValueTypeError, codec, is_hashable
 from cairn.errors import PlanError
 from cairn.functions import KeyedProcess, declared_state
 from cairn.types import type_ddl
@@ -98,3 +98,13 @@ def check_function(function: Any, uid: str) -> None:
                 f"operator {uid!r}, state {declaration.name!r}: {declaration.entry_ddl} cannot be "
                 "a map key"
             )
+        default = getattr(declaration, "default", None)
+        if default is not None:
+            try:
+                codec(declaration.type).normalise(default)
+            except ValueTypeError as error:
+                raise PlanError(
+                    f"operator {uid!r}, state {declaration.name!r}: its default does not fit: "
+                    f"{error}",
+                    state=declaration.name,
+                ) from None

@@ -87,16 +87,19 @@ class Planner:
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
         for level, forward in zip(graph.levels, forwards, strict=True):
-            columns = ["pin", *self._input_columns(level)]
+            columns = [*self._input_columns(level), "pin"]
             udf = pandas_udf(
                 forward,
-                returnType=schema_ddl(envelope_schema(lanes_out(graph, level))),
+                returnType=self._output_ddl(level),
                 functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
             )
             self._columns.append(columns)
             # Pickling the function costs more than the rest of planning: done once.
             self._functions.append(udf(*(F.col(name) for name in columns)))
         self.pin = self._new_pin(spark)
+
+    def _output_ddl(self, level: Level) -> str:
+        return schema_ddl(envelope_schema(lanes_out(self.graph, level)))
 
     def _new_pin(self, spark: SparkSession) -> DataFrame:
         pin = (
@@ -185,7 +188,7 @@ class Planner:
         for edge in self._lanes_in(level):
             for port in edge.inputs:
                 is_transform = isinstance(self.graph.nodes[port.node], TransformNode)
-                if is_transform and self.graph.origin(port).node in uids:
+                if is_transform and self.graph.origins(port)[0].node in uids:
                     found.setdefault(port, []).append(edge)
         return found
 
@@ -194,13 +197,14 @@ class Planner:
             return frames[port]
         node = self.graph.nodes[port.node]
         if isinstance(node, TransformNode):
-            frame = node.function(self._transform(rows, node.input, frames))
-            pulls = [
-                other
+            united, *others = [self._transform(rows, port, frames) for port in node.inputs]
+            for other in others:
+                united = united.unionByName(other)
+            frame = node.function(united)
+            if any(
+                isinstance(other, TransformNode) and port in other.inputs
                 for other in self.graph.nodes.values()
-                if isinstance(other, TransformNode) and other.input == port
-            ]
-            if pulls:
+            ):
                 frame = frame.persist()
                 self._persisted.append(frame)
         elif isinstance(node, SourceNode):

@@ -15,10 +15,10 @@ def taps(graph: Graph) -> dict[Port, int]:
     found: dict[Port, int] = {}
     for edge in graph.edges:
         for port in edge.inputs:
-            origin = graph.origin(port)
-            is_operator = isinstance(graph.nodes[origin.node], ProcessNode)
-            if origin != port and is_operator and origin not in found:
-                found[origin] = len(graph.edges) + len(found)
+            for origin in graph.origins(port):
+                is_operator = isinstance(graph.nodes[origin.node], ProcessNode)
+                if origin != port and is_operator and origin not in found:
+                    found[origin] = len(graph.edges) + len(found)
     return found
 
 
@@ -41,7 +41,7 @@ def job_spec(graph: Graph, *, job_id: str, checkpoint: str, backend: str) -> Job
             sinks=tuple(
                 SinkSpec(
                     uid=sink.uid,
-                    schema=graph.schema(sink.inputs[0]),
+                    schema=graph.input_schema(sink),
                     sink=sink.sink,
                     lane=next((e.index for e in level.edges if e.consumer == sink.uid), None),
                 )

@@ -12,6 +12,7 @@ Always true here:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,7 @@ class TransformNode:
     """A function DataFrame -> DataFrame, run by Spark on the rows of one epoch."""
 
     name: str
-    input: Port
+    inputs: tuple[Port, ...]
     function: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
@@ -117,10 +118,16 @@ class Graph:
     def schema(self, port: Port) -> pa.Schema:
         return port_schema(self.nodes, port)
 
-    def origin(self, port: Port) -> Port:
-        """The source or operator output that a chain of transforms starts from."""
+    def input_schema(self, node: Consumer) -> pa.Schema:
+        """What a consumer gets, of all the streams united into it."""
+        return united_schema([self.schema(port) for port in node.inputs])
+
+    def origins(self, port: Port) -> tuple[Port, ...]:
+        """The sources or operator outputs that a chain of transforms starts from."""
         node = self.nodes[port.node]
-        return self.origin(node.input) if isinstance(node, TransformNode) else port
+        if not isinstance(node, TransformNode):
+            return (port,)
+        return tuple(origin for upstream in node.inputs for origin in self.origins(upstream))
 
     def level_of(self, uid: str) -> int:
         return next(
@@ -137,6 +144,15 @@ def port_schema(nodes: dict[str, Node], port: Port) -> pa.Schema:
     if isinstance(node, SinkNode):
         raise AssertionError("a sink has no output")
     return node.schema
+
+
+def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The columns in the order of the first, null where any of them may be."""
+    first, *others = schemas
+    return pa.schema(
+        f.with_nullable(f.nullable or any(other.field(f.name).nullable for other in others))
+        for f in first
+    )
 
 
 def port_event_time(nodes: dict[str, Node], port: Port) -> str | None:
@@ -208,8 +224,15 @@ def is_chained(graph: Graph, node: Consumer) -> bool:
 
 
 def _level_of_origin(graph: Graph, port: Port, level_of: dict[str, int]) -> int:
-    origin = graph.nodes[graph.origin(port).node]
-    return level_of[origin.uid] if isinstance(origin, ProcessNode) else -1
+    origins = [graph.nodes[origin.node] for origin in graph.origins(port)]
+    levels = {level_of[o.uid] if isinstance(o, ProcessNode) else -1 for o in origins}
+    if len(levels) > 1:
+        names = ", ".join(repr(origin.node) for origin in graph.origins(port))
+        raise PlanError(
+            f"a transform of the union of {names} would need rows of different stages at once\n"
+            "  next: transform the streams one by one and unite the results"
+        )
+    return levels.pop()
 
 
 def _level(graph: Graph, node: Consumer, level_of: dict[str, int]) -> int:
@@ -224,7 +247,7 @@ def _edge(graph: Graph, node: Consumer, index: int, level: int) -> Edge:
         consumer=node.uid,
         inputs=node.inputs,
         keys=node.keys if isinstance(node, ProcessNode) else (),
-        schema=graph.schema(node.inputs[0]),
+        schema=graph.input_schema(node),
         event_time=times.pop() if len(times) == 1 else None,
         level=level,
     )

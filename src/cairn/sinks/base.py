@@ -46,7 +46,10 @@ class Writer(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Forget the rows; called instead of prepare, or after it when the attempt is given up."""
+        """Forget the rows; called instead of prepare.
+
+        What is durable already and may be shared with a later attempt is left to `recover`.
+        """
 
 
 class Sink(ABC):
@@ -65,8 +68,12 @@ class Sink(ABC):
     def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
         """Publish an epoch. Called again for the same epoch, it changes nothing."""
 
-    def recover(self, newest_epoch: int | None) -> None:
-        """After a takeover and the repeated commit: remove what abandoned attempts left behind."""
+    def recover(self, before_epoch: int) -> None:
+        """After a takeover and the repeated commit: remove what abandoned attempts left behind.
+
+        Only of epochs below this number. Those from there on belong to this driver, or to
+        one that has taken over from it since, unnoticed.
+        """
 
     def close(self) -> None:
         """When the run or the slot ends."""

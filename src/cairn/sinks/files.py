@@ -9,7 +9,8 @@ A plain reader of the folder sees only published files; one who reads by the lis
 whole epochs only.
 
 Always true here:
-- a file is named by its content, so an attempt that runs again cannot change one;
+- a file is named by its sink, its place and its content, so an attempt that runs again
+  cannot change one, and no file takes the place of another;
 - the list of an epoch is written once all its files are in place, and proves the commit.
 """
 
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.errors import PlanError
+from cairn.ids import digest
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
 from cairn.storage.store import Store, open_store
 
@@ -49,16 +51,16 @@ class Files(Sink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._store = open_store(self.path)
-        self._home = f"_cairn/{context.job_id}/{context.uid}"
+        self.home = f"_cairn/{context.job_id}/{context.uid}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("context", "_store", "_home")}
+        return {k: v for k, v in vars(self).items() if k not in ("context", "_store", "home")}
 
     def staged(self, name: str) -> str:
-        return f"{self._home}/staged/{name}"
+        return f"{self.home}/staged/{name}"
 
     def _list_path(self, epoch: int) -> str:
-        return f"{self._home}/epochs/{epoch:012d}.json"
+        return f"{self.home}/epochs/{epoch:012d}.json"
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return FilesWriter(self, self._store, f"part-{epoch:012d}-{subtask:05d}")
@@ -71,8 +73,11 @@ class Files(Sink):
             self._store.move(self.staged(file["name"]), file["name"])
         self._store.put(self._list_path(epoch), msgspec.json.encode({"files": files}))
 
-    def recover(self, newest_epoch: int | None) -> None:
-        self._store.delete(found.path for found in self._store.list(f"{self._home}/staged/"))
+    def recover(self, before_epoch: int) -> None:
+        # Names sort by epoch, so those of earlier ones compare lower.
+        end = self.staged(f"part-{before_epoch:012d}")
+        staged = self._store.list(f"{self.home}/staged/")
+        self._store.delete(found.path for found in staged if found.path < end)
 
 
 class FilesWriter(Writer):
@@ -105,7 +110,9 @@ class FilesWriter(Writer):
         self._writer.close()
         with open(self._local, "rb") as file:
             content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        name = f"{self._prefix}-{content.hexdigest()}.parquet"
+        # Equal rows of another sink into this folder, or in the next file, are other rows.
+        place = f"{self._sink.home}/{len(self._files)}".encode()
+        name = f"{self._prefix}-{digest(place, content.digest())}.parquet"
         self._store.put_file(self._sink.staged(name), self._local)
         size = os.path.getsize(self._local)
         self._files.append({"name": name, "rows": self._rows, "bytes": size})
@@ -125,5 +132,6 @@ class FilesWriter(Writer):
         if self._writer is not None:
             self._writer.close()
         self._forget_local()
-        self._store.delete(self._sink.staged(file["name"]) for file in self._files)
+        # What is staged stays until `recover`: equal rows have equal names, so by now it may
+        # be the work of the attempt that came after this one.
         self._files = []

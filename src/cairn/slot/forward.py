@@ -182,8 +182,9 @@ class Forward:
                 elif isinstance(item, BaseException):
                     done += 1
                     errors.append(item)
-                    # The other thread may wait for input that will not come.
-                    if isinstance(item, SubtaskError):
+                    # The other thread may wait for input that will not come, from the slot or
+                    # from Spark. When it is the slot that is lost, both learn of it.
+                    if not isinstance(item, flight.FlightError):
                         break
                 else:
                     yield item

@@ -15,6 +15,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import islice, repeat
 from types import GeneratorType
 from typing import Any
 
@@ -22,18 +23,20 @@ import pyarrow as pa
 
 from cairn.backends import BACKENDS
 from cairn.backends.handles import make_handle
-from cairn.backends.undo import Table, make_table
+from cairn.backends.overlay import Table, make_table
 from cairn.codec import codec
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
 from cairn.slot.context import SlotContext
-from cairn.slot.outlet import FLUSH_ROWS, Outlet, _short
+from cairn.slot.outlet import Outlet, _short
 from cairn.slot.protocol import Begin
 from cairn.slot.spec import OperatorSpec
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, next_version
 from cairn.types import row_class
+
+MESSAGE_CHARS_MAX = 4000
 
 
 class Operator:
@@ -132,19 +135,24 @@ class Operator:
             column.decode(array)
             for column, array in zip(self._columns, rows.flatten(), strict=True)
         ]
-        keys = self._keys(columns, rows)
+        times: Iterable[int | None] = repeat(None)
+        if self._time_at is not None:
+            times = [None if t is None else _millis(t) for t in columns[self._time_at]]
+        row_tuples = map(self._row, zip(*columns, strict=True))
+        scoped = zip(groups, self._keys(columns, rows), times, row_tuples, strict=False)
         self.rows_in += len(groups)
         context = self.context
         assert self.function is not None
         process = self.function.process
-        out = self.main.rows
-        emit = out.append
+        emit = self.main.rows.append
         row: Any = None
+        remaining = len(groups)
         try:
-            if self._time_at is None:
+            while remaining > 0:
+                rows_max = self.main.rows_max
                 # The loop assigns straight to the context: the cheapest way to set the scope.
-                for context.group, context.key, row in zip(
-                    groups, keys, map(self._row, zip(*columns, strict=True)), strict=True
+                for context.group, context.key, context.event_time_ms, row in islice(
+                    scoped, rows_max
                 ):
                     result = process(row, context)
                     if result is None:
@@ -153,24 +161,13 @@ class Operator:
                         emit(result)
                     else:
                         self._emit_all(result)
-            else:
-                times = [None if t is None else _millis(t) for t in columns[self._time_at]]
-                for context.group, context.key, context.event_time_ms, row in zip(
-                    groups, keys, times, map(self._row, zip(*columns, strict=True)), strict=True
-                ):
-                    result = process(row, context)
-                    if result is None:
-                        continue
-                    if type(result) is tuple:
-                        emit(result)
-                    else:
-                        self._emit_all(result)
+                remaining -= rows_max
+                for outlet in self.outlets:
+                    outlet.flush()
         except FunctionError as error:
             raise self._located(error, row) from error
         except Exception as error:
             raise self._failed("process()", error, row) from error
-        for outlet in self.outlets:
-            outlet.flush()
 
     def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
         parts = [
@@ -185,7 +182,7 @@ class Operator:
         if type(result) is GeneratorType:
             for row in result:
                 out.append(row)
-                if len(out) >= FLUSH_ROWS:
+                if len(out) >= self.main.rows_max:
                     self.main.flush()
         elif isinstance(result, dict | tuple) or hasattr(result, "__dataclass_fields__"):
             out.append(result)
@@ -250,8 +247,10 @@ class Operator:
         if isinstance(error, CairnError) and not isinstance(error, FunctionError):
             return error
         uid = self.spec.uid
-        lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {error}"]
-        facts: dict[str, Any] = {"operator": uid, "cause": repr(error)}
+        # Cut: it travels to the driver in the text of other errors, several times over.
+        text = str(error)[:MESSAGE_CHARS_MAX]
+        lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {text}"]
+        facts: dict[str, Any] = {"operator": uid, "cause": _short(error, MESSAGE_CHARS_MAX)}
         if row is not None:
             facts |= {"key": _short(self.context.key), "row": _short(row)}
             lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]

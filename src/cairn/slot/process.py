@@ -32,8 +32,9 @@ from pathlib import Path
 import psutil
 
 POLL_S = 0.5
-LEASE_S = 600.0
+LEASE_S = 3600.0
 START_TIMEOUT_S = 60.0
+CLOSE_PATIENCE_S = 10.0
 
 
 def runtime_root() -> Path:
@@ -48,8 +49,19 @@ def runtime_root() -> Path:
     return root
 
 
+_executor: psutil.Process | None = None
+
+
 def executor_process() -> psutil.Process:
     """The JVM this Python worker works for."""
+    global _executor
+    # Remembered: a worker that has lost the daemon between them still serves the same JVM.
+    if _executor is None or not _executor.is_running():
+        _executor = _find_executor()
+    return _executor
+
+
+def _find_executor() -> psutil.Process:
     process = psutil.Process().parent()
     while process is not None and process.pid != 1 and "python" in process.name().lower():
         process = process.parent()
@@ -81,7 +93,10 @@ class SlotHome:
         try:
             text = (self.directory / "pid").read_text()
             pid, started_s = text.split()
-            if psutil.Process(int(pid)).create_time() == float(started_s):
+            process = psutil.Process(int(pid))
+            # Until its parent asks how it ended, a dead process keeps its number.
+            is_dead = process.status() == psutil.STATUS_ZOMBIE
+            if process.create_time() == float(started_s) and not is_dead:
                 return int(pid)
         except (OSError, ValueError, psutil.Error):
             pass
@@ -158,7 +173,7 @@ def _watch(server: object, pid: int, started_s: float, lease_s: float) -> str:
             alive = False
         if not alive:
             return "the executor is gone"
-        idle_s = time.monotonic() - server.last_used_s  # type: ignore[attr-defined]
+        idle_s = server.idle_s()  # type: ignore[attr-defined]
         if idle_s > lease_s:
             return f"idle for {idle_s:.0f} s"
         if idle_s < POLL_S:
@@ -205,7 +220,10 @@ def main() -> None:
         (directory / "socket").unlink(missing_ok=True)
     try:
         if why == "told to end":
-            server.runtime.close()
+            # Of its own accord a thread that waits for a user's close() might never end.
+            closing = threading.Thread(target=server.runtime.close, daemon=True, name="close")
+            closing.start()
+            closing.join(CLOSE_PATIENCE_S)
             shutil.rmtree(directory, ignore_errors=True)
     finally:
         # Not through the interpreter's end: threads of the transport may still be blocked.

@@ -48,6 +48,9 @@ from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.pack import write_segment
 from cairn.storage.store import Store, open_store
 
+INCOMPLETE = ""
+"""A version that no epoch names."""
+
 Send = Callable[[pa.RecordBatch], None]
 
 
@@ -98,6 +101,11 @@ class SinkRuntime:
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
+        schema = self.spec.schema
+        if batch.schema != schema:
+            # United streams may differ in the order of columns, Spark's rows in their time zone.
+            columns = [batch[field.name].cast(field.type) for field in schema]
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         self.writer.write(batch)
 
     def prepare(self) -> Any:
@@ -124,7 +132,7 @@ class LevelRuntime:
         ]
         self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
         self.schema = envelope_schema(spec.lanes)
-        self.send: Send = lambda batch: None
+        self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
         self._consumers: list[Operator | SinkRuntime] = [
@@ -140,6 +148,7 @@ class LevelRuntime:
         self._subtask = 0
         self._compacted: dict[str, Compacted] = {}
         self._lock = threading.RLock()
+        self._token_lock = threading.Lock()
 
     def _lane_target(self, lane: int) -> Send:
         fields = list(self.schema)
@@ -149,10 +158,12 @@ class LevelRuntime:
             columns: list[pa.Array] = [pa.array(np.full(count, lane, np.int32))]
             for field in fields[1:]:
                 if field.name == lane_name(lane):
-                    columns.append(batch.to_struct_array())
+                    # By name: united streams may differ in the order of their columns.
+                    parts = [batch[part.name] for part in field.type]
+                    columns.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
                 else:
                     columns.append(pa.nulls(count, field.type))
-            self.send(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+            self._send(pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
         return send
 
@@ -164,8 +175,9 @@ class LevelRuntime:
         """Start an attempt: every operator at the parent's version, nothing of this epoch in."""
         # The token is announced before the lock is taken, so that an older attempt still
         # running sees it at its next batch and lets go.
-        self._check(token)
-        self._newest = token
+        with self._token_lock:
+            self._check(token)
+            self._newest = token
         with self._lock:
             self._check(token)
             started = time.perf_counter()
@@ -187,11 +199,13 @@ class LevelRuntime:
         version = begin.versions[uid][subtask]
         operator.declare()
         if not operator.is_at(version, groups):
-            operator.reset(version, groups)
+            # What a restore leaves behind that fails half way must not pass for the version.
+            operator.reset(INCOMPLETE, groups)
             if version != EMPTY_VERSION:
                 assert begin.parent is not None, "state without a parent epoch"
                 restore(operator, self.log, self.store, begin.parent)
                 self.restored = True
+            operator.version = version
         compaction = begin.compactions.get(uid, {}).get(subtask)
         if compaction is not None:
             stored = self._compact(operator, compaction, begin)
@@ -203,6 +217,12 @@ class LevelRuntime:
         if compaction.kind == "base":
             return write_base(operator, self.store, begin, self.scratch)
         return merge_files(operator, compaction, self.log, self.store, begin)
+
+    def attach(self, token: Token, send: Send) -> None:
+        """What leaves this level goes here, until a newer attempt attaches."""
+        with self._lock:
+            self._check(token)
+            self._send = send
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
         """Rows in, in the order they came. What they cause goes to `send` and to sinks."""

@@ -14,6 +14,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -62,16 +63,30 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         self.runtime = Runtime(scratch=scratch)
         self.executor = executor
         self.log = log
-        self.last_used_s = time.monotonic()
         self.ended = threading.Event()
+        self._calls: set[object] = set()
+        self._last_used_s = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Since the last call ended; a call under way is never idle, however long it takes."""
+        return 0.0 if self._calls else time.monotonic() - self._last_used_s
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        call = object()
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._last_used_s = time.monotonic()
+            self._calls.discard(call)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        self.last_used_s = time.monotonic()
-        try:
-            answer = self._act(action.type, action.body.to_pybytes())
-        except Exception as error:
-            answer = self._failure(error)
-        self.last_used_s = time.monotonic()
+        with self._in_use():
+            try:
+                answer = self._act(action.type, action.body.to_pybytes())
+            except Exception as error:
+                answer = self._failure(error)
         yield flight.Result(answer)
 
     def _act(self, kind: str, body: bytes) -> bytes:
@@ -92,15 +107,21 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         return DONE
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._in_use():
+            self._exchange(descriptor, reader, writer)
+        # Python's collector is off while rows are processed (see process.py); what an
+        # epoch left behind is looked at once, here, after the driver has its answer.
+        gc.collect(1)
+
+    def _exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
         call = call_decoder.decode(descriptor.command)
         token = Token(*call.token)
         level = self.runtime.level(call.level)
         started_ms = time.time_ns() // 1_000_000
         try:
             writer.begin(level.schema)
-            level.send = writer.write_batch
+            level.attach(token, writer.write_batch)
             while True:
-                self.last_used_s = time.monotonic()
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
@@ -129,11 +150,6 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         except Exception as error:
             level.abandon(token)
             writer.write_metadata(self._failure(error))
-        finally:
-            self.last_used_s = time.monotonic()
-        # Python's collector is off while rows are processed (see process.py); what an
-        # epoch left behind is looked at once, here, after the driver has its answer.
-        gc.collect(1)
 
     def _failure(self, error: Exception) -> bytes:
         traceback.print_exception(error)

@@ -123,13 +123,18 @@ class Log:
         return record
 
     def records(self, start: int | None = None) -> Iterator[Record]:
-        """All records from `start` on, oldest first. One that is removed meanwhile is left out."""
+        """All records from `start` on, oldest first.
+
+        Left out are those that are removed meanwhile, and retired ones that can no longer be
+        read: a leader that died while removing them may have left them without their base.
+        """
         for number in self.numbers():
             if start is None or number >= start:
                 try:
                     yield self.read(number)
                 except RestoreError:
-                    if self.store.exists(record_path(number)):
+                    is_there = self.store.exists(record_path(number))
+                    if is_there and number >= self.retired_below():
                         raise
 
     def newest_epoch(self) -> Epoch | None:

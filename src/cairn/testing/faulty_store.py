@@ -57,6 +57,10 @@ class FaultyStore(Store):
         self._random = None if seed is None else random.Random(seed)
         self._fault_rate = fault_rate
 
+    def plan(self, *faults: Fault) -> None:
+        """Add faults while the store is in use; `calls` says how far it has come."""
+        self._plan += faults
+
     def get(self, path: str) -> bytes:
         return self._read("get", lambda: self.inner.get(path))
 

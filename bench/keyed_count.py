@@ -1,0 +1,188 @@
+"""How fast is a per-record Python function with keyed state and a snapshot every epoch?
+
+Running count and sum per key, one output row per input row, epochs of 1 M rows over 1 M
+keys, each epoch committed. Compared, interleaved in the same run, with
+(a) the same source, settings, shuffle and pin join around an identity mapInArrow, and
+(b) PySpark's transformWithState on a slice small enough to finish.
+The first epoch of every run is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from harness import file_stream, note, report, work_dir, write_files
+
+import cairn
+from cairn import Job, KeyedProcess, sinks, state
+from cairn.plan.dataframe import Planner, streaming_input
+
+
+class Count(KeyedProcess):
+    count = state.Value("long", default=0)
+    total = state.Value("double", default=0.0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        n = self.count.get() + 1
+        s = self.total.get() + row.v
+        self.count.set(n)
+        self.total.set(s)
+        return row.k, n, s
+
+
+def counting_job(source: Any, sink: sinks.Sink) -> Job:
+    job = Job("keyed-count")
+    counts = (
+        job.source("rows", source)
+        .key_by("k")
+        .process(Count(), schema="k long, n long, s double", uid="count")
+    )
+    counts.sink_to(sink, uid="out")
+    return job
+
+
+def rate(ends: list[float], rows_per_epoch: int) -> float:
+    """Rows per second after the first epoch."""
+    return rows_per_epoch * (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+def run_cairn(spark: Any, source: Path, work: Path, sink: sinks.Sink, rows: int) -> float:
+    run = counting_job(file_stream(spark, source), sink).start(
+        checkpoint=str(work / "checkpoint"), parallelism=2, trigger="available-now"
+    )
+    run.wait()
+    ends = sorted(e["wall_ms"] / 1000 for e in run.epochs())
+    return rate(ends, rows)
+
+
+def run_identity(spark: Any, source: Path, work: Path, rows: int) -> float:
+    """The ceiling: everything but the slot. Rows go to Python and back, and are dropped."""
+
+    def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    graph = counting_job(file_stream(spark, source), sinks.Noop()).graph()
+    ends: list[float] = []
+    planner: list[IdentityPlanner] = []
+
+    def epoch(df: Any, batch_id: int) -> None:
+        if not planner:
+            planner.append(IdentityPlanner(graph, 2, [identity], spark))
+        df.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+        df.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "16384")
+        planner[0].epoch(df).write.format("noop").mode("overwrite").save()
+        ends.append(time.time())
+
+    query = (
+        streaming_input(graph)
+        .writeStream.foreachBatch(epoch)
+        .option("checkpointLocation", str(work / "identity"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    planner[0].pin.unpersist()
+    return rate(ends, rows)
+
+
+class IdentityPlanner(Planner):
+    """cairn's own plan, with a function that gives back what it gets."""
+
+    def _output_ddl(self, level: Any) -> str:
+        return "lane int, group int, subtask int, l0 struct<k: bigint, v: double>, pin int"
+
+
+def run_transform_with_state(spark: Any, source: Path, work: Path, rows: int) -> float:
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Processor(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.acc = handle.getValueState("acc", "n long, s double")
+
+        def handleInputRows(self, key: Any, rows: Any, timers: Any) -> Iterator[Any]:
+            from pyspark.sql import Row
+
+            n, s = self.acc.get() if self.acc.exists() else (0, 0.0)
+            for row in rows:
+                n, s = n + 1, s + row.v
+                yield Row(k=key[0], n=n, s=s)
+            self.acc.update((n, s))
+
+        def close(self) -> None:
+            pass
+
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    query = (
+        file_stream(spark, source)
+        .groupBy("k")
+        .transformWithState(Processor(), "k long, n long, s double", "Update", "None")
+        .writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(work / "tws"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    progress = [p for p in query.recentProgress if p["numInputRows"]][1:]
+    return rows * len(progress) / (sum(p["batchDuration"] for p in progress) / 1000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows per epoch")
+    parser.add_argument("--epochs", type=int, default=10, help="measured epochs per run")
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--slice-rows", type=int, default=20_000, help="per epoch of (b)")
+    parser.add_argument("--sink", choices=["noop", "files"], default="noop")
+    options = parser.parse_args()
+    spark = cairn.session("bench", master="local[2]", driver__memory="4g", ui__enabled=False)
+    measured: dict[str, list[float]] = {"cairn": [], "identity": [], "transform_with_state": []}
+    with work_dir() as work:
+        big, small = work / "big", work / "small"
+        write_files(big, files=options.epochs + 1, rows=options.rows, keys=options.keys)
+        write_files(small, files=4, rows=options.slice_rows, keys=options.keys)
+
+        def timed(name: str, run: Callable[[], float]) -> None:
+            measured[name].append(run())
+            note(f"{name}: {measured[name][-1]:,.0f} rows/s")
+
+        for index in range(options.runs):
+            here = work / str(index)
+            sink = sinks.Noop() if options.sink == "noop" else sinks.Files(str(here / "out"))
+            timed("identity", lambda: run_identity(spark, big, here, options.rows))  # noqa: B023
+            timed("cairn", lambda: run_cairn(spark, big, here, sink, options.rows))  # noqa: B023
+            timed(
+                "transform_with_state",
+                lambda: run_transform_with_state(spark, small, here, options.slice_rows),  # noqa: B023
+            )
+    median = {name: statistics.median(rates) for name, rates in measured.items()}
+    report(
+        "keyed_count" if options.sink == "noop" else f"keyed_count_{options.sink}",
+        {
+            "rows_per_s": {name: round(rate) for name, rate in median.items()},
+            "runs": {name: [round(r) for r in rates] for name, rates in measured.items()},
+            "of_identity": round(median["cairn"] / median["identity"], 4),
+            "times_transform_with_state": round(
+                median["cairn"] / median["transform_with_state"], 1
+            ),
+            "required": {"of_identity": 0.20, "times_transform_with_state": 50},
+            "aimed_for": {"of_identity": 0.25, "times_transform_with_state": 75},
+            "rows_per_epoch": options.rows,
+            "epochs": options.epochs,
+            "keys": options.keys,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The commands, their options and their help.
+
+Always true here:
+- a command that only looks at a checkpoint neither imports pyspark nor changes anything;
+- `--json` prints the same facts as the view for people, under stable names.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import cairn
+from cairn.cli.failure import FAILED, reported
+
+app = typer.Typer(
+    name="cairn",
+    help="Managed state for PySpark: Spark moves the data, cairn keeps the state.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Checkpoint = Annotated[str, typer.Argument(help="The checkpoint: a folder or an object store url.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cairn {cairn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="JOB.PY:BUILD", help="A file and its build(spark, *args).")
+    ],
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-c", help="Where epochs and state are kept.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Passed on to BUILD.")
+    ] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("--parallelism", "-p", help="Subtasks; default: Spark's cores.")
+    ] = None,
+    trigger: Annotated[
+        str, typer.Option(help='Between epochs: "1 second"; or "available-now" and end.')
+    ] = "1 second",
+    master: Annotated[str | None, typer.Option(help="Spark's master, such as local[2].")] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark setting; repeat it.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="Where slots keep state between epochs.")] = "heap",
+    retained_epochs: Annotated[int, typer.Option(help="Epochs to keep in the log.")] = 10,
+    allow_dropped_state: Annotated[
+        bool, typer.Option("--allow-dropped-state", help="Go on without operators that are gone.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per epoch on stdout; logs on stderr.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job, from its newest epoch if the checkpoint has one.
+
+    Ctrl-C ends it after the epoch under way; the same command goes on from there.
+
+    [dim]cairn run examples/fraud.py:build --checkpoint ckpt --parallelism 2 -- payments out[/dim]
+    """
+    from cairn.cli.driving import Settings, drive
+
+    with reported(debug=debug):
+        drive(
+            Settings(
+                target=target,
+                checkpoint=checkpoint,
+                args=list(args or []),
+                parallelism=parallelism,
+                trigger=trigger,
+                master=master,
+                conf=list(conf or []),
+                backend=backend,
+                retained_epochs=retained_epochs,
+                allow_dropped_state=allow_dropped_state,
+                as_json=as_json,
+            )
+        )
+
+
+@app.command()
+def ls(
+    checkpoint: Checkpoint,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every record: takeovers and restores too.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List the epochs of a job, newest first.
+
+    [dim]cairn ls ckpt[/dim]
+    """
+    from cairn.cli.checkpoint import list_epochs, open_checkpoint
+    from cairn.cli.tables import print_epochs, print_json
+
+    with reported(debug=debug):
+        facts = list_epochs(open_checkpoint(checkpoint), everything=everything)
+        print_json(facts) if as_json else print_epochs(facts, everything=everything)
+
+
+@app.command()
+def show(
+    checkpoint: Checkpoint,
+    epoch: Annotated[
+        int | None, typer.Argument(help="Its number; default: the newest epoch.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show what an epoch says: sources, operators, state, timings.
+
+    [dim]cairn show ckpt 42[/dim]
+    """
+    from cairn.cli.checkpoint import open_checkpoint, show_epoch
+    from cairn.cli.tables import print_epoch, print_json
+
+    with reported(debug=debug):
+        facts = show_epoch(open_checkpoint(checkpoint), epoch)
+        print_json(facts) if as_json else print_epoch(facts)
+
+
+@app.command()
+def verify(
+    checkpoint: Checkpoint,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Read every file the log names and check it. Exit code 1 when there is damage.
+
+    [dim]cairn verify ckpt[/dim]
+    """
+    from cairn.cli.checkpoint import open_checkpoint, verify_facts
+    from cairn.cli.tables import print_json, print_report, progress_bar
+
+    with reported(debug=debug):
+        store = open_checkpoint(checkpoint)
+        with progress_bar("checking") as progress:
+            facts = verify_facts(store, progress)
+        print_json(facts) if as_json else print_report(facts)
+        if not facts["ok"]:
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def demo(
+    events: Annotated[int, typer.Option(min=1000, help="Payments to generate.")] = 400_000,
+    seconds: Annotated[float, typer.Option(help="Over which they arrive.")] = 20.0,
+    seed: Annotated[int, typer.Option(help="Of the payments.")] = 7,
+    folder: Annotated[
+        str | None, typer.Option(help="Where to work; default: a new temporary folder.")
+    ] = None,
+    tamper: Annotated[
+        bool, typer.Option("--tamper", hidden=True, help="Spoil the output before the check.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Kill a slot, then the driver, in mid-epoch; then count every payment. About a minute.
+
+    [dim]cairn demo[/dim]
+    """
+    from cairn.demo.play import play
+
+    with reported(debug=debug):
+        if not play(events=events, seconds=seconds, seed=seed, folder=folder, tamper=tamper):
+            raise typer.Exit(FAILED)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The entry point `cairn`."""
+    app(args=sys.argv[1:] if argv is None else argv, prog_name="cairn")

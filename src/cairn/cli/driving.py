@@ -1,0 +1,198 @@
+"""Drive a run from the command line: follow its epochs, show them, end it when asked.
+
+Always true here:
+- every epoch the run commits is shown once, in order, however fast they come;
+- the first Ctrl-C (or SIGTERM) lets the epoch under way finish; the second does not;
+- with --json nothing but JSON reaches stdout: what the job, its sinks and Spark print
+  goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+
+from cairn.cli.checkpoint import epoch_facts
+from cairn.cli.failure import INTERRUPTED
+from cairn.cli.job_file import UsageError, load_build, pickle_by_value_in_spark
+from cairn.cli.spark_log import spark_log, stderr_to
+from cairn.errors import PlanError
+from cairn.storage import Epoch, Log, Store, open_store
+from cairn.view import JsonView, LineView, LiveView, View
+
+if TYPE_CHECKING:
+    from cairn.run import Run
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `cairn run` was told."""
+
+    target: str
+    checkpoint: str
+    args: list[str] = field(default_factory=list)
+    parallelism: int | None = None
+    trigger: str = "1 second"
+    master: str | None = None
+    conf: list[str] = field(default_factory=list)
+    backend: str = "heap"
+    retained_epochs: int = 10
+    allow_dropped_state: bool = False
+    as_json: bool = False
+
+
+def drive(settings: Settings) -> None:
+    """Run the job until it ends, is told to end, or fails."""
+    from cairn.job import Job
+    from cairn.session import session
+
+    conf = _parse_conf(settings)
+    module, build = load_build(settings.target, settings.args)
+    out = _json_only_stdout() if settings.as_json else None
+    is_live = out is None and sys.stdout.isatty()
+    name = Path(settings.target.rpartition(":")[0]).stem
+    log = spark_log() if is_live else None
+    if log is None:
+        spark = session(name, **conf)
+    else:
+        with Console().status("starting Spark …"), stderr_to(log):
+            spark = session(name, **conf)
+    pickle_by_value_in_spark(module)
+    try:
+        # After the session: Spark's own handler would cancel the epoch under way.
+        with _Interrupts() as interrupts:
+            job = build(spark, *settings.args)
+            if not isinstance(job, Job):
+                raise PlanError(
+                    f"{settings.target} returned {type(job).__name__}, expected a cairn.Job\n"
+                    "  next: end the function with `return job`"
+                )
+            store = open_store(settings.checkpoint)
+            view = _view(settings, job.name, store.url, out, is_live=is_live)
+            interrupts.view = view
+            with view:
+                run = job.start(
+                    checkpoint=store.url,
+                    parallelism=settings.parallelism,
+                    backend=settings.backend,
+                    trigger=settings.trigger,
+                    retained_epochs=settings.retained_epochs,
+                    allow_dropped_state=settings.allow_dropped_state,
+                )
+                with run:
+                    _follow(run, _Follower(run, store), view, interrupts)
+                view.ended(run.status)
+    except Exception as error:
+        if log is not None:
+            error.add_note(f"spark's log: {log}")
+        raise
+    finally:
+        with contextlib.suppress(Exception):
+            spark.stop()
+
+
+def _follow(run: Run, follower: _Follower, view: View, interrupts: _Interrupts) -> None:
+    stopped = False
+    try:
+        while not run.wait(POLL_S):
+            for facts in follower.new():
+                view.epoch(facts)
+            if interrupts.count and not stopped:
+                stopped = True
+                run.stop()
+    finally:
+        for facts in follower.new():
+            view.epoch(facts)
+
+
+class _Follower:
+    """The epochs a run commits, each once. Reads the log: two may have come since last time."""
+
+    def __init__(self, run: Run, store: Store) -> None:
+        self._run = run
+        self._log = Log(store)
+        self._shown: int | None = None
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        measured = self._run.metrics()
+        if not measured or measured["epoch"] == self._shown:
+            return
+        newest = measured["epoch"]
+        for number in range(newest if self._shown is None else self._shown + 1, newest + 1):
+            record = self._log.read(number)
+            if isinstance(record, Epoch):
+                facts = epoch_facts(record)
+                if number == newest:
+                    for name in ("epoch_ms", "rows_per_s", "commit_ms"):
+                        facts[name] = measured[name]
+                yield facts
+        self._shown = newest
+
+
+class _Interrupts:
+    """Counts Ctrl-C and SIGTERM: one asks, two end the process on the spot."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.view: View | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            if self.view is not None:
+                self.view.abandon()
+            # The JVM ends with us, the slots with the JVM; the epoch under way never happened.
+            os._exit(INTERRUPTED)
+        if self.view is not None:
+            self.view.say("stopping after the epoch under way; Ctrl-C again stops at once")
+
+
+def _view(
+    settings: Settings, job_name: str, url: str, out: TextIO | None, *, is_live: bool
+) -> View:
+    if out is not None:
+        return JsonView(out)
+    if is_live:
+        return LiveView(Console(), job_name, url, settings.trigger)
+    return LineView(sys.stdout, job_name, url)
+
+
+def _json_only_stdout() -> TextIO:
+    """Keep the real stdout for JSON; all others who print to it reach stderr instead."""
+    sys.stdout.flush()
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return out
+
+
+def _parse_conf(settings: Settings) -> dict[str, str]:
+    conf = {}
+    for pair in settings.conf:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"cannot read --conf {pair!r}\n  expected: name=value")
+        conf[key] = value
+    if settings.master is not None:
+        conf["spark.master"] = settings.master
+    return conf

@@ -1,0 +1,86 @@
+"""`job.py:build`: a job in a file of its own, found by path.
+
+Always true here:
+- a mistake in the command (no such file, no such function, too few arguments) is a UsageError
+  and is found before Spark starts;
+- classes and functions of the file reach slots and Python workers by value: they
+  are nowhere else to be imported from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from cairn.errors import CairnError
+
+Build = Callable[..., Any]
+
+
+class UsageError(CairnError):
+    """The command was called wrongly; nothing has been done."""
+
+
+def load_build(target: str, args: Sequence[str]) -> tuple[ModuleType, Build]:
+    """The module and its `build(spark, *args)`, checked to take this many arguments."""
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        raise UsageError(
+            f"cannot tell file and function in {target!r}\n"
+            "  expected: path/to/job.py:build\n"
+            "  next: name the function that makes the job"
+        )
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise UsageError(f"there is no file {file!r}\n  looked at: {path}")
+    module = _load(path)
+    build = getattr(module, name, None)
+    if not callable(build):
+        own = (n for n, f in vars(module).items() if inspect.isfunction(f) and n[0] != "_")
+        found = [n for n in own if vars(module)[n].__module__ == module.__name__]
+        raise UsageError(
+            f"{file} has no function {name!r}\n  found: {', '.join(found) or 'no function at all'}"
+        )
+    _check_arguments(build, name, args)
+    return module, build
+
+
+def _load(path: Path) -> ModuleType:
+    # As when Python runs a file: modules beside it can be imported. Slots get the same path.
+    sys.path.insert(0, str(path.parent))
+    # Under a name of its own, so that a job called queue.py does not become the queue module.
+    name = f"cairn_job_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is no Python file\n  next: give it a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    cloudpickle.register_pickle_by_value(module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_arguments(build: Build, name: str, args: Sequence[str]) -> None:
+    signature = inspect.signature(build)
+    try:
+        signature.bind(None, *args)
+    except TypeError as error:
+        raise UsageError(
+            f"{name}({', '.join(signature.parameters)}) does not fit: {error}\n"
+            f"  given: {' '.join(args) or 'nothing'}\n"
+            "  next: put the arguments after `--`; the Spark session comes first by itself"
+        ) from None
+
+
+def pickle_by_value_in_spark(module: ModuleType) -> None:
+    """The same for Python UDFs of the file: Spark has a cloudpickle of its own."""
+    from pyspark import cloudpickle as spark_pickle
+
+    spark_pickle.register_pickle_by_value(module)

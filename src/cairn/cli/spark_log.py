@@ -1,0 +1,38 @@
+"""Where the JVM's complaints go while a person watches a live view: into a file.
+
+The JVM keeps the stderr it was started with. Started inside `stderr_to`, it writes to
+the file for its whole life, while Python's own stderr stays the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def spark_log() -> Path:
+    """A file beside the logs of the slots, removed with them after a week."""
+    from cairn.slot.process import runtime_root
+
+    folder = runtime_root() / f"driver-{os.getpid()}-{int(time.time())}"
+    folder.mkdir(mode=0o700)
+    return folder / "spark.log"
+
+
+@contextmanager
+def stderr_to(log: Path) -> Iterator[None]:
+    """Whoever is started in here has its stderr in the file."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(terminal, 2)
+        os.close(terminal)

@@ -1,0 +1,19 @@
+"""Values between three places: the user's Python, the state in memory, Arrow columns.
+
+A codec belongs to one type. It checks what users hand in and makes it immutable
+(normalise), turns whole Arrow columns into lists of such values (decode) and
+back (encode). Work on columns is done by column, never by Arrow scalar.
+
+Always true here:
+- decode(encode([v])) == [v] for every v that normalise returned, nulls, NaN and -0.0 included;
+- a value that does not fit is refused with its place in the structure, never
+  wrapped, truncated or guessed; only decimals are rounded, half up, to their scale;
+- values in memory are immutable: arrays are tuples, structs rows, maps FrozenMaps;
+- values from decode_keys and normalise_key, and the keys of every map, are equal
+  exactly when Spark groups them together: one NaN, no -0.0.
+"""
+
+from cairn.codec.base import Codec, FrozenMap, ValueTypeError
+from cairn.codec.registry import codec, is_hashable
+
+__all__ = ["Codec", "FrozenMap", "ValueTypeError", "codec", "is_hashable"]

@@ -1,0 +1,6 @@
+"""The demo: kill a slot and then the driver in mid-epoch, and count every payment.
+
+A stream of payments arrives as files. The fraud job (examples/fraud.py) runs in a child
+process. A slot is killed, later the whole driver, each while an epoch is under way. When all
+payments are through, output and state are compared with a plain Spark batch job.
+"""

@@ -1,0 +1,144 @@
+"""The driver under test: a child process that runs the fraud job, and what can be done to it.
+
+Always true here:
+- only processes of this demo are signalled: slots are found in a runtime folder of its own,
+  and a process id counts only together with its start time;
+- whatever happens, leaving the block leaves no driver behind; JVM and slots end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from cairn.demo import fraud
+
+STOP_PATIENCE_S = 90.0
+# For JVMs that live half a minute: what only pays off in the long run is left out.
+SHORT_LIFE = {
+    "spark.driver.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.ui.enabled": "false",
+}
+
+
+class Slot:
+    """A slot process of the driver."""
+
+    def __init__(self, subtask: int, process: psutil.Process) -> None:
+        self.subtask = subtask
+        self.process = process
+
+    def cpu_s(self) -> float:
+        """Its processor time so far. It only grows when the slot works on an epoch."""
+        try:
+            times = self.process.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+class Driver:
+    """`cairn run` on the fraud job."""
+
+    def __init__(self, folder: Path, runtime: Path, *, parallelism: int) -> None:
+        self._folder = folder
+        self._runtime = runtime
+        self._parallelism = parallelism
+        self._child: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._child is not None and self._child.poll() is None:
+            self.kill()
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None, "the driver has been started"
+        return self._child.pid
+
+    @property
+    def log(self) -> Path:
+        return self._folder / f"driver-{self.starts}.log"
+
+    def start(self) -> None:
+        self.starts += 1
+        command = [sys.executable, "-m", "cairn", "run", f"{fraud.__file__}:build", "--json"]
+        command += ["--checkpoint", str(self._folder / "checkpoint")]
+        command += ["--parallelism", str(self._parallelism)]
+        command += ["--master", f"local[{self._parallelism}]", "--trigger", "0 seconds"]
+        for name, value in SHORT_LIFE.items():
+            command += ["--conf", f"{name}={value}"]
+        command += ["--", str(self._folder / "payments"), str(self._folder / "out")]
+        with self.log.open("wb") as log, (self._folder / "epochs.json").open("ab") as epochs:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=epochs,
+                stderr=log,
+                env={**os.environ, "CAIRN_RUNTIME_DIR": str(self._runtime)},
+                # Ctrl-C in the demo's terminal is for the demo, which then ends its driver.
+                start_new_session=True,
+            )
+
+    def exit_code(self) -> int | None:
+        assert self._child is not None, "the driver has been started"
+        return self._child.poll()
+
+    def slots(self) -> list[Slot]:
+        """The living slots of this driver, by subtask."""
+        found = []
+        executors = {child.pid for child in psutil.Process(self.pid).children()}
+        for file in self._runtime.glob("*/*/slot-*/pid"):
+            executor = int(file.parent.parent.name.partition("-")[0])
+            try:
+                pid, started_s = file.read_text().split()
+                process = psutil.Process(int(pid))
+                if executor in executors and process.create_time() == float(started_s):
+                    found.append(Slot(int(file.parent.name.removeprefix("slot-")), process))
+            except (OSError, ValueError, psutil.Error):
+                continue  # It ended while we looked.
+        return sorted(found, key=lambda slot: slot.subtask)
+
+    def kill(self) -> None:
+        """As the machine's out-of-memory killer would: no warning, no goodbye."""
+        assert self._child is not None, "the driver has been started"
+        self._child.kill()
+        self._child.wait()
+
+    def stop(self) -> int:
+        """Ctrl-C, once; its exit code."""
+        assert self._child is not None, "the driver has been started"
+        self._child.send_signal(signal.SIGINT)
+        return self._child.wait(STOP_PATIENCE_S)
+
+    def log_tail(self, lines: int = 15) -> str:
+        text = self.log.read_text(errors="replace").rstrip()
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def wait_for_leftovers(runtime: Path, patience_s: float = 20.0) -> int:
+    """How many slots are still alive; they end by themselves, within seconds of their JVM."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        alive = 0
+        for file in runtime.glob("*/*/slot-*/pid"):
+            try:
+                pid, started_s = file.read_text().split()
+                alive += psutil.Process(int(pid)).create_time() == float(started_s)
+            except (OSError, ValueError, psutil.Error):
+                continue
+        if not alive or time.monotonic() > deadline:
+            return alive
+        time.sleep(0.2)

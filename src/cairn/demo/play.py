@@ -1,0 +1,265 @@
+"""The play, act by act: payments flow, a slot is killed, the driver is killed, all is counted.
+
+Always true here:
+- a kill counts as "in mid-epoch" only with proof: the epoch took a second attempt, or Spark
+  had planned a batch that no epoch records;
+- the play is a success only if both kills were, and not one row differs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.cli.checkpoint import Facts
+from cairn.cli.job_file import UsageError
+from cairn.cli.spark_log import stderr_to
+from cairn.demo.check import Comparison, check
+from cairn.demo.driver import SHORT_LIFE, Driver, Slot, wait_for_leftovers
+from cairn.demo.payments import Arrivals, Stream
+from cairn.demo.stage import Stage, Standing
+from cairn.demo.watch import Watch
+from cairn.errors import EpochError
+from cairn.session import session
+
+PARALLELISM = 2
+MARKER = ".cairn-demo"
+PAYMENTS_PER_ACCOUNT = 40
+KILL_SLOT_AT = 0.2
+KILL_DRIVER_AT = 0.45
+KILL_TRIES = 3
+PATIENCE_S = 120.0
+IDLE_S = 15.0
+
+
+def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: bool) -> bool:
+    """The whole demo. True when nothing was lost, duplicated or changed."""
+    home = _home(folder)
+    # A folder of our own for the slots' sockets: no other run's slots are in it.
+    runtime = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
+    stream = Stream(events, max(1, events // PAYMENTS_PER_ACCOUNT), seconds, seed)
+    stage = Stage(Standing(events))
+    stage.title(
+        "cairn demo: kill it, start it again, count every payment",
+        f"{events:,} payments on {stream.accounts:,} accounts arrive over {seconds:.0f} s "
+        f"(seed {seed}), in {home}",
+    )
+    ok = False
+    try:
+        with Driver(home, runtime, parallelism=PARALLELISM) as driver:
+            play = Play(home, stream, stage, driver)
+            with stage:
+                play.stream_and_kill()
+            leftovers = wait_for_leftovers(runtime)
+        if leftovers:
+            stage.happened(f"{leftovers} slots have outlived their driver", "bad")
+        if tamper:
+            stage.happened(f"tampered with the output: {_spoil(home / 'out' / 'ledger')}", "bad")
+        comparisons = _compare(home, stage)
+        stage.verdict(comparisons, play.kills)
+        ok = all(found.ok for found in comparisons) and play.went_well and not leftovers
+    finally:
+        if ok:
+            shutil.rmtree(runtime, ignore_errors=True)
+        else:
+            stage.happened(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
+    took = f"took {stage.passed_s():.0f} s; look around with `cairn ls {home / 'checkpoint'}`"
+    stage.console.print(took, style="dim", soft_wrap=True)
+    return ok
+
+
+class Play:
+    """The acts with a driver in them."""
+
+    def __init__(self, home: Path, stream: Stream, stage: Stage, driver: Driver) -> None:
+        self.kills = {"slot": 0, "driver": 0}
+        self.went_well = False
+        self._stage = stage
+        self._driver = driver
+        self._watch = Watch(home / "checkpoint")
+        self._arrivals = Arrivals(stream, home / "payments")
+        self._total = stream.payments
+        self._attempts: dict[int, Facts] = {}
+
+    def stream_and_kill(self) -> None:
+        stage, driver, watch = self._stage, self._driver, self._watch
+        try:
+            driver.start()
+            stage.happened(f"driver started, pid {driver.pid}")
+            stage.doing("Spark is starting")
+            self._until(lambda: watch.is_taken_over, "the driver's first record in the log")
+            stage.doing("payments arrive; Spark plans the first epoch")
+            self._arrivals.start()
+            self._until(lambda: watch.epochs > 0, "the first epoch")
+            stage.happened(f"first epoch committed: {watch.facts['rows_in']:,} payments")
+            stage.doing("payments flow; soon a slot will be killed")
+            self._until(lambda: self._share() >= KILL_SLOT_AT, "a fifth of the payments")
+            self._kill_a_slot()
+            stage.doing("payments flow; soon the driver will be killed")
+            self._until(lambda: self._share() >= KILL_DRIVER_AT, "half of the payments")
+            self._kill_the_driver()
+            stage.doing("waiting until every payment is in a committed epoch")
+            self._drain()
+            code = driver.stop()
+            self._look()
+        finally:
+            self._arrivals.end()
+        stage.happened(f"all input is through; driver stopped by Ctrl-C, exit code {code}")
+        self.went_well = code == 0 and all(self.kills.values())
+
+    def _kill_a_slot(self) -> None:
+        for _ in range(KILL_TRIES):
+            slot = self._busy_slot()
+            number = self._newest() + 1
+            slot.kill()
+            pid = slot.process.pid
+            self._stage.happened(
+                f"SIGKILL slot {slot.subtask} (pid {pid}) in the middle of epoch {number}", "kill"
+            )
+            self._stage.doing("the epoch is tried again in a new slot")
+            self._until(lambda n=number: self._newest() >= n, f"epoch {number}")  # type: ignore[misc]
+            facts = self._attempts[number]
+            if facts["attempts"] > 1:
+                self.kills["slot"] += 1
+                self._stage.happened(
+                    f"epoch {number} committed at attempt {facts['attempts']}, "
+                    f"{facts['restored']} slot restored from epoch {facts['parent']}",
+                    "good",
+                )
+                return
+            self._stage.happened(f"epoch {number} had left that slot already; once more")
+
+    def _kill_the_driver(self) -> None:
+        stage, driver, watch = self._stage, self._driver, self._watch
+        for _ in range(KILL_TRIES):
+            self._busy_slot()
+            pid = driver.pid
+            driver.kill()
+            self._look()
+            last, batch = self._newest(), watch.planned()
+            stage.happened(f"SIGKILL driver (pid {pid}) in the middle of epoch {last + 1}", "kill")
+            if batch is not None:
+                self.kills["driver"] += 1
+                stage.happened(
+                    f"epoch {last + 1} never happened: Spark had planned batch {batch}, "
+                    f"the log ends with epoch {last}"
+                )
+            else:
+                stage.happened(f"epoch {last} was committed just before; once more")
+            driver.start()
+            stage.happened(f"driver started again, pid {driver.pid}")
+            stage.doing("Spark is starting again; payments do not wait for it")
+            self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
+            facts = watch.facts
+            stage.happened(
+                f"goes on with epoch {facts['epoch']}, {facts['restored']} slots restored from "
+                f"epoch {facts['parent']}",
+                "good",
+            )
+            if batch is not None:
+                return
+
+    def _drain(self) -> None:
+        idle_since_s = time.monotonic()
+        rows = -1
+        while self._arrivals.is_alive() or time.monotonic() - idle_since_s < self._patience_s():
+            self._look()
+            if self._watch.rows != rows:
+                idle_since_s, rows = time.monotonic(), self._watch.rows
+            time.sleep(0.1)
+        if self._arrivals.error is not None:
+            raise self._arrivals.error
+
+    def _patience_s(self) -> float:
+        """With all payments in, a moment more, to see whether some come twice."""
+        return 1.0 if self._watch.rows == self._total else IDLE_S
+
+    def _busy_slot(self) -> Slot:
+        """A slot caught at work on an epoch."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self._look()
+            batch = self._watch.planned()
+            before = [(slot, slot.cpu_s()) for slot in self._driver.slots()]
+            time.sleep(0.02)
+            busy = [slot for slot, cpu_s in before if slot.cpu_s() > cpu_s]
+            self._look()
+            # Still the same batch after the slot was seen working: it works on that one.
+            if busy and batch is not None and self._watch.planned() == batch:
+                return busy[0]
+        raise self._stuck("a slot at work")
+
+    def _until(self, reached: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self._look()
+            if reached():
+                return
+            if time.monotonic() > deadline:
+                raise self._stuck(what)
+            time.sleep(0.05)
+
+    def _look(self) -> None:
+        for facts in self._watch.new_epochs():
+            self._attempts[facts["epoch"]] = facts
+            self._stage.epoch(facts)
+        self._stage.standing.arrived = self._arrivals.arrived
+        self._stage.standing.committed = self._watch.rows
+        self._stage.tick()
+        code = self._driver.exit_code()
+        if code is not None and code > 0:
+            raise self._stuck(f"the driver, which ended with exit code {code}")
+
+    def _stuck(self, what: str) -> EpochError:
+        return EpochError(
+            f"the demo waited in vain for {what}\n"
+            f"  driver's log: {self._driver.log}\n{self._driver.log_tail()}"
+        )
+
+    def _share(self) -> float:
+        return self._watch.rows / self._total
+
+    def _newest(self) -> int:
+        return 0 if self._watch.newest is None else self._watch.newest.number
+
+
+def _compare(home: Path, stage: Stage) -> list[Comparison]:
+    stage.happened("a plain Spark batch job computes the same from all payments …")
+    with stderr_to(home / "check.log"):
+        settings = {**SHORT_LIFE, "spark.sql.adaptive.enabled": "false"}
+        spark = session("cairn-demo-check", master=f"local[{PARALLELISM}]", **settings)
+    try:
+        found = check(spark, home / "payments", home / "out", home / "checkpoint")
+    finally:
+        spark.stop()
+    stage.happened("… and output and state are compared with it, row by row")
+    return found
+
+
+def _spoil(folder: Path) -> str:
+    """Drop a row of the output and double another, to see whether the check notices."""
+    for file in sorted(folder.glob("*.parquet")):
+        rows = pq.read_table(file)
+        if rows.num_rows >= 2:
+            pq.write_table(pa.concat_tables([rows.slice(1), rows.slice(rows.num_rows - 1)]), file)
+            return f"one row dropped and one doubled in {file.name}"
+    raise EpochError(f"there is no output to tamper with in {folder}")
+
+
+def _home(folder: str | None) -> Path:
+    """A new folder, or one that an earlier demo has left."""
+    home = Path(folder or tempfile.mkdtemp(prefix="cairn-demo-")).resolve()
+    if home.exists() and any(home.iterdir()):
+        if not (home / MARKER).exists():
+            raise UsageError(f"{home} is not empty and no demo made it\n  next: name another one")
+        shutil.rmtree(home)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / MARKER).touch()
+    (home / "payments").mkdir()
+    return home

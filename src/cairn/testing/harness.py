@@ -1,0 +1,334 @@
+"""Run a function without Spark, in milliseconds, on the operator that runs it in production.
+
+    with Harness(Fraud(), schema="account long, amount double", key_by="account",
+                 out="account long, amount double") as harness:
+        harness.push({"account": 1, "amount": 0.5})
+        assert harness.push((1, 700.0)) == [(1, 700.0)]
+        harness.snapshot_and_restore()
+        assert harness.state("armed", 1) is True
+
+An epoch begins with the first row pushed and ends with `commit`. As in production the
+function is a copy of the one given, its clock stands still inside an epoch, its output
+must fit the declared schema, and what it raises comes out as FunctionError and fails the
+epoch: it is rolled back.
+
+Always true here:
+- `rollback` leaves state and outputs as they were at the last commit, and nothing else:
+  attributes of the function that are no state keep what the abandoned epoch put there;
+- what `snapshot_and_restore` reads back has been through files, in the stored format.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from cairn.codec import ValueTypeError, codec
+from cairn.coordinator.ranges import advance, ranges_for
+from cairn.errors import PlanError, StateNotFoundError
+from cairn.functions import KeyedProcess
+from cairn.ids import new_id
+from cairn.plan.check import check_event_time, check_function, check_keys
+from cairn.plan.keygroups import key_hasher
+from cairn.slot.operator import Operator
+from cairn.slot.protocol import Begin, Compacted, Compaction, OperatorAck, Stored
+from cairn.slot.restore import restore, write_base
+from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.state import Declaration, List, Map
+from cairn.storage.files import encode_segment
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.pack import write_segment
+from cairn.storage.store import open_store
+from cairn.testing.clock import ManualClock
+from cairn.types import contains_map, parse_schema, row_class
+
+UID = "harness"
+GROUP_COUNT = 128
+
+
+class Harness:
+    """One subtask that owns every key. `clock` moves between epochs, when told to."""
+
+    def __init__(
+        self,
+        function: KeyedProcess[Any],
+        schema: Any,
+        key_by: str | Iterable[str],
+        out: Any,
+        *,
+        sides: Mapping[str, Any] | None = None,
+        event_time: str | None = None,
+        now_ms: int = 0,
+    ) -> None:
+        self.schema = parse_schema(schema)
+        keys = (key_by,) if isinstance(key_by, str) else tuple(key_by)
+        check_function(function, UID)
+        check_keys(keys, self.schema)
+        check_event_time(event_time, self.schema, UID)
+        outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
+        self._spec = OperatorSpec(
+            uid=UID,
+            lane=0,
+            schema=self.schema,
+            keys=keys,
+            event_time=event_time,
+            function=cloudpickle.dumps(function),
+            outlets=tuple(OutletSpec(tag, schema, (), ()) for tag, schema in outputs.items()),
+        )
+        self._input = codec(pa.struct(list(self.schema)))
+        self._keys = [codec(self.schema.field(name).type) for name in keys]
+        self._group_hash = key_hasher([self.schema.field(name).type for name in keys])
+        self.clock = ManualClock(now_ms)
+        self._store = open_store("memory:")
+        self._log = Log(self._store)
+        self._term = self._log.take_over(host="harness", pid=0, wall_ms=now_ms).term
+        self._newest: Epoch | None = None
+        self._emitted: dict[str | None, list[Any]] = {tag: [] for tag in outputs}
+        self._committed: dict[str | None, int] = dict.fromkeys(outputs, 0)
+        self._running = False
+        self._operator = self._fresh_operator()
+        self._begin()
+        self._running = False
+
+    # Rows in, rows out
+
+    def push(self, rows: Any) -> list[Any]:
+        """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
+
+        With an event time, the rows of one call are processed in its order, as those of an
+        epoch are in production.
+        """
+        given = rows if isinstance(rows, list) else [rows]
+        fitted = [self._fit(row) for row in given]
+        if self._spec.event_time is not None:
+            fitted = self._in_time(fitted)
+        if not self._running:
+            self._begin()
+        before = len(self._emitted[None])
+        groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
+        try:
+            self._operator.run(groups, self._input.encode(fitted))
+        except BaseException:
+            self.rollback()
+            raise
+        return self._emitted[None][before:]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Everything emitted so far, the running epoch included."""
+        return list(self._emitted[None])
+
+    def side(self, tag: str) -> list[Any]:
+        """Everything emitted on a side output so far."""
+        if tag not in self._emitted:
+            known = ", ".join(str(t) for t in self._emitted if t is not None) or "none"
+            raise PlanError(f"no side output {tag!r} is declared\n  found: {known}", tag=tag)
+        return list(self._emitted[tag])
+
+    # State and time
+
+    def state(self, name: str, key: Any) -> Any:
+        """What `process` would see of a state: its value, or the list, or the mapping as a dict.
+
+        The key is a value, or a tuple where several columns make the key.
+        """
+        handle = vars(self.function).get(name)
+        if not isinstance(handle, Declaration):
+            known = ", ".join(self._operator.tables) or "none"
+            raise StateNotFoundError(
+                f"{type(self.function).__name__} declares no state {name!r}\n  found: {known}",
+                state=name,
+            )
+        parts = (key,) if len(self._keys) == 1 else tuple(key)
+        if len(parts) != len(self._keys):
+            raise TypeError(f"the key has {len(self._keys)} columns, found {key!r}")
+        canonical = [
+            None if part is None else column.normalise_key(part)
+            for column, part in zip(self._keys, parts, strict=True)
+        ]
+        context = self._operator.context
+        context.group = self._group(canonical)
+        row = partial(tuple.__new__, row_class(self._spec.keys))
+        context.key = canonical[0] if len(canonical) == 1 else row(canonical)
+        if isinstance(handle, List):
+            return list(handle)
+        if isinstance(handle, Map):
+            return dict(handle)
+        return handle.get()  # type: ignore[attr-defined]
+
+    @property
+    def now_ms(self) -> int:
+        """What `ctx.now_ms` is, or would be for the next row."""
+        if self._running:
+            return self._operator.context.now_ms
+        return max(self.clock(), 0 if self._newest is None else self._newest.now_ms)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the running epoch, or of the next."""
+        assert self._log.last is not None, "the harness has taken over"
+        return self._log.last + 1
+
+    @property
+    def function(self) -> KeyedProcess[Any]:
+        """The copy that runs, as a slot holds it."""
+        assert self._operator.function is not None, "the harness is closed"
+        return self._operator.function
+
+    # Epochs
+
+    def commit(self) -> None:
+        """End the epoch: its changes are the state now. The next row begins another one."""
+        if not self._running:
+            self._begin()
+        operator, part = self._operator, self._range()
+        try:
+            parts = operator.finish()
+        except BaseException:
+            self.rollback()
+            raise
+        stored = None
+        if parts:
+            segment = encode_segment(
+                "delta", UID, parts, first_epoch=self.epoch, last_epoch=self.epoch
+            )
+            at = write_segment(self._store, segment, self._term)
+            stored = Stored(segment.id, at.length, segment.rows, path=at.path)
+        operator.finished(None if stored is None else stored.id)
+        self._append(advance(part, self._ack(stored), self._parent(), self.epoch, {}))
+        self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
+        self._running = False
+        self._settle()
+
+    def rollback(self) -> None:
+        """Abandon the epoch, as when an attempt at it has failed: it never happened."""
+        for tag, length in self._committed.items():
+            del self._emitted[tag][length:]
+        self._running = False
+        self._settle()
+
+    def snapshot_and_restore(self, *, base: bool = False) -> None:
+        """Commit, then go on in a new slot that has restored the state from its files.
+
+        With `base`, those files are one base instead of the deltas of all epochs.
+        """
+        self.commit()
+        if base:
+            self._write_base()
+        self._operator.close()
+        self._operator = self._fresh_operator()
+        self._begin()
+        self._running = False
+
+    def close(self) -> None:
+        """Call the function's `close`, as at the end of a slot."""
+        self._operator.close()
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Helpers
+
+    def _fit(self, row: Any) -> Any:
+        try:
+            return self._input.normalise(row)
+        except ValueTypeError as error:
+            raise TypeError(f"pushed row {row!r} does not fit the schema: {error}") from None
+
+    def _in_time(self, rows: list[Any]) -> list[Any]:
+        """Spark's order: by event time, nulls first, ties by a hash of the row."""
+        name = self._spec.event_time
+        types = [field.type for field in self.schema]
+        hash_row = (lambda row: 0) if any(map(contains_map, types)) else key_hasher(types)
+
+        return sorted(rows, key=lambda row: (row[name] is not None, row[name], hash_row(row)))
+
+    def _group(self, key: list[Any]) -> int:
+        return self._group_hash(key) % GROUP_COUNT
+
+    def _fresh_operator(self) -> Operator:
+        operator = Operator(self._spec, backend="heap", group_count=GROUP_COUNT)
+        for outlet in operator.outlets:
+            outlet.targets.append(partial(self._take, outlet.tag))
+        operator.declare()
+        operator.reset(self._range().version, range(GROUP_COUNT))
+        if self._newest is not None:
+            restore(operator, self._log, self._store, self._newest.number)
+        return operator
+
+    def _take(self, tag: str | None, batch: pa.RecordBatch) -> None:
+        rows = codec(pa.struct(list(batch.schema))).decode(batch.to_struct_array())
+        self._emitted[tag] += rows
+
+    def _range(self) -> RangeState:
+        entry = None if self._newest is None else self._newest.operators[UID]
+        (part,) = ranges_for(entry, 1, GROUP_COUNT)
+        return part
+
+    def _parent(self) -> int | None:
+        return None if self._newest is None else self._newest.number
+
+    def _begin(self) -> None:
+        self._operator.open(self._begun(), 0)
+        self._running = True
+
+    def _begun(self) -> Begin:
+        return Begin(
+            run_id=UID,
+            term=self._term,
+            epoch=self.epoch,
+            attempt=0,
+            parent=self._parent(),
+            now_ms=max(self.clock(), 0 if self._newest is None else self._newest.now_ms),
+            watermark_ms=None,
+            parallelism=1,
+            versions={UID: [self._range().version]},
+            compactions={},
+            inline_bytes_max=0,
+        )
+
+    def _settle(self) -> None:
+        """Promote or undo what the operator holds beyond the newest epoch."""
+        held = self._operator.is_at(self._range().version, range(GROUP_COUNT))
+        assert held, "the harness's operator is at the newest epoch or one ahead of it"
+
+    def _write_base(self) -> None:
+        part = self._range()
+        with tempfile.TemporaryDirectory() as scratch:
+            stored = write_base(self._operator, self._store, self._begun(), scratch)
+        count = len(part.files)
+        compacted = Compacted(Compaction("base", count, 0), stored) if count else None
+        self._append(advance(part, self._ack(None, compacted), self._parent(), self.epoch, {}))
+
+    def _ack(self, delta: Stored | None, compacted: Compacted | None = None) -> OperatorAck:
+        operator = self._operator
+        changed, held = operator.keys_changed(), operator.state_keys()
+        return OperatorAck(UID, operator.rows_in, 0, changed, held, delta, compacted)
+
+    def _append(self, part: RangeState) -> None:
+        now_ms = self._operator.context.now_ms
+        entry = OperatorEntry(
+            uid=UID, function_version="", key_types={}, states={}, parallelism=1, ranges=[part]
+        )
+        self._newest = self._log.append(
+            lambda number: Epoch(
+                number=number,
+                parent=self._parent(),
+                term=self._term,
+                nonce=new_id(),
+                wall_ms=self.clock(),
+                now_ms=now_ms,
+                watermarks={},
+                spark=SparkPosition(folder="", batch_id=number, offsets=""),
+                operators={UID: entry},
+            )
+        )

@@ -1,0 +1,114 @@
+"""The README does what it says: its program runs when pasted, survives a kill, and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+CAIRN = [sys.executable, "-m", "cairn"]
+
+
+def program() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    return str(code)
+
+
+def epochs(checkpoint: Path) -> list[dict[str, int]]:
+    told = subprocess.run(
+        [*CAIRN, "ls", str(checkpoint), "--json"], capture_output=True, text=True, timeout=60
+    )
+    if told.returncode:
+        return []
+    return list(json.loads(told.stdout)["records"])
+
+
+def milestones(output: str) -> list[tuple[int, int, int]]:
+    rows = re.findall(r"account=(\d+), payments=(\d+), spent=(\d+)", output)
+    return [(int(a), int(p), int(s)) for a, p, s in rows]
+
+
+def test_quickstart_is_the_program_of_the_readme() -> None:
+    assert (ROOT / "examples" / "quickstart.py").read_text() == program()
+
+
+def test_every_command_the_readme_shows_exists() -> None:
+    commands = set(re.findall(r"^cairn (\w+)", README, flags=re.MULTILINE))
+    assert commands >= {"ls", "show", "verify"}
+    for command in commands:
+        told = subprocess.run([*CAIRN, command, "--help"], capture_output=True, timeout=60)
+        assert told.returncode == 0, command
+
+
+@pytest.mark.slow
+def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.py").write_text(program())
+    checkpoint = tmp_path / "checkpoint" / "spending"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    first = subprocess.Popen(
+        [sys.executable, "quickstart.py"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    while len(epochs(checkpoint)) < 3 and first.poll() is None:
+        time.sleep(0.5)
+    assert first.poll() is None, "it ended before three epochs"
+    first.send_signal(signal.SIGKILL)
+    before = milestones(first.communicate()[0])
+    second = subprocess.run(
+        [sys.executable, "quickstart.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert second.returncode == 0, second.stderr
+    after = milestones(second.stdout)
+    assert before
+    assert after
+    # A payment lost or counted twice would
+    # show in every total that follows.
+    for account, payments, spent in before + after:
+        assert (payments, spent) in expected_totals(account), account
+
+
+def expected_totals(account: int) -> set[tuple[int, int]]:
+    """Every (payments, spent) an account passes through, by the program's own arithmetic."""
+    totals = set()
+    spent = 0
+    for count in range(1, 600):
+        spent += spark_hash(account + 20 * (count - 1)) % 1000
+        totals.add((count, spent))
+    return totals
+
+
+def spark_hash(value: int) -> int:
+    """Spark's `hash` of a long: Murmur3 (x86, 32 bits) with seed 42, as a signed int."""
+    h = 42
+    for word in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF):
+        k = word * 0xCC9E2D51 & 0xFFFFFFFF
+        k = (k << 15 | k >> 17) & 0xFFFFFFFF
+        k = k * 0x1B873593 & 0xFFFFFFFF
+        h ^= k
+        h = (h << 13 | h >> 19) & 0xFFFFFFFF
+        h = (h * 5 + 0xE6546B64) & 0xFFFFFFFF
+    h ^= 8
+    h ^= h >> 16
+    h = h * 0x85EBCA6B & 0xFFFFFFFF
+    h ^= h >> 13
+    h = h * 0xC2B2AE35 & 0xFFFFFFFF
+    h ^= h >> 16
+    return h - (1 << 32) if h >> 31 else h

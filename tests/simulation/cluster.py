@@ -1,0 +1,206 @@
+"""The slots of one run in this process, and the routing between levels that Spark would do.
+
+Everything inside a slot is real (`slot.runtime.Runtime`, loaded from the pickled job); what
+is played here is Spark: which rows go to which subtask, tasks that fail or run twice, and
+slots that die. What goes wrong in an attempt is decided by `Trouble`, from a seed.
+
+Always true here:
+- rows of a key reach a level in the order in which they left the one before;
+- a level that runs twice must acknowledge the same, or the simulation fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cairn.coordinator.epoch import Outcome
+from cairn.crash import crash_point
+from cairn.errors import EpochError
+from cairn.plan.graph import Edge, Graph, Level
+from cairn.plan.keygroups import key_hasher, subtask_of
+from cairn.slot.protocol import Ack, Begin, Token, ack_encoder
+from cairn.slot.runtime import LevelRuntime, Runtime, StaleTokenError
+from cairn.slot.spec import JobSpec, lane_name
+from cairn.storage.store import Store
+from cairn.testing import SimulatedCrash
+
+BATCH_ROWS = 7
+
+
+@dataclass
+class Trouble:
+    """What may go wrong while an attempt runs, each with this chance per subtask and level."""
+
+    random: random.Random
+    chance: float = 0.0
+
+    def strikes(self) -> bool:
+        return self.random.random() < self.chance
+
+
+class Cluster:
+    """One run's slots. A slot that is not there is started when it is needed."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        spec: JobSpec,
+        store: Store,
+        scratch: str,
+        trouble: Trouble | None = None,
+    ) -> None:
+        self.graph = graph
+        self.store = store
+        self.scratch = scratch
+        self.trouble = trouble or Trouble(random.Random(0))
+        self.slots: dict[int, Runtime] = {}
+        self.spec_id, self._spec = spec.pickled()
+        self._task_attempts = itertools.count()
+
+    def slot(self, subtask: int) -> Runtime:
+        if subtask not in self.slots:
+            runtime = Runtime(scratch=self.scratch, store=self.store)
+            runtime.load(self.spec_id, self._spec)
+            self.slots[subtask] = runtime
+        return self.slots[subtask]
+
+    def kill(self, subtask: int) -> None:
+        """As by SIGKILL: nothing is closed, nothing is aborted."""
+        self.slots.pop(subtask, None)
+
+    def execute(self, sources: Mapping[str, pa.StructArray], begin: Begin) -> Outcome:
+        """One attempt at an epoch."""
+        lanes: dict[int, list[pa.StructArray]] = {
+            edge.index: [sources[port.node] for port in edge.inputs if port.node in sources]
+            for edge in self.graph.edges
+        }
+        acks: list[Ack] = []
+        for level in self.graph.levels:
+            feeds = self._feeds(level, lanes, begin.parallelism)
+            for subtask in range(begin.parallelism):
+                ack, emitted = self._run_subtask(level, subtask, feeds[subtask], begin)
+                acks.append(ack)
+                if self.trouble.strikes():
+                    acks.append(ack)
+                for lane, rows in emitted:
+                    lanes[lane].append(rows)
+        return Outcome(acks, [])
+
+    # Routing
+
+    def _feeds(
+        self, level: Level, lanes: dict[int, list[pa.StructArray]], parallelism: int
+    ) -> list[list[pa.RecordBatch]]:
+        """The batches of each subtask."""
+        feeds: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
+        for edge in level.edges:
+            parts = lanes.pop(edge.index)
+            if not parts:
+                continue
+            rows = pa.concat_arrays(parts)
+            groups, subtasks = self._places(edge, rows, parallelism)
+            for subtask in range(parallelism):
+                mine = np.flatnonzero(subtasks == subtask)
+                for start in range(0, len(mine), BATCH_ROWS):
+                    at = mine[start : start + BATCH_ROWS]
+                    feeds[subtask].append(_batch(level, edge, groups[at], rows.take(pa.array(at))))
+        return feeds
+
+    def _places(self, edge: Edge, rows: pa.StructArray, parallelism: int) -> tuple[Any, Any]:
+        if not edge.keys:
+            at = np.arange(len(rows), dtype=np.int32)
+            return np.zeros(len(rows), np.int32), at % parallelism
+        hash_key = key_hasher([edge.schema.field(name).type for name in edge.keys])
+        columns = [rows.field(edge.schema.names.index(name)).to_pylist() for name in edge.keys]
+        count = self.graph.group_count
+        groups = [hash_key(key) % count for key in zip(*columns, strict=True)]
+        subtasks = [subtask_of(group, parallelism, count) for group in groups]
+        return np.array(groups, np.int32), np.array(subtasks, np.int32)
+
+    # A subtask, and what may happen to it
+
+    def _run_subtask(
+        self, level: Level, subtask: int, batches: Sequence[pa.RecordBatch], begin: Begin
+    ) -> tuple[Ack, list[tuple[int, pa.StructArray]]]:
+        trouble = self.trouble
+        if trouble.strikes():
+            self.kill(subtask)
+        try:
+            if trouble.strikes():
+                self._zombie(level, subtask, batches, begin)
+            ack, emitted = self._attempt(level, subtask, batches, begin)
+            if trouble.strikes():
+                # Spark runs the stage again, here or on another executor.
+                if trouble.random.random() < 0.5:
+                    self.kill(subtask)
+                again, emitted = self._attempt(level, subtask, batches, begin)
+                assert ack_encoder.encode(again) == ack_encoder.encode(ack), "a rerun differs"
+        except SimulatedCrash as crash:
+            if not crash.point.startswith("slot."):
+                raise
+            self.kill(subtask)
+            raise EpochError(f"the slot of subtask {subtask} is gone") from crash
+        if trouble.strikes():
+            self.kill(subtask)
+        return ack, emitted
+
+    def _attempt(
+        self, level: Level, subtask: int, batches: Sequence[pa.RecordBatch], begin: Begin
+    ) -> tuple[Ack, list[tuple[int, pa.StructArray]]]:
+        emitted: list[tuple[int, pa.StructArray]] = []
+        runtime, token = self._begin(level, subtask, begin)
+        runtime.attach(token, lambda batch: emitted.append(_opened(batch)))
+        for batch in batches:
+            runtime.run(token, batch)
+            if self.trouble.strikes():
+                runtime.abandon(token)
+                raise EpochError(f"the task of subtask {subtask} failed")
+        ack = runtime.finish(token)
+        crash_point("slot.acknowledged")
+        return ack, emitted
+
+    def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
+        token = Token(begin.term, begin.epoch, begin.attempt, next(self._task_attempts))
+        runtime = self.slot(subtask).level(level.index)
+        runtime.begin(token, begin, subtask)
+        return runtime, token
+
+    def _zombie(
+        self, level: Level, subtask: int, batches: Sequence[pa.RecordBatch], begin: Begin
+    ) -> None:
+        """A task that Spark has given up, still at work while the next one begins."""
+        runtime, old = self._begin(level, subtask, begin)
+        for batch in batches[:1]:
+            runtime.run(old, batch)
+        self._begin(level, subtask, begin)
+        for batch in batches[:1]:
+            with pytest.raises(StaleTokenError):
+                runtime.run(old, batch)
+        with pytest.raises(StaleTokenError):
+            runtime.finish(old)
+        runtime.abandon(old)
+
+
+def _batch(level: Level, edge: Edge, groups: Any, rows: pa.StructArray) -> pa.RecordBatch:
+    columns: dict[str, Any] = {
+        "group": pa.array(groups, pa.int32()),
+        "lane": pa.array(np.full(len(rows), edge.index, np.int32)),
+    }
+    for other in level.edges:
+        struct = pa.struct(list(other.schema))
+        is_mine = other.index == edge.index
+        columns[lane_name(other.index)] = rows if is_mine else pa.nulls(len(rows), struct)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _opened(envelope: pa.RecordBatch) -> tuple[int, pa.StructArray]:
+    lane = envelope["lane"][0].as_py()
+    return lane, envelope[lane_name(lane)]

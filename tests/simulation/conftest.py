@@ -1,0 +1,16 @@
+"""Small limits, so that a short simulation merges, rebases, packs and collects."""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.coordinator import compaction, epoch
+from cairn.storage import manifest
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "FAN_IN", 3)
+    monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 15_000)
+    monkeypatch.setattr(epoch, "INLINE_BYTES_MAX", 3_000)
+    monkeypatch.setattr(manifest, "FULL_EVERY", 5)

@@ -1,0 +1,348 @@
+"""A checkpoint, the drivers that lead a job on it one after the other, and what they publish.
+
+A `Driver` does what `cairn.run.Run` does, step by step, with Spark's streaming query
+played by `FakeSpark`; the coordinator, the log, rewinding, retention and the slots are the
+real ones. `World` outlives every driver and checks the promises:
+
+- published output is that of exactly the committed input, each row once;
+- stored state is the model's after exactly the committed input;
+- no epoch number ever means two things, and `now` never goes back;
+- `verify` finds no damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.coordinator.epoch import Coordinator
+from cairn.coordinator.rewind import read_offsets, same_offsets, settle
+from cairn.crash import crash_point
+from cairn.errors import CairnError
+from cairn.plan.deploy import job_spec
+from cairn.sinks import Files
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.slot.operator import Operator
+from cairn.slot.restore import restore
+from cairn.state import List, Map
+from cairn.storage.log import Log, create_or_open_job
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, SparkPosition
+from cairn.storage.store import Store, open_store
+from cairn.storage.verify import verify
+from cairn.testing import Fault, FaultyStore, ManualClock, SimulatedCrash
+from tests.simulation.cluster import Cluster, Trouble
+from tests.simulation.ledger import Model, Row, as_arrow, ledger_graph, rows_of
+
+
+class Transactional(Sink):
+    """A sink over a memory store: an epoch's rows and its mark are one object."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url}
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self.store: Store = open_store(self.url)
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        return _StagedRows(self.store, f"{epoch:012d}-{subtask}")
+
+    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+        mark = f"published/{epoch:012d}"
+        if self.store.exists(mark):
+            return
+        rows = [
+            row
+            for committable in committables
+            for row in json.loads(self.store.get(f"staged/{committable['name']}"))
+        ]
+        self.store.put(mark, json.dumps(rows).encode())
+
+    def recover(self, before_epoch: int) -> None:
+        for found in self.store.list("staged/"):
+            if int(found.path.split("/")[1].split("-")[0]) < before_epoch:
+                self.store.delete([found.path])
+
+
+class _StagedRows(Writer):
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._rows: list[Any] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += [list(row.values()) for row in batch.to_pylist()]
+
+    def prepare(self) -> Committable | None:
+        if not self._rows:
+            return None
+        data = json.dumps(self._rows).encode()
+        name = f"{self._prefix}-{hashlib.blake2b(data, digest_size=8).hexdigest()}"
+        self._store.put(f"staged/{name}", data)
+        return {"name": name}
+
+    def abort(self) -> None:
+        self._rows.clear()
+
+
+class ConcurrentQueryError(Exception):
+    """What Spark raises when two queries write the same folder."""
+
+
+class FakeSpark:
+    """A streaming query as far as its folder shows: offsets before a batch, commits after."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self.store = store
+        self.folder = folder
+
+    def next_batch(self, rows_max: int) -> tuple[int, int, int]:
+        """(batch, first row, row after the last): the one under way, else a new one."""
+        offsets = self._numbers("offsets")
+        last = max(offsets, default=-1)
+        if last >= 0 and last not in self._numbers("commits"):
+            first = self._end(last - 1) if last - 1 in offsets else 0
+            return last, first, self._end(last)
+        start = self._end(last) if last >= 0 else 0
+        text = f'v1\n{{"batchTimestampMs":{last}}}\n{{"rows":{start + rows_max}}}'
+        path = f"{self.folder}/offsets/{last + 1}"
+        if not self.store.put_if_absent(path, text.encode()):
+            raise ConcurrentQueryError(path)
+        return last + 1, start, start + rows_max
+
+    def commit(self, batch_id: int) -> None:
+        self.store.put(f"{self.folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
+
+    def _end(self, batch_id: int) -> int:
+        return end_of(read_offsets(self.store, self.folder, batch_id))
+
+    def _numbers(self, kind: str) -> set[int]:
+        found = self.store.list(f"{self.folder}/{kind}/")
+        return {int(each.path.rsplit("/", 1)[1]) for each in found}
+
+
+def end_of(offsets: str) -> int:
+    """The row after the last one that a batch with these offsets reads."""
+    return int(json.loads(offsets.split("\n")[2])["rows"])
+
+
+# What ends a driver. Anything else is a mistake of ours and fails the test.
+DEATHS = (SimulatedCrash, CairnError, OSError, ConcurrentQueryError)
+
+
+class World:
+    """What is there whoever leads: the store, the input, the outside world."""
+
+    def __init__(self, seed: int, folder: Any, *, group_count: int = 8) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.folder = folder
+        self.store = open_store("memory:")
+        self.clock = ManualClock(1_000_000)
+        self.published = open_store("memory:")
+        self.files = str(folder / "branched")
+        self.group_count = group_count
+        self._nonces: dict[int, str] = {}
+        self._seen = _Published()
+        self._branched = _Published()
+        self._input: list[Row] = []
+        self._model = Model()
+
+    def graph(self) -> Any:
+        return ledger_graph(self.group_count, Transactional(self.published.url), Files(self.files))
+
+    def newest(self) -> Epoch | None:
+        return Log(self.store).newest_epoch()
+
+    def committed_rows(self) -> int:
+        newest = self.newest()
+        return 0 if newest is None else end_of(newest.spark.offsets)
+
+    def model(self, row_count: int) -> Model:
+        """The model after so many rows; committed input only grows."""
+        rows = self._rows(row_count)
+        for row in rows[self._model.rows :]:
+            self._model.process(row)
+        assert self._model.rows == row_count, "an epoch was lost"
+        return self._model
+
+    def rows(self, start: int, stop: int) -> list[Row]:
+        return self._rows(stop)[start:]
+
+    def _rows(self, count: int) -> list[Row]:
+        if len(self._input) < count:
+            self._input = rows_of(self.seed, 2 * count)
+        return self._input[:count]
+
+    # What the outside sees
+
+    def seen(self) -> Counter[tuple[Any, ...]]:
+        paths = [each.path for each in self.published.list("published/")]
+        return self._seen.read(paths, lambda path: json.loads(self.published.get(path)))
+
+    def branched(self) -> Counter[tuple[Any, ...]]:
+        """By the plain files of the folder; the lists must name the same ones."""
+        store = open_store(self.files)
+        plain = [each.path for each in store.list() if not each.path.startswith("_")]
+        listed = [
+            file["name"]
+            for each in store.list("_cairn")
+            if "/epochs/" in each.path
+            for file in json.loads(store.get(each.path))["files"]
+        ]
+        assert sorted(listed) == plain, "the lists name other files than the folder holds"
+        return self._branched.read(plain, lambda path: _rows_of(store.local_path(path)))
+
+    # The promises
+
+    def check_output(self) -> None:
+        """When everything committed is published, which is so after a start and after a batch."""
+        model = self.model(self.committed_rows())
+        assert self.seen() == model.seen
+        assert self.branched() == model.branched
+
+    def check_log(self) -> None:
+        """No number means two things; `now` does not go back."""
+        now_ms = 0
+        for record in Log(self.store).records():
+            known = self._nonces.setdefault(record.number, record.nonce)
+            assert known == record.nonce, f"record {record.number} was written twice"
+            if isinstance(record, Epoch):
+                assert record.now_ms >= now_ms, f"now went back in epoch {record.number}"
+                now_ms = record.now_ms
+
+    def check_all(self) -> None:
+        self.check_output()
+        self.check_log()
+        report = verify(self.store)
+        assert report.ok, report.damage
+        newest = self.newest()
+        if newest is not None:
+            stored = stored_state(self.store, self.graph(), newest)
+            assert stored == self.model(self.committed_rows()).state()
+
+
+class _Published:
+    """The rows of all published objects. They never change, so each is read once."""
+
+    def __init__(self) -> None:
+        self._rows: Counter[tuple[Any, ...]] = Counter()
+        self._paths: set[str] = set()
+
+    def read(self, paths: list[str], read: Callable[[str], Any]) -> Counter[tuple[Any, ...]]:
+        assert self._paths <= set(paths), "what was published is gone"
+        for path in set(paths) - self._paths:
+            self._rows.update(map(tuple, read(path)))
+        self._paths = set(paths)
+        return self._rows
+
+
+def _rows_of(file: str | None) -> list[Any]:
+    columns = pq.read_table(file).to_pydict().values()
+    return list(zip(*columns, strict=True))
+
+
+def stored_state(store: Store, graph: Any, epoch: Epoch) -> dict[str, dict[Any, dict[str, Any]]]:
+    """What a fresh slot that owns everything restores, as plain values by operator and key."""
+    spec = job_spec(graph, job_id="", checkpoint=store.url, backend="heap")
+    found: dict[str, dict[Any, dict[str, Any]]] = {}
+    for operator_spec in (op for level in spec.levels for op in level.operators):
+        operator = Operator(operator_spec, backend="heap", group_count=graph.group_count)
+        operator.declare()
+        operator.reset(EMPTY_VERSION, range(graph.group_count))
+        restore(operator, Log(store), store, epoch.number)
+        keys: dict[Any, dict[str, Any]] = {}
+        for name, table in operator.tables.items():
+            for rows in table.rows:
+                for key, value in rows.items():
+                    keys.setdefault(key, {})[name] = _plain(table, value)
+        found[operator_spec.uid] = keys
+    return found
+
+
+def _plain(table: Any, value: Any) -> Any:
+    restored = table.values.restore
+    if isinstance(table.declaration, List):
+        return [restored(item) for item in value]
+    if isinstance(table.declaration, Map):
+        return {entry: None if v is None else restored(v) for entry, v in value.items()}
+    return restored(value)
+
+
+class Driver:
+    """One driver, from its takeover on. It dies by being forgotten."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        parallelism: int = 2,
+        faults: Iterable[Fault] = (),
+        fault_rate: float = 0.0,
+        trouble: float = 0.0,
+        retained_epochs: int = 3,
+    ) -> None:
+        self.world = world
+        chance = random.Random(world.random.random())
+        self.store = FaultyStore(
+            world.store, faults, seed=chance.randrange(1 << 30), fault_rate=fault_rate
+        )
+        graph = world.graph()
+        job = create_or_open_job(self.store, graph.name, graph.group_count)
+        spec = job_spec(graph, job_id=job.job_id, checkpoint=world.store.url, backend="heap")
+        for sink in graph.sinks:
+            schema = graph.schema(sink.inputs[0])
+            sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, schema))
+            if isinstance(sink.sink, Transactional):
+                sink.sink.store = FaultyStore(
+                    sink.sink.store, seed=chance.randrange(1 << 30), fault_rate=fault_rate
+                )
+        self.coordinator = Coordinator(
+            spec,
+            self.store,
+            {sink.uid: sink.sink for sink in graph.sinks},
+            parallelism=parallelism,
+            retained_epochs=retained_epochs,
+            clock=world.clock,
+            sleep=world.clock.sleep,
+        )
+        self.coordinator.log._sleep = world.clock.sleep
+        self.cluster = Cluster(graph, spec, self.store, str(world.folder), Trouble(chance, trouble))
+        self.folder = ""
+
+    def start(self) -> None:
+        newest = self.coordinator.take_over()
+        self.folder = settle(self.store, newest, self.coordinator.term).folder
+        crash_point("driver.rewind.laid")
+        self.coordinator.recover()
+        self.spark = FakeSpark(self.world.store, self.folder)
+
+    def run_batch(self, rows_max: int = 10) -> None:
+        batch_id, start, stop = self.spark.next_batch(rows_max)
+        # Not through the faulty store: Spark's files carry no checksum that would show a tear.
+        offsets = read_offsets(self.world.store, self.folder, batch_id)
+        newest = self.coordinator.newest
+        is_done = False
+        if newest is not None and newest.spark.folder == self.folder:
+            is_done = newest.spark.batch_id == batch_id
+            assert not is_done or same_offsets(newest.spark.offsets, offsets)
+            if not is_done and batch_id != newest.spark.batch_id + 1:
+                raise ConcurrentQueryError(f"batch {batch_id} after {newest.spark.batch_id}")
+        if not is_done:
+            rows = as_arrow(self.world.rows(start, stop))
+            self.coordinator.run_epoch(
+                SparkPosition(folder=self.folder, batch_id=batch_id, offsets=offsets),
+                lambda begin: self.cluster.execute({"rows": rows}, begin),
+            )
+        crash_point("driver.epoch.ended")
+        self.spark.commit(batch_id)

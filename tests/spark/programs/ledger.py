@@ -1,0 +1,149 @@
+"""The driver program of the crash tests: accounts with every kind of state, three outputs.
+
+    python -m tests.spark.programs.ledger <input> <work> [--parallelism n] [--trigger t] …
+
+Reports in lines of JSON: {"run": id} when it has started, {"epoch": n} as epochs are
+committed, {"end": status, "error": …} last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from cairn import Job, KeyedProcess, sinks, state
+from tests.spark.support import Input
+
+SCHEMA = "id bigint, account string, amount bigint"
+
+
+class Ledger(KeyedProcess[Any]):
+    """Count, sum, list and map per account; every payment out, large ones on the side."""
+
+    count = state.Value("bigint", default=0)
+    total = state.Reducing("bigint", operator.add)
+    last = state.List("bigint")
+    by_size = state.Map("bigint", "bigint")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        trap(row)
+        self.count.set(self.count.get() + 1)
+        self.total.add(row.amount)
+        self.last.append(row.id)
+        if len(self.last) > 5:
+            self.last.set(list(self.last)[-3:])
+        size = row.amount // 100
+        self.by_size[size] = self.by_size.get(size, 0) + 1
+        if self.by_size[size] > 4:
+            del self.by_size[size]
+        if row.amount >= 900:
+            ctx.output("large", (row.id, row.account))
+        yield row.id, row.account, self.count.get(), self.total.get(), row.amount // 250
+
+
+class Spread(KeyedProcess[Any]):
+    """Keyed differently: how many payments of a size, over all accounts."""
+
+    seen = state.Value("bigint", default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.seen.set(self.seen.get() + 1)
+        return (row.id, row.size, self.seen.get())
+
+
+def trap(row: Any) -> None:
+    """Trouble on demand, from the environment: TRAP="sleep 5 0.1" at id 5, "fail 7 2 file"."""
+    what, *arguments = os.environ.get("TRAP", "").split() or [""]
+    if not what or arguments[0] not in ("*", str(row.id)):
+        return
+    if what == "sleep":
+        time.sleep(float(arguments[1]))
+    else:
+        times, mark = int(arguments[1]), Path(arguments[2])
+        done = len(mark.read_bytes()) if mark.exists() else 0
+        if done < times:
+            with mark.open("ab") as file:
+                file.write(b"x")
+            raise RuntimeError(f"trapped at {row.id}")
+
+
+def build(spark: Any, input_folder: Any, work: Any, function: Any = None) -> Job:
+    work = Path(work)
+    job = Job("ledger", max_parallelism=16)
+    payments = job.source("payments", Input(Path(input_folder), SCHEMA).stream(spark))
+    booked = payments.key_by("account").process(
+        function or Ledger(),
+        schema="id bigint, account string, n bigint, total bigint, size bigint",
+        uid="ledger",
+    )
+    booked.sink_to(sinks.Files(str(work / "booked")), uid="booked")
+    booked.side("large", "id bigint, account string").sink_to(
+        sinks.Files(str(work / "large")), uid="large"
+    )
+    spread = booked.key_by("size").process(
+        Spread(), schema="id bigint, size bigint, seen bigint", uid="spread"
+    )
+    spread.sink_to(sinks.Files(str(work / "spread")), uid="spread-out")
+    return job
+
+
+def payments(files: int, rows: int = 30, accounts: int = 7) -> list[list[tuple[int, str, int]]]:
+    """The input: `id` counts through, so that any row that is lost or doubled shows."""
+    ids = range(files * rows)
+    all_rows = [(i, f"a{i * i % accounts}", i * 7919 % 1000) for i in ids]
+    return [all_rows[at : at + rows] for at in range(0, len(all_rows), rows)]
+
+
+def report(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("input")
+    parser.add_argument("work")
+    parser.add_argument("--parallelism", type=int, default=2)
+    parser.add_argument("--trigger", default="available-now")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--retained", type=int, default=10)
+    parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
+    options = parser.parse_args()
+
+    import cairn
+
+    spark = cairn.session("ledger", master=options.master, ui__enabled=False)
+    job = build(spark, options.input, options.work)
+    with job.start(
+        checkpoint=f"{options.work}/checkpoint",
+        parallelism=options.parallelism,
+        trigger=options.trigger,
+        retained_epochs=options.retained,
+    ) as run:
+        report(run=run._coordinator.run_id)
+        newest = 0
+        while not run._ended.wait(0.02):
+            now = run.metrics().get("epoch", 0)
+            if now != newest:
+                newest = now
+                report(epoch=now)
+                if now == options.stop_spark_at:
+                    spark.stop()
+                    report(stopped="spark")
+                    time.sleep(60)
+    error = run.error
+    report(
+        end=run.status,
+        error=None if error is None else type(error).__name__,
+        text=str(error),
+        epoch=run.metrics().get("epoch"),
+    )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

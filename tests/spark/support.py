@@ -1,0 +1,215 @@
+"""What the Spark tests share: input in files, output from files, state read offline, slots counted.
+
+A file is an epoch: the file source takes one per trigger, oldest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.codec import codec
+from cairn.job import Job
+from cairn.plan.deploy import job_spec
+from cairn.slot.operator import Operator
+from cairn.slot.process import runtime_root
+from cairn.slot.restore import restore
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import open_store
+from cairn.types import parse_schema, schema_ddl
+
+ROOT = Path(__file__).parents[2]
+T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+class Input:
+    """A folder of Parquet files, read by Spark's file source one file per epoch."""
+
+    def __init__(self, folder: Path, schema: str) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.schema = parse_schema(schema)
+        self.count = len(list(self.folder.glob("*.parquet")))
+
+    def add(self, *rows: Any) -> Input:
+        """One more file: the rows of one epoch, as tuples in the order of the schema."""
+        columns = [
+            codec(field.type).encode(
+                [None if v is None else codec(field.type).normalise(v) for v in column]
+            )
+            for field, column in zip(self.schema, zip(*rows, strict=True), strict=True)
+        ]
+        table = pa.Table.from_arrays(columns, schema=self.schema)
+        target = self.folder / f"{self.count:05d}.parquet"
+        hidden = self.folder / f".{target.name}"
+        pq.write_table(table, hidden)
+        # Spark orders files by modification time; a second apart leaves no doubt.
+        at = T0.timestamp() + self.count
+        os.utime(hidden, (at, at))
+        hidden.rename(target)
+        self.count += 1
+        return self
+
+    def add_all(self, files: Iterable[Iterable[Any]]) -> Input:
+        for rows in files:
+            self.add(*rows)
+        return self
+
+    def stream(self, spark: Any, files_per_epoch: int = 1) -> Any:
+        return (
+            spark.readStream.schema(schema_ddl(self.schema))
+            .option("maxFilesPerTrigger", files_per_epoch)
+            .parquet(str(self.folder))
+        )
+
+
+def finish(job: Job, checkpoint: Any, parallelism: int = 2, **more: Any) -> Any:
+    """Run what is there to the end; the run, for a look at it."""
+    with job.start(
+        checkpoint=str(checkpoint), parallelism=parallelism, trigger="available-now", **more
+    ) as run:
+        assert run.wait(120), "the run did not end"
+    return run
+
+
+def published(folder: Any) -> list[dict[str, Any]]:
+    """What a plain reader of a Files sink's folder sees."""
+    files = sorted(Path(folder).glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def epochs(checkpoint: Any) -> list[Epoch]:
+    """The retained epochs, oldest first."""
+    return list(Log(open_store(str(checkpoint))).lineage())[::-1]
+
+
+def stored_state(job: Job, checkpoint: Any, epoch: int | None = None) -> dict[str, dict[str, Any]]:
+    """{operator: {state: {key: value}}} of a committed epoch, restored without Spark."""
+    store = open_store(str(checkpoint))
+    log = Log(store)
+    newest = log.newest_epoch() if epoch is None else log.epoch(epoch)
+    assert newest is not None, "no epoch is committed"
+    spec = job_spec(job.graph(), job_id="offline", checkpoint=store.url, backend="heap")
+    found: dict[str, dict[str, Any]] = {}
+    for level in spec.levels:
+        for operator_spec in level.operators:
+            operator = Operator(operator_spec, backend="heap", group_count=spec.group_count)
+            operator.declare()
+            operator.reset("offline", range(spec.group_count))
+            restore(operator, log, store, newest.number)
+            found[operator_spec.uid] = {
+                name: {
+                    key: list(value) if isinstance(value, list) else value
+                    for group in table.groups
+                    for key, value in table.rows[group].items()
+                }
+                for name, table in operator.tables.items()
+            }
+    return found
+
+
+# Slots
+
+
+def slot_pids(run_id: str) -> dict[int, int]:
+    """{subtask: process id} of the slots of a run that live."""
+    living = {}
+    for file in (runtime_root() / run_id[:12]).glob("*/slot-*/pid"):
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            pid, started = file.read_text().split()
+            process = psutil.Process(int(pid))
+            if process.create_time() == float(started) and process.status() != "zombie":
+                living[int(file.parent.name.removeprefix("slot-"))] = process.pid
+    return living
+
+
+def slot_logs(run_id: str) -> str:
+    files = sorted((runtime_root() / run_id[:12]).glob("*/slot-*.log"))
+    return "".join(file.read_text() for file in files)
+
+
+def eventually(holds: Callable[[], Any], within_s: float = 30.0) -> bool:
+    """Whether it comes true in time."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+# Driver programs
+
+
+class Program:
+    """A driver in a process of its own. It reports in lines of JSON on its output."""
+
+    def __init__(self, module: str, *arguments: Any, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.spark.programs.{module}", *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.errors = ""
+
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """What it reports, as it comes."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+
+    def await_report(self, **wanted: Any) -> dict[str, Any]:
+        """The first report that has these values."""
+        for report in self.reports():
+            if all(report.get(name) == value for name, value in wanted.items()):
+                return report
+        self.end()
+        raise AssertionError(f"it ended without {wanted}:\n{self.errors[-3000:]}")
+
+    def end(self, timeout_s: float = 120) -> list[dict[str, Any]]:
+        """Wait for its end; the reports that were not read yet."""
+        try:
+            out, self.errors = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+    @property
+    def killed(self) -> bool:
+        return self.process.returncode == -signal.SIGKILL
+
+    def kill(self) -> None:
+        """Also its JVM: it leads a session of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()

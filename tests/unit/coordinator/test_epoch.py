@@ -1,0 +1,340 @@
+"""The coordinator: what is written in which order, what is retried and what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cairn.coordinator import epoch as epoch_module
+from cairn.coordinator.epoch import COMMIT_TRIES, Coordinator, Outcome
+from cairn.errors import (
+    CommitConflictError,
+    CommitError,
+    CorruptFileError,
+    EpochError,
+    FunctionError,
+)
+from cairn.plan.deploy import job_spec
+from cairn.sinks import Collect
+from cairn.sinks.base import Committable, SinkContext
+from cairn.slot.protocol import Begin
+from cairn.storage.log import create_or_open_job
+from cairn.storage.manifest import SparkPosition
+from cairn.storage.store import open_store
+from cairn.testing import Fault, FaultyStore, ManualClock
+from tests.unit.slot.one_level import Count, batch_of, count_graph, group_of, run
+
+POSITION = SparkPosition(folder="spark/1", batch_id=0, offsets="v1")
+
+
+class Recorder(Collect):
+    """Says when it is called; fails as often as told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self.failures = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"epochs": {}, "calls": [], "failures": 0}
+
+    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+        self.calls.append(("commit", epoch))
+        if self.failures:
+            self.failures -= 1
+            raise OSError("sink is away")
+        super().commit(epoch, committables)
+
+    def recover(self, before_epoch: int) -> None:
+        self.calls.append(("recover", before_epoch))
+
+
+class Lead:
+    """A coordinator with one slot per subtask."""
+
+    def __init__(self, scratch: Path, store: Any = None, parallelism: int = 1) -> None:
+        self.store = store or FaultyStore(open_store("memory:"))
+        self.clock = ManualClock(1000)
+        self.sink = Recorder()
+        graph = count_graph(Count())
+        job = create_or_open_job(self.store, graph.name, graph.group_count)
+        self.spec = job_spec(graph, job_id=job.job_id, checkpoint=self.store.url, backend="heap")
+        self.sink.open(SinkContext(job.job_id, graph.name, "out", graph.sinks[0].inputs and None))
+        self.coordinator = Coordinator(
+            self.spec,
+            self.store,
+            {"out": self.sink},
+            parallelism=parallelism,
+            retained_epochs=3,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+        self.begins: list[Begin] = []
+        self.scratch = scratch
+        self.slots: dict[int, Any] = {}
+
+    def start(self) -> Lead:
+        self.coordinator.take_over()
+        self.coordinator.recover()
+        return self
+
+    def execute(self, begin: Begin, rows: Sequence[tuple[int, int | None]] = ()) -> Outcome:
+        from cairn.slot.runtime import Runtime
+
+        self.begins.append(begin)
+        acks = []
+        for subtask in range(begin.parallelism):
+            if subtask not in self.slots:
+                runtime = Runtime(scratch=str(self.scratch), store=self.store)
+                runtime.load(*self.spec.pickled())
+                self.slots[subtask] = runtime
+            level = self.slots[subtask].level(0)
+            mine = [r for r in rows if group_of(r[0]) * begin.parallelism // 6 == subtask]
+            acks.append(run(level, begin, mine, subtask=subtask))
+        return Outcome(acks, [])
+
+    def run_epoch(self, *rows: tuple[int, int | None]) -> Any:
+        return self.coordinator.run_epoch(POSITION, lambda begin: self.execute(begin, rows))
+
+
+@pytest.fixture
+def lead(tmp_path: Path) -> Lead:
+    return Lead(tmp_path).start()
+
+
+# An epoch
+
+
+def test_an_epoch_is_in_the_log_before_its_sinks_publish(lead: Lead) -> None:
+    epoch = lead.run_epoch((1, 5))
+    assert lead.sink.calls == [("recover", 1), ("commit", epoch.number)]
+    assert lead.coordinator.newest == epoch == lead.coordinator.log.epoch(epoch.number)
+    assert lead.sink.rows == [(1, 1, 5)]
+
+
+def test_epochs_name_their_parents_and_continue_the_log(lead: Lead) -> None:
+    first, second = lead.run_epoch((1, 1)), lead.run_epoch((1, 1))
+    assert (first.number, first.parent, first.term) == (2, None, 1)
+    assert (second.number, second.parent, second.term) == (3, 2, 1)
+    assert lead.sink.rows[-1].n == 2
+
+
+def test_an_epoch_without_rows_is_an_epoch_like_any_other(lead: Lead) -> None:
+    first = lead.run_epoch((1, 1))
+    second = lead.run_epoch()
+    assert second.operators["count"].ranges[0].version == first.operators["count"].ranges[0].version
+    assert second.committables == {"out": []}
+    assert lead.sink.calls[-1] == ("commit", second.number)
+
+
+def test_the_manifest_says_what_the_job_is(lead: Lead) -> None:
+    entry = lead.run_epoch((1, 1)).operators["count"]
+    assert entry.key_types == {"k": "bigint"}
+    assert {name: decl.kind for name, decl in entry.states.items()} == {
+        "n": "value",
+        "values": "list",
+        "last": "map",
+    }
+    assert entry.function_version == lead.spec.levels[0].operators[0].function_version
+
+
+def test_now_is_the_clock_and_never_goes_back(lead: Lead, tmp_path: Path) -> None:
+    assert lead.run_epoch().now_ms == 1000
+    lead.clock.advance_ms(500)
+    assert lead.run_epoch().now_ms == 1500
+    behind = Lead(tmp_path, lead.store).start()
+    assert behind.clock() < 1500
+    assert behind.run_epoch().now_ms == 1500
+
+
+def test_now_is_the_same_in_every_attempt(lead: Lead) -> None:
+    def execute(begin: Begin) -> Outcome:
+        outcome = lead.execute(begin)
+        if begin.attempt < 2:
+            lead.clock.advance_ms(60_000)
+            raise EpochError("once more")
+        return outcome
+
+    epoch = lead.coordinator.run_epoch(POSITION, execute)
+    assert {begin.now_ms for begin in lead.begins} == {epoch.now_ms} == {1000}
+    assert [begin.attempt for begin in lead.begins] == [0, 1, 2]
+    assert {begin.epoch for begin in lead.begins} == {epoch.number}
+    assert epoch.timings["attempts"] == 3
+
+
+# What goes wrong while it runs
+
+
+def test_the_first_cause_is_raised_when_every_attempt_failed(lead: Lead) -> None:
+    def execute(begin: Begin) -> Outcome:
+        raise FunctionError(f"cause {begin.attempt}", operator="count")
+
+    with pytest.raises(FunctionError, match="cause 0") as caught:
+        lead.coordinator.run_epoch(POSITION, execute)
+    assert caught.value.attempts == 4
+    assert lead.coordinator.newest is None
+    assert lead.sink.calls == [("recover", 1)]
+
+
+def test_damage_and_conflicts_are_not_tried_again(lead: Lead) -> None:
+    for error in (CorruptFileError("damaged"), CommitConflictError("fenced")):
+        attempts = []
+
+        def execute(begin: Begin, error: Any = error, attempts: Any = attempts) -> Outcome:
+            attempts.append(begin.attempt)
+            raise error
+
+        with pytest.raises(type(error)):
+            lead.coordinator.run_epoch(POSITION, execute)
+        assert attempts == [0]
+
+
+def test_a_storage_error_is_tried_again(lead: Lead) -> None:
+    lead.store.plan(Fault("put", lead.store.calls["put"] + 1, "before"))
+    epoch = lead.run_epoch((1, 1))
+    assert epoch.timings["attempts"] == 2
+    assert lead.sink.rows == [(1, 1, 1)]
+
+
+def test_an_acknowledgement_said_twice_counts_once(lead: Lead) -> None:
+    def execute(begin: Begin) -> Outcome:
+        outcome = lead.execute(begin, [(1, 5)])
+        return Outcome([*outcome.acks, *outcome.acks], [])
+
+    epoch = lead.coordinator.run_epoch(POSITION, execute)
+    assert len(epoch.committables["out"]) == 1
+    assert lead.sink.rows == [(1, 1, 5)]
+    assert epoch.metrics["operators"]["count"]["rows_in"] == 1
+
+
+def test_two_different_acknowledgements_of_a_subtask_make_the_epoch_run_again(
+    lead: Lead,
+) -> None:
+    def execute(begin: Begin) -> Outcome:
+        outcome = lead.execute(begin, [(1, 5)])
+        if begin.attempt == 0:
+            other = msgspec.structs.replace(outcome.acks[0], committables={})
+            return Outcome([*outcome.acks, other], [])
+        return outcome
+
+    epoch = lead.coordinator.run_epoch(POSITION, execute)
+    assert epoch.timings["attempts"] == 2
+    assert lead.sink.rows == [(1, 1, 5)]
+
+
+def test_a_missing_acknowledgement_is_named(tmp_path: Path) -> None:
+    lead = Lead(tmp_path, parallelism=2).start()
+
+    def execute(begin: Begin) -> Outcome:
+        return Outcome(lead.execute(begin).acks[:1], [])
+
+    with pytest.raises(EpochError, match=r"no acknowledgement of \(level, subtask\) \[\(0, 1\)\]"):
+        lead.coordinator.run_epoch(POSITION, execute)
+
+
+def test_an_epoch_that_failed_never_happened(lead: Lead, tmp_path: Path) -> None:
+    lead.run_epoch((1, 1))
+
+    def execute(begin: Begin) -> Outcome:
+        lead.execute(begin, [(1, 666)])
+        raise EpochError("no")
+
+    with pytest.raises(EpochError):
+        lead.coordinator.run_epoch(POSITION, execute)
+    after = Lead(tmp_path, lead.store).start()
+    after.run_epoch((1, 2))
+    assert after.sink.rows[-1] == (1, 2, 3)
+
+
+# Sinks
+
+
+def test_a_sink_that_fails_is_tried_until_it_has_published(lead: Lead) -> None:
+    lead.sink.failures = COMMIT_TRIES - 1
+    lead.run_epoch((1, 5))
+    assert lead.sink.rows == [(1, 1, 5)]
+
+
+def test_a_sink_that_keeps_failing_ends_the_run_and_is_published_by_the_next(
+    lead: Lead, tmp_path: Path
+) -> None:
+    lead.sink.failures = COMMIT_TRIES
+    with pytest.raises(CommitError, match="sink 'out' did not publish epoch 2: sink is away"):
+        lead.run_epoch((1, 5))
+    after = Lead(tmp_path, lead.store).start()
+    assert after.sink.calls == [("commit", 2), ("recover", 3)]
+    assert after.sink.rows == [(1, 1, 5)]
+
+
+def test_recovery_publishes_before_it_clears_and_clears_only_what_is_older(
+    lead: Lead, tmp_path: Path
+) -> None:
+    lead.run_epoch((1, 5))
+    after = Lead(tmp_path, lead.store)
+    after.coordinator.take_over()
+    assert after.sink.calls == [], "nothing is touched before the takeover is in the log"
+    after.coordinator.recover()
+    assert after.sink.calls == [("commit", 2), ("recover", after.coordinator.term)]
+
+
+def test_a_sink_that_left_the_job_is_not_committed(lead: Lead, tmp_path: Path) -> None:
+    lead.run_epoch((1, 5))
+    graph_without = dataclasses.replace(lead.spec, levels=lead.spec.levels)
+    coordinator = Coordinator(
+        graph_without, lead.store, {}, parallelism=1, retained_epochs=3, clock=lead.clock
+    )
+    coordinator.take_over()
+    coordinator.recover()
+
+
+# Storage of deltas
+
+
+def test_small_deltas_of_an_epoch_share_one_object(tmp_path: Path) -> None:
+    lead = Lead(tmp_path, parallelism=3).start()
+    epoch = lead.run_epoch(*((k, k) for k in range(30)))
+    paths = {ref.path for part in epoch.operators["count"].ranges for ref in part.files}
+    assert len(paths) == 1 and paths.pop().endswith(".pack")
+
+
+def test_a_large_delta_has_an_object_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_module, "INLINE_BYTES_MAX", 10)
+    lead = Lead(tmp_path).start()
+    (part,) = lead.run_epoch((1, 1)).operators["count"].ranges
+    assert part.files[0].path.endswith(".delta")
+
+
+def test_ten_epochs_later_deltas_are_merged_and_the_state_is_the_same(
+    lead: Lead, tmp_path: Path
+) -> None:
+    for n in range(25):
+        epoch = lead.run_epoch((n % 4, n))
+    (part,) = epoch.operators["count"].ranges
+    assert [ref.tier for ref in part.files] == [1, 1, 0, 0, 0, 0, 0]
+    after = Lead(tmp_path, lead.store).start()
+    after.run_epoch((0, 100))
+    assert after.sink.rows[-1] == (0, 8, sum(range(0, 25, 4)) + 100)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_change_of_parallelism_when_a_merge_is_due_is_no_failure(
+    tmp_path: Path, parallelism: int
+) -> None:
+    lead = Lead(tmp_path, parallelism=2).start()
+    for n in range(10):
+        lead.run_epoch(*((k, n) for k in range(12)))
+    after = Lead(tmp_path, lead.store, parallelism=parallelism).start()
+    after.run_epoch(*((k, 10) for k in range(12)))
+    after.run_epoch(*((k, 11) for k in range(12)))
+    assert {row.n for row in after.sink.rows[-12:]} == {12}
+
+
+def test_rows_in_a_batch_have_their_key_group() -> None:
+    assert batch_of([(7, 1)])["group"].to_pylist() == [group_of(7)]

@@ -1,0 +1,160 @@
+"""Ranges of key groups: disjoint, complete, and cut without rewriting a file."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.coordinator.ranges import advance, ranges_for
+from cairn.errors import EpochError
+from cairn.slot.protocol import Compacted, Compaction, OperatorAck, Stored
+from cairn.storage.manifest import EMPTY_VERSION, RangeState, next_version
+from cairn.storage.pack import Slice
+from tests.unit.coordinator.manifests import entry, part, ref
+
+
+def groups(part: RangeState) -> range:
+    return range(part.first_group, part.first_group + part.group_count)
+
+
+def ack(
+    delta: Stored | None = None, compacted: Compacted | None = None, state_keys: int = 7
+) -> OperatorAck:
+    return OperatorAck("op", 1, 1, 1, state_keys, delta, compacted)
+
+
+STORED = Stored("new", 50, 5, path="state/new")
+
+
+@given(st.integers(1, 40), st.lists(st.integers(1, 45), max_size=5))
+def test_ranges_cover_every_key_group_once_after_any_rescaling(
+    group_count: int, parallelisms: list[int]
+) -> None:
+    held = None
+    for parallelism in [3, *parallelisms]:
+        parts = ranges_for(held, parallelism, group_count)
+        assert len(parts) == parallelism
+        assert [g for each in parts for g in groups(each)] == list(range(group_count))
+        held = entry(
+            *(
+                part(groups(each), *each.files, ref(f"f{at}", groups(each)), version=each.version)
+                for at, each in enumerate(parts)
+            )
+        )
+
+
+def test_the_first_epoch_starts_from_empty_ranges() -> None:
+    parts = ranges_for(None, 3, 8)
+    assert [groups(each) for each in parts] == [range(0, 3), range(3, 6), range(6, 8)]
+    assert {each.version for each in parts} == {EMPTY_VERSION}
+    assert all(each.files == [] for each in parts)
+
+
+def test_the_same_parallelism_keeps_ranges_and_versions() -> None:
+    held = entry(part(range(0, 4), ref("a", range(0, 4))), part(range(4, 8)))
+    assert ranges_for(held, 2, 8) == held.ranges
+
+
+def test_a_split_lists_the_file_for_both_halves() -> None:
+    whole = part(range(0, 8), ref("a", range(0, 8)), ref("b", range(0, 8)), keys=80, size=800)
+    left, right = ranges_for(entry(whole), 2, 8)
+    for half, owned in ((left, range(0, 4)), (right, range(4, 8))):
+        assert [(r.id, r.first_group, r.group_count) for r in half.files] == [
+            ("a", owned.start, 4),
+            ("b", owned.start, 4),
+        ]
+        assert (half.state_keys, half.state_bytes) == (40, 400)
+    assert len({left.version, right.version, whole.version}) == 3
+
+
+def test_a_merge_lists_the_files_of_both_each_for_its_own_groups() -> None:
+    left = part(range(0, 4), ref("a", range(0, 4)), keys=1)
+    right = part(range(4, 8), ref("b", range(4, 8)), keys=2)
+    (whole,) = ranges_for(entry(left, right), 1, 8)
+    assert [(r.id, r.first_group, r.group_count) for r in whole.files] == [
+        ("a", 0, 4),
+        ("b", 4, 4),
+    ]
+    assert whole.state_keys == 3
+
+
+def test_a_file_clipped_before_is_clipped_again_and_never_grows() -> None:
+    clipped = part(range(0, 8), ref("a", range(1, 3)))
+    cut = ranges_for(entry(clipped), 4, 8)
+    assert [[(r.first_group, r.group_count) for r in each.files] for each in cut] == [
+        [(1, 1)], [(2, 1)], [], [],
+    ]  # fmt: skip
+
+
+def test_versions_of_cut_ranges_differ_when_the_content_differs() -> None:
+    first = ranges_for(entry(part(range(0, 8), ref("a", range(8)), version="x")), 2, 8)
+    same = ranges_for(entry(part(range(0, 8), ref("b", range(8)), version="x")), 2, 8)
+    other = ranges_for(entry(part(range(0, 8), ref("a", range(8)), version="y")), 2, 8)
+    assert [p.version for p in first] == [p.version for p in same]
+    assert not {p.version for p in first} & {p.version for p in other}
+
+
+def test_empty_ranges_stay_empty_when_they_are_cut() -> None:
+    cut = ranges_for(entry(part(range(0, 4)), part(range(4, 8))), 3, 8)
+    assert {each.version for each in cut} == {EMPTY_VERSION}
+
+
+def test_more_subtasks_than_key_groups_leaves_some_with_none() -> None:
+    parts = ranges_for(entry(part(range(0, 3), ref("a", range(0, 3)))), 7, 3)
+    sizes = [each.group_count for each in parts]
+    assert sorted(sizes) == [0, 0, 0, 0, 1, 1, 1]
+    assert all(not each.files for each in parts if not each.group_count)
+    again = ranges_for(entry(*parts), 2, 3)
+    assert [g for each in again for g in groups(each)] == [0, 1, 2]
+
+
+# Advancing
+
+
+def test_an_epoch_without_a_delta_changes_neither_version_nor_files() -> None:
+    before = part(range(0, 4), ref("a", range(0, 4)))
+    after = advance(before, ack(), 1, 2, {})
+    assert (after.version, after.files) == (before.version, before.files)
+    assert after.state_keys == 7
+
+
+def test_a_delta_is_added_and_names_the_version() -> None:
+    before = part(range(0, 4), ref("a", range(0, 4)))
+    after = advance(before, ack(STORED), 1, 2, {})
+    assert [r.id for r in after.files] == ["a", "new"]
+    added = after.files[-1]
+    assert (added.kind, added.tier, added.first_epoch, added.last_epoch) == ("delta", 0, 2, 2)
+    assert (added.first_group, added.group_count) == (0, 4)
+    assert after.version == next_version(before.version, "new")
+
+
+def test_a_delta_that_travelled_is_found_in_its_pack() -> None:
+    travelled = Stored("new", 50, 5, data=b"x" * 50)
+    after = advance(part(range(0, 4)), ack(travelled), None, 2, {"new": Slice("state/p", 30, 50)})
+    assert (after.files[0].path, after.files[0].offset, after.files[0].length) == (
+        "state/p", 30, 50,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tier"), [("base", 0), ("delta", 3)])
+def test_a_compaction_takes_the_place_of_what_it_replaces_and_keeps_the_version(
+    kind: str, tier: int
+) -> None:
+    files = [ref(n, range(0, 4), first_epoch=at, last_epoch=at) for at, n in enumerate("abcd", 1)]
+    before = part(range(0, 4), *files)
+    compaction = Compaction("base" if kind == "base" else "merge", 3, tier)
+    after = advance(
+        before, ack(STORED, Compacted(compaction, Stored("m", 9, 9, path="state/m"))), 8, 9, {}
+    )
+    assert [r.id for r in after.files] == ["a", "m", "new"]
+    merged = after.files[1]
+    assert (merged.kind, merged.tier) == (kind, tier)
+    assert (merged.first_epoch, merged.last_epoch) == (2, 8)
+    assert after.version == next_version(before.version, "new")
+
+
+def test_a_compaction_of_more_files_than_there_are_is_refused() -> None:
+    compacted = Compacted(Compaction("merge", 3, 1), STORED)
+    with pytest.raises(EpochError, match="compacted 3 of 1"):
+        advance(part(range(0, 4), ref("a", range(0, 4))), ack(None, compacted), 1, 2, {})

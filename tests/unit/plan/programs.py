@@ -1,0 +1,38 @@
+"""Programs without Spark: sources and transforms are put into the graph as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cairn import Job, KeyedProcess
+from cairn.plan.graph import Port, SourceNode, TransformNode, port_event_time
+from cairn.stream import Stream
+from cairn.types import parse_schema
+
+ROW = "k long, v long"
+
+
+class Pass(KeyedProcess[Any]):
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+
+def source(job: Job, name: str, schema: str = ROW, event_time: str | None = None) -> Stream:
+    parsed = parse_schema(schema)
+    job._nodes[name] = SourceNode(name, None, parsed, event_time, None)
+    return Stream(job, (Port(name),), parsed)
+
+
+def transform(stream: Stream, schema: str = ROW) -> Stream:
+    job, parsed = stream._job, parse_schema(schema)
+    name = f"transform:{len(job._nodes)}"
+    times = {port_event_time(job._nodes, port) for port in stream._ports}
+    time = times.pop() if len(times) == 1 else None
+    job._nodes[name] = TransformNode(
+        name, stream._ports, len, parsed, time if time in parsed.names else None
+    )
+    return Stream(job, (Port(name),), parsed)
+
+
+def process(stream: Stream, uid: str, schema: str = ROW, key: str = "k") -> Any:
+    return stream.key_by(key).process(Pass(), schema=schema, uid=uid)

@@ -1,0 +1,176 @@
+"""A wrong program is refused before anything runs, and told what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cairn import Job, KeyedProcess, sinks, state
+from cairn.errors import PlanError
+from cairn.plan.check import check_event_time
+from cairn.types import parse_schema
+from tests.unit.plan.programs import Pass, process, source
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job("j")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", ".a", "a/b", "é", "x" * 101, None, 5])
+def test_names_that_are_not_plain_are_refused(name: Any, job: Job) -> None:
+    with pytest.raises(PlanError, match="not a plain name"):
+        Job(name)
+    with pytest.raises(PlanError, match="not a plain name"):
+        source(job, "s").sink_to(sinks.Noop(), uid=name)
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-1", "1", "x" * 100])
+def test_plain_names_are_accepted(name: str, job: Job) -> None:
+    Job(name)
+    source(job, "s").sink_to(sinks.Noop(), uid=name)
+
+
+def test_a_uid_is_used_once_among_sources_operators_and_sinks(job: Job) -> None:
+    rows = source(job, "s")
+    process(rows, "a")
+    for again in (
+        lambda: process(rows, "a"),
+        lambda: process(rows, "s"),
+        lambda: rows.sink_to(sinks.Noop(), uid="a"),
+    ):
+        with pytest.raises(PlanError, match="is used twice"):
+            again()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((), "at least one column"),
+        (("x",), "no column 'x'\n  found: k, v, m, n"),
+        (("k", "k"), "names a column twice"),
+        (("m",), "column 'm' is map<string,bigint>, which Spark cannot hash"),
+        (("n",), "which Spark cannot hash"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(job: Job, columns: Any, message: str) -> None:
+    rows = source(job, "s", "k long, v long, m map<string,long>, n array<map<int,int>>")
+    with pytest.raises(PlanError) as caught:
+        rows.key_by(*columns)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"), [("x", "no column 'x'"), ("k", "column 'k' is bigint")]
+)
+def test_event_time_must_be_a_timestamp_column(column: str, message: str) -> None:
+    schema = parse_schema("k long, t timestamp, n timestamp_ntz")
+    with pytest.raises(PlanError) as caught:
+        check_event_time(column, schema, "s")
+    assert message in str(caught.value) and "source 's'" in str(caught.value)
+    check_event_time("t", schema, "s")
+    check_event_time("n", schema, "s")
+    check_event_time(None, schema, "s")
+
+
+def test_streams_that_differ_cannot_be_united(job: Job) -> None:
+    rows = source(job, "s", "k long, v long")
+    with pytest.raises(PlanError, match="the streams differ in v, w"):
+        rows.union(source(job, "t", "k long, w long"))
+    with pytest.raises(PlanError, match="the streams differ in v"):
+        rows.union(source(job, "u", "k long, v int"))
+    with pytest.raises(PlanError, match="with itself"):
+        rows.union(rows)
+    with pytest.raises(PlanError, match="two jobs"):
+        rows.union(source(Job("other"), "s"))
+
+
+def test_what_is_no_function_is_refused(job: Job) -> None:
+    class Empty(KeyedProcess[Any]):
+        pass
+
+    keyed = source(job, "s").key_by("k")
+    for function, message in (
+        (Pass, r"give an object, Pass\(\), not the class"),
+        (len, "no KeyedProcess"),
+        (Empty(), r"has no process\(row, ctx\)"),
+    ):
+        with pytest.raises(PlanError, match=f"operator 'a': .*{message}"):
+            keyed.process(function, schema="k long", uid="a")  # type: ignore[arg-type]
+
+
+def test_what_is_no_sink_is_refused(job: Job) -> None:
+    with pytest.raises(PlanError, match=r"no cairn.sinks.Sink but str"):
+        source(job, "s").sink_to("out", uid="out")  # type: ignore[arg-type]
+
+
+def declaring(**declared: Any) -> KeyedProcess[Any]:
+    names = {**declared, "process": lambda self, row, ctx: None}
+    return type("Fn", (KeyedProcess,), names)()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("entry", ["map<string,long>", object, "array<map<int,int>>"])
+def test_a_map_state_needs_keys_that_can_be_compared(job: Job, entry: Any) -> None:
+    keyed = source(job, "s").key_by("k")
+    with pytest.raises(PlanError, match="operator 'a', state 'm': .* cannot be a map key"):
+        keyed.process(declaring(m=state.Map(entry, "long")), schema="k long", uid="a")
+
+
+@pytest.mark.parametrize(("declared", "default"), [("long", "0"), ("int", 2**31), ("boolean", 0)])
+def test_a_default_that_does_not_fit_its_state_is_refused(
+    job: Job, declared: str, default: Any
+) -> None:
+    keyed = source(job, "s").key_by("k")
+    function = declaring(n=state.Value(declared, default=default))
+    with pytest.raises(PlanError, match="state 'n': its default does not fit: expected"):
+        keyed.process(function, schema="k long", uid="a")
+
+
+def test_state_is_declared_once_on_the_class_and_with_an_object_of_its_own(job: Job) -> None:
+    keyed = source(job, "s").key_by("k")
+
+    class Base(KeyedProcess[Any]):
+        n = state.Value("long")
+
+        def process(self, row: Any, ctx: Any) -> Any: ...
+
+    class Twice(Base):
+        n = state.Value("long")
+
+    class Replaced(Base):
+        n = 5  # type: ignore[assignment]
+
+    late = Pass()
+    late.m = state.Value("long")  # type: ignore[attr-defined]
+    shared = state.Value("long")
+    for function, message in (
+        (Twice(), "declared twice"),
+        (Replaced(), "declared as state and then replaced"),
+        (late, "on the object"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            keyed.process(function, schema="k long", uid="a")
+    # Python 3.11 wraps what is raised while a class is made.
+    with pytest.raises((PlanError, RuntimeError)):
+        declaring(a=shared, b=shared)
+
+
+def test_side_outputs_have_one_schema_each(job: Job) -> None:
+    stream = process(source(job, "s"), "a")
+    stream.side("late", "k long")
+    assert stream.side("late", "k bigint").schema == parse_schema("k long")
+    with pytest.raises(PlanError, match="has two schemas"):
+        stream.side("late", "k string")
+
+
+def test_state_used_outside_a_running_function_says_how_to_test_it() -> None:
+    function: Any = declaring(n=state.Value("long"), m=state.Map("long", "long"))
+    for use in (
+        lambda: function.n.get(),
+        lambda: function.n.set(1),
+        lambda: function.m[1],
+        lambda: len(function.m),
+    ):
+        with pytest.raises(PlanError, match=r"cairn\.testing\.Harness"):
+            use()

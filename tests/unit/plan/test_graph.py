@@ -1,0 +1,213 @@
+"""Programs become levels: cut at the shuffles, with every row on its way once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cairn import Job, sinks
+from cairn.errors import PlanError
+from cairn.plan.graph import Graph, Port, build_graph
+from cairn.types import parse_schema
+from tests.unit.plan.programs import process, source, transform
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job("j", max_parallelism=16)
+
+
+def layout(graph: Graph) -> list[tuple[list[str], list[str], list[int], list[int]]]:
+    """Per level: operators, sinks, edges consumed, edges passing."""
+    return [
+        (
+            [op.uid for op in level.operators],
+            [sink.uid for sink in level.sinks],
+            [edge.index for edge in level.edges],
+            [edge.index for edge in level.passing],
+        )
+        for level in graph.levels
+    ]
+
+
+def test_a_sink_on_an_operator_runs_in_its_level(job: Job) -> None:
+    process(source(job, "s"), "a").sink_to(sinks.Noop(), uid="out")
+    graph = job.graph()
+    assert layout(graph) == [(["a"], ["out"], [0], [])]
+    assert graph.edges[0].keys == ("k",)
+    assert graph.level_of("a") == graph.level_of("out") == 0
+
+
+def test_each_shuffle_is_a_level(job: Job) -> None:
+    stream = source(job, "s")
+    for uid in ("a", "b", "c"):
+        stream = process(stream, uid)
+    stream.sink_to(sinks.Noop(), uid="out")
+    assert layout(job.graph()) == [
+        (["a"], [], [0], []),
+        (["b"], [], [1], []),
+        (["c"], ["out"], [2], []),
+    ]
+
+
+def test_a_sink_on_a_source_has_a_level_and_an_edge_without_keys(job: Job) -> None:
+    source(job, "s").sink_to(sinks.Noop(), uid="out")
+    graph = job.graph()
+    assert layout(graph) == [([], ["out"], [0], [])]
+    assert graph.edges[0].keys == ()
+
+
+def test_a_fork_at_the_source_feeds_both_in_one_level(job: Job) -> None:
+    rows = source(job, "s")
+    process(rows, "a").sink_to(sinks.Noop(), uid="out-a")
+    process(rows, "b", key="v").sink_to(sinks.Noop(), uid="out-b")
+    rows.sink_to(sinks.Noop(), uid="raw")
+    graph = job.graph()
+    assert layout(graph) == [(["a", "b"], ["out-a", "out-b", "raw"], [0, 1, 2], [])]
+    assert [edge.keys for edge in graph.edges] == [("k",), ("v",), ()]
+
+
+def test_an_edge_that_skips_levels_passes_through_those_between(job: Job) -> None:
+    rows = source(job, "s")
+    late = process(process(rows, "a"), "b")
+    process(late.union(rows), "c")
+    assert layout(job.graph()) == [
+        (["a"], [], [0], [2]),
+        (["b"], [], [1], [2]),
+        (["c"], [], [2], []),
+    ]
+
+
+def test_an_output_that_skips_a_level_passes_through_it(job: Job) -> None:
+    first = process(source(job, "s"), "a")
+    second = process(first, "b")
+    process(first.union(second), "c")
+    assert layout(job.graph()) == [
+        (["a"], [], [0], []),
+        (["b"], [], [1], [2]),
+        (["c"], [], [2], []),
+    ]
+
+
+def test_united_streams_share_one_edge(job: Job) -> None:
+    united = source(job, "s").union(source(job, "t"), source(job, "u"))
+    process(united, "a")
+    graph = job.graph()
+    assert len(graph.edges) == 1
+    assert graph.edges[0].inputs == (Port("s"), Port("t"), Port("u"))
+
+
+def test_united_columns_follow_the_first_stream_and_may_be_null_if_any_may(job: Job) -> None:
+    left = source(job, "s", "k long NOT NULL, v long NOT NULL")
+    right = source(job, "t", "v long, k long NOT NULL")
+    process(left.union(right), "a")
+    assert job.graph().edges[0].schema == parse_schema("k long NOT NULL, v long")
+
+
+def test_several_sinks_on_one_output_run_beside_it(job: Job) -> None:
+    stream = process(source(job, "s"), "a")
+    for uid in ("x", "y"):
+        stream.sink_to(sinks.Noop(), uid=uid)
+    stream.side("late", "k long").sink_to(sinks.Noop(), uid="z")
+    assert layout(job.graph()) == [(["a"], ["x", "y", "z"], [0], [])]
+
+
+def test_a_sink_on_two_outputs_of_one_operator_runs_beside_it(job: Job) -> None:
+    stream = process(source(job, "s"), "a")
+    stream.union(stream.side("late", "k long, v long")).sink_to(sinks.Noop(), uid="out")
+    assert layout(job.graph()) == [(["a"], ["out"], [0], [])]
+
+
+def test_a_sink_on_two_operators_comes_after_both(job: Job) -> None:
+    rows = source(job, "s")
+    both = process(rows, "a").union(process(rows, "b"))
+    both.sink_to(sinks.Noop(), uid="out")
+    assert layout(job.graph()) == [
+        (["a", "b"], [], [0, 1], []),
+        ([], ["out"], [2], []),
+    ]
+
+
+def test_a_sink_after_a_transform_comes_a_level_later(job: Job) -> None:
+    transform(process(source(job, "s"), "a")).sink_to(sinks.Noop(), uid="out")
+    graph = job.graph()
+    assert layout(graph) == [(["a"], [], [0], []), ([], ["out"], [1], [])]
+    assert graph.origins(graph.edges[1].inputs[0]) == (Port("a"),)
+
+
+def test_transforms_are_looked_through_to_their_origin(job: Job) -> None:
+    rows = transform(transform(source(job, "s"), "k long, v long, x string"))
+    process(rows, "a")
+    graph = job.graph()
+    assert layout(graph) == [(["a"], [], [0], [])]
+    assert graph.origins(graph.edges[0].inputs[0]) == (Port("s"),)
+
+
+def test_a_transform_over_streams_of_different_levels_is_refused(job: Job) -> None:
+    rows = source(job, "s")
+    with pytest.raises(PlanError, match="rows of different stages"):
+        process(transform(rows.union(process(rows, "a"))), "b")
+        job.graph()
+
+
+def test_edges_are_numbered_in_the_order_of_the_program(job: Job) -> None:
+    rows = source(job, "s")
+    process(process(rows, "deep"), "deeper")
+    process(rows, "shallow")
+    graph = job.graph()
+    assert [(e.index, e.consumer) for e in graph.edges] == [
+        (0, "deep"), (1, "deeper"), (2, "shallow"),
+    ]  # fmt: skip
+    assert [op.uid for op in graph.operators] == ["deep", "shallow", "deeper"]
+
+
+# Event time
+
+
+@pytest.mark.parametrize(
+    ("out", "follows"),
+    [("k long, t timestamp", "t"), ("k long, v long", None), ("k long, t string", None)],
+)
+def test_event_time_follows_its_column_through_operators(
+    job: Job, out: str, follows: str | None
+) -> None:
+    rows = source(job, "s", "k long, t timestamp", event_time="t")
+    process(process(rows, "a", schema=out), "b")
+    graph = job.graph()
+    assert [edge.event_time for edge in graph.edges] == ["t", follows]
+
+
+def test_streams_with_different_event_times_have_none_together(job: Job) -> None:
+    left = source(job, "s", "k long, t timestamp", event_time="t")
+    right = source(job, "u", "k long, t timestamp")
+    process(left.union(right), "a")
+    assert job.graph().edges[0].event_time is None
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("count", [0, -1, 32769])
+def test_max_parallelism_outside_its_bounds_is_refused(count: int) -> None:
+    job = Job("j", max_parallelism=count)
+    source(job, "s").sink_to(sinks.Noop(), uid="out")
+    with pytest.raises(PlanError, match="max_parallelism"):
+        job.graph()
+
+
+def test_a_job_without_source_or_without_end_is_refused(job: Job) -> None:
+    with pytest.raises(PlanError, match="has no source"):
+        build_graph("j", 16, {})
+    source(job, "s")
+    with pytest.raises(PlanError, match="does nothing"):
+        job.graph()
+
+
+def test_a_graph_does_not_follow_later_changes_of_the_job(job: Job) -> None:
+    rows = source(job, "s")
+    process(rows, "a")
+    graph: Any = job.graph()
+    process(rows, "b")
+    assert [op.uid for op in graph.operators] == ["a"]
+    assert "b" not in graph.nodes

@@ -1,0 +1,295 @@
+"""A function in its operator: rows in, rows out, the context, and what it may return."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from cairn import KeyedProcess, state
+from cairn.codec import codec
+from cairn.errors import CairnError, CorruptFileError, FunctionError
+from cairn.slot.operator import Operator, _millis
+from cairn.slot.protocol import Begin
+from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.storage.manifest import EMPTY_VERSION
+from cairn.types import parse_schema
+
+GROUP_COUNT = 4
+
+
+class Driven:
+    """An operator in an epoch of its own."""
+
+    def __init__(
+        self,
+        function: KeyedProcess[Any],
+        schema: str = "k long, v long",
+        keys: tuple[str, ...] = ("k",),
+        out: str = "x long",
+        event_time: str | None = None,
+    ) -> None:
+        self.schema = parse_schema(schema)
+        outlets = (
+            OutletSpec(None, parse_schema(out), (), ()),
+            OutletSpec("late", parse_schema("y string"), (), ()),
+        )
+        spec = OperatorSpec(
+            "op", 0, self.schema, keys, event_time, cloudpickle.dumps(function), outlets
+        )
+        self.operator = Operator(spec, backend="heap", group_count=GROUP_COUNT)
+        self.rows: dict[str | None, list[tuple[Any, ...]]] = {None: [], "late": []}
+        for outlet in self.operator.outlets:
+            outlet.targets.append(self._taker(outlet.tag))
+        self.operator.declare()
+        self.operator.reset(EMPTY_VERSION, range(GROUP_COUNT))
+        self.begin(1)
+
+    def _taker(self, tag: str | None) -> Callable[[pa.RecordBatch], None]:
+        def take(batch: pa.RecordBatch) -> None:
+            self.rows[tag] += [tuple(row.values()) for row in batch.to_pylist()]
+
+        return take
+
+    def begin(self, epoch: int) -> None:
+        begin = Begin("run", 1, epoch, 0, None, 5000 + epoch, None, 3, {}, {}, 0)
+        self.operator.open(begin, 2)
+
+    def push(self, *rows: Any) -> list[tuple[Any, ...]]:
+        struct = codec(pa.struct(list(self.schema)))
+        array = struct.encode([struct.normalise(row) for row in rows])
+        before = len(self.rows[None])
+        self.operator.run([0] * len(rows), array)
+        return self.rows[None][before:]
+
+
+def function(process: Callable[[Any, Any, Any], Any], **declared: Any) -> KeyedProcess[Any]:
+    names = {"process": process, **declared}
+    return type("Fn", (KeyedProcess,), names)()  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass
+class Out:
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("returned", "rows"),
+    [
+        (lambda: None, []),
+        (lambda: (1,), [(1,)]),
+        (lambda: {"x": 1}, [(1,)]),
+        (lambda: Out(1), [(1,)]),
+        (lambda: [(1,), {"x": 2}, Out(3)], [(1,), (2,), (3,)]),
+        (lambda: [], []),
+        (lambda: (row for row in [(1,), (2,)]), [(1,), (2,)]),
+        (lambda: iter([(1,)]), [(1,)]),
+        (lambda: map(Out, [1, 2]), [(1,), (2,)]),
+    ],
+)
+def test_a_function_returns_nothing_a_row_or_rows(returned: Any, rows: Any) -> None:
+    assert Driven(function(lambda self, row, ctx: returned())).push((1, 1)) == rows
+
+
+@pytest.mark.parametrize("returned", [5, "ab", b"ab", 1.5, True])
+def test_a_function_that_returns_no_row_is_told_what_is_expected(returned: Any) -> None:
+    driven = Driven(function(lambda self, row, ctx: returned))
+    with pytest.raises(FunctionError, match="expected a row"):
+        driven.push((1, 1))
+
+
+def test_rows_and_keys_are_what_the_schema_says() -> None:
+    seen: list[Any] = []
+
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        return ctx.key.a, ctx.key["the b"], row["the b"], row.v
+
+    driven = Driven(
+        function(process), "a long, `the b` string, v long", ("a", "the b"), "a long, b string, c string, d long"
+    )  # fmt: skip
+    seen = driven.push((1, "x", 5), (None, None, None))
+    assert seen == [(1, "x", "x", 5), (None, None, None, None)]
+
+
+def test_keys_that_spark_groups_together_share_state() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        self.n.set((self.n.get() or 0) + 1)
+        return (self.n.get(),)
+
+    driven = Driven(function(process, n=state.Value("long")), "k double, v long")
+    nans = [(math.nan, 0), (-math.nan, 0), (-0.0, 0), (0.0, 0), (None, 0), (None, 0)]
+    assert driven.push(*nans) == [(1,), (2,), (1,), (2,), (1,), (2,)]
+
+
+def test_a_row_keeps_the_value_that_its_key_normalises() -> None:
+    driven = Driven(
+        function(lambda self, row, ctx: (math.copysign(1, row.k), math.copysign(1, ctx.key))),
+        "k double, v long",
+        out="a double, b double",
+    )
+    assert driven.push((-0.0, 1)) == [(-1.0, 1.0)]
+
+
+def test_the_context_tells_the_epoch_and_the_event_time() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        return ctx.epoch, ctx.now_ms, ctx.subtask, ctx.parallelism, ctx.event_time_ms
+
+    driven = Driven(
+        function(process),
+        "k long, t timestamp",
+        out="a long, b long, c long, d long, e long",
+        event_time="t",
+    )
+    time = dt.datetime(2024, 5, 6, 7, 8, 9, 123_999, tzinfo=dt.UTC)
+    millis = int(time.timestamp()) * 1000 + 123
+    assert driven.push((1, time), (1, None)) == [
+        (1, 5001, 2, 3, millis),
+        (1, 5001, 2, 3, None),
+    ]
+    driven.begin(2)
+    assert driven.push((1, time))[0][:2] == (2, 5002)
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        dt.datetime(1970, 1, 1, tzinfo=dt.UTC),
+        dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=dt.UTC),
+        dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+        dt.datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=dt.UTC),
+        dt.datetime(2024, 2, 29, 12),
+    ],
+)
+def test_event_times_become_milliseconds_without_rounding(time: dt.datetime) -> None:
+    epoch = dt.datetime(1970, 1, 1, tzinfo=time.tzinfo)
+    assert _millis(time) == (time - epoch) // dt.timedelta(milliseconds=1)
+
+
+def test_side_outputs_go_their_own_way() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        ctx.output("late", (f"v{row.v}",))
+        return (row.v,)
+
+    driven = Driven(function(process))
+    driven.push((1, 1), (1, 2))
+    assert driven.rows == {None: [(1,), (2,)], "late": [("v1",), ("v2",)]}
+
+
+def test_an_undeclared_side_output_is_refused_with_those_that_are() -> None:
+    driven = Driven(function(lambda self, row, ctx: ctx.output("lost", (1,))))
+    with pytest.raises(FunctionError, match="no side output 'lost'") as caught:
+        driven.push((7, 1))
+    assert "found: late" in str(caught.value) and "operator 'op'" in str(caught.value)
+    assert (caught.value.operator, caught.value.key) == ("op", "7")
+
+
+def test_a_generator_that_raises_half_way_is_reported_with_its_row() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        yield (1,)
+        raise KeyError("half way")
+
+    driven = Driven(function(process))
+    with pytest.raises(FunctionError, match="KeyError: 'half way'") as caught:
+        driven.push((3, 4))
+    assert caught.value.row == "Row(k=3, v=4)"
+
+
+def test_a_misfit_in_the_output_is_reported_as_such() -> None:
+    driven = Driven(function(lambda self, row, ctx: ("x",)))
+    with pytest.raises(FunctionError, match="does not fit its schema") as caught:
+        driven.push((3, 4))
+    assert caught.value.field == "x"
+
+
+def test_errors_of_cairn_itself_are_not_blamed_on_the_function() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        raise CorruptFileError("a file")
+
+    with pytest.raises(CorruptFileError, match="a file"):
+        Driven(function(process)).push((1, 1))
+
+
+class Opens(KeyedProcess[Any]):
+    def open(self, ctx: Any) -> None:
+        self.seen_epoch = ctx.epoch
+        if ctx.epoch == 13:
+            raise OSError("no connection")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return (self.seen_epoch,)
+
+
+def test_a_function_is_opened_once_and_not_once_per_epoch() -> None:
+    driven = Driven(Opens())
+    driven.begin(2)
+    assert driven.push((1, 1)) == [(1,)]
+
+
+def test_an_open_that_raises_is_reported_and_tried_again() -> None:
+    driven = Driven(Opens())
+    driven.operator.function_version = "an older one"
+    with pytest.raises(FunctionError, match=r"open\(\) of operator 'op' raised OSError"):
+        driven.begin(13)
+    driven.begin(14)
+    assert driven.push((1, 1)) == [(14,)]
+
+
+def test_a_state_value_that_cannot_be_stored_fails_the_epoch_with_operator_and_key() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        self.n.set(row.v * 2)
+        self.m[row.v * 2] = 1
+
+    declared = {"n": state.Value("long"), "m": state.Map("long", "long")}
+    for name in declared:
+        driven = Driven(function(process, **declared))
+        driven.push((1, 1), (8, 2**62))
+        with pytest.raises(FunctionError, match=r"operator 'op': state '.' of key 8: ") as caught:
+            driven.operator.finish()
+        assert isinstance(caught.value, CairnError), name
+
+
+def test_a_function_without_state_has_no_delta() -> None:
+    driven = Driven(function(lambda self, row, ctx: None))
+    driven.push((1, 1))
+    assert driven.operator.finish() == []
+    driven.operator.finished(None)
+    assert driven.operator.is_at(EMPTY_VERSION, range(GROUP_COUNT))
+
+
+def test_state_at_another_version_or_of_other_groups_is_not_taken() -> None:
+    def process(self: Any, row: Any, ctx: Any) -> Any:
+        self.n.set(row.v)
+
+    driven = Driven(function(process, n=state.Value("long")))
+    operator = driven.operator
+    driven.push((1, 1))
+    operator.finish()
+    operator.finished("a delta")
+    pending = operator.pending
+    assert pending is not None
+    assert not operator.is_at("something else", range(GROUP_COUNT))
+    assert not operator.is_at(pending, range(2))
+    assert operator.is_at(pending, range(GROUP_COUNT))
+    assert operator.state_keys() == 1
+    assert not operator.is_at(EMPTY_VERSION, range(GROUP_COUNT)), "there is no way back"
+
+
+def test_closing_calls_close_once_and_frees_the_state() -> None:
+    class Closes(KeyedProcess[Any]):
+        def process(self, row: Any, ctx: Any) -> Any: ...
+
+        def close(self) -> None:
+            assert not hasattr(self, "closed")
+            self.closed = True
+
+    driven = Driven(Closes())
+    closed = driven.operator.function
+    driven.operator.close()
+    driven.operator.close()
+    assert vars(closed) == {"closed": True}

@@ -1,0 +1,296 @@
+"""A slot keeps state between epochs, and takes nothing for committed that is not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn import KeyedProcess, state
+from cairn.errors import FunctionError
+from cairn.slot.protocol import Compaction, Token, ack_encoder
+from cairn.slot.runtime import LevelRuntime, StaleTokenError
+from cairn.storage.store import open_store
+from cairn.testing import Fault, FaultyStore
+from tests.unit.slot.one_level import (
+    Checkpoint,
+    batch_of,
+    held,
+    model,
+    run,
+    token_of,
+)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    return Checkpoint()
+
+
+@pytest.fixture
+def slot(checkpoint: Checkpoint, tmp_path: Path) -> LevelRuntime:
+    return checkpoint.slot(tmp_path)
+
+
+def seen(slot: LevelRuntime) -> Any:
+    """What is committed in the slot, and what its next function call would start from."""
+    return held([slot])
+
+
+# Tokens
+
+
+@pytest.mark.parametrize(
+    "older",
+    [Token(0, 9, 9, 9), Token(1, 1, 9, 9), Token(1, 2, 0, 9), Token(1, 2, 1, 0)],
+    ids=["term", "epoch", "attempt", "task attempt"],
+)
+def test_an_older_attempt_can_neither_begin_nor_run_nor_finish(
+    older: Token, checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    begin = checkpoint.begin()
+    newest = Token(1, 2, 1, 1)
+    slot.begin(newest, begin, 0)
+    slot.run(newest, batch_of([(1, 1)]))
+    for call in (
+        lambda: slot.begin(older, begin, 0),
+        lambda: slot.run(older, batch_of([(1, 5)])),
+        lambda: slot.attach(older, print),
+        lambda: slot.finish(older),
+    ):
+        with pytest.raises(StaleTokenError, match="superseded"):
+            call()
+    slot.abandon(older)
+    ack = slot.finish(newest)
+    assert ack.operators[0].rows_in == 1
+    assert ack.committables["out"]["rows"] == 1
+
+
+def test_a_zombie_that_begins_while_the_next_attempt_waits_cannot_take_the_slot_back(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    begin = checkpoint.begin()
+    old, new = token_of(begin, 1), token_of(begin, 2)
+    slot.begin(old, begin, 0)
+    began = threading.Event()
+
+    def begin_new() -> None:
+        slot.begin(new, begin, 0)
+        began.set()
+
+    with slot._lock:  # The old attempt is in the middle of a batch.
+        thread = threading.Thread(target=begin_new)
+        thread.start()
+        while slot._newest != new:
+            pass
+        with pytest.raises(StaleTokenError):
+            slot.run(old, batch_of([(1, 1)]))
+    thread.join(10)
+    assert began.is_set()
+    with pytest.raises(StaleTokenError):
+        slot.begin(old, begin, 0)
+
+
+def test_rows_leave_by_the_attempt_that_attached_last(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    begin = checkpoint.begin()
+    slot.begin(token_of(begin, 2), begin, 0)
+    slot.attach(token_of(begin, 2), lambda batch: None)
+    with pytest.raises(StaleTokenError):
+        slot.attach(token_of(begin, 1), lambda batch: None)
+
+
+# The same again
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_task_that_runs_again_acknowledges_the_same_bytes(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path, inline: bool
+) -> None:
+    checkpoint.run_epoch([slot], [(k, k) for k in range(20)])
+    checkpoint.run_epoch([slot], [(3, None), (4, None), (3, 3)])
+    begin = checkpoint.begin(inline_bytes_max=1 << 20 if inline else 0)
+    rows = [(1, 7), (3, None), (9, None), (9, 1), (30, 1)]
+    first = ack_encoder.encode(run(slot, begin, rows))
+    assert ack_encoder.encode(run(slot, begin, rows, task_attempt=1)) == first
+    elsewhere = checkpoint.slot(tmp_path)
+    assert ack_encoder.encode(run(elsewhere, begin, rows, task_attempt=2)) == first
+    assert elsewhere.restored
+
+
+@pytest.mark.parametrize("kind", ["base", "merge"])
+def test_a_compaction_that_runs_again_acknowledges_the_same_bytes(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path, kind: str
+) -> None:
+    for n in range(4):
+        checkpoint.run_epoch([slot], [(k % 7, k + n) for k in range(20 - n)])
+    checkpoint.run_epoch([slot], [(3, None), (3, 3), (1, None)])
+    begin = checkpoint.begin(compaction=Compaction(kind, 5, 1))
+    # What the epoch deletes comes back with the rollback, at another place in the dicts.
+    rows = [(2, None), (0, None), (0, 1)]
+    first = run(slot, begin, rows)
+    assert first.operators[0].compacted is not None
+    again = run(slot, begin, rows, task_attempt=1)
+    assert ack_encoder.encode(again) == ack_encoder.encode(first)
+    elsewhere = run(checkpoint.slot(tmp_path), begin, rows, task_attempt=2)
+    assert ack_encoder.encode(elsewhere) == ack_encoder.encode(first)
+
+
+def test_an_epoch_without_rows_acknowledges_no_delta_and_keeps_the_version(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    first = checkpoint.run_epoch([slot], [(1, 1)])
+    second = checkpoint.run_epoch([slot], [])
+    assert second.operators["count"].ranges[0].version == first.operators["count"].ranges[0].version
+    third = checkpoint.run_epoch([slot], [(1, 2)])
+    assert third.operators["count"].ranges[0].version != first.operators["count"].ranges[0].version
+    run(slot, checkpoint.begin(), [])
+    assert not slot.restored
+    assert seen(slot) == model([(1, 1), (1, 2)])
+
+
+# Promoted, undone, restored
+
+
+def test_what_was_acknowledged_is_promoted_when_the_parent_names_it(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    checkpoint.run_epoch([slot], [(1, 1)])
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert not slot.restored
+    assert seen(slot) == model([(1, 1)])
+
+
+def test_what_was_acknowledged_is_undone_when_the_parent_does_not_name_it(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    checkpoint.run_epoch([slot], [(1, 1), (2, 2)])
+    run(slot, checkpoint.begin(), [(1, 5), (2, None), (3, 3)])
+    retried = run(slot, checkpoint.begin(attempt=1), [(1, 6)])
+    assert not slot.restored
+    checkpoint.publish(checkpoint.begin(attempt=1, inline_bytes_max=0), [
+        run(slot, checkpoint.begin(attempt=1, inline_bytes_max=0), [(1, 6)], task_attempt=1)
+    ])  # fmt: skip
+    assert retried.operators[0].keys_changed == 3
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert seen(slot) == model([(1, 1), (2, 2), (1, 6)])
+
+
+def test_an_attempt_given_up_half_way_leaves_no_trace(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    checkpoint.run_epoch([slot], [(1, 1)])
+    begin = checkpoint.begin()
+    slot.begin(token_of(begin), begin, 0)
+    slot.run(token_of(begin), batch_of([(1, 9), (1, None), (4, 4)]))
+    slot.abandon(token_of(begin))
+    checkpoint.run_epoch([slot], [])
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert not slot.restored
+    assert seen(slot) == model([(1, 1)])
+
+
+def test_a_slot_that_is_a_version_behind_restores(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
+) -> None:
+    other = checkpoint.slot(tmp_path)
+    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_epoch([other], [(1, 2)])
+    checkpoint.run_epoch([slot], [(1, 3)])
+    assert slot.restored
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert seen(slot) == model([(1, 1), (1, 2), (1, 3)])
+
+
+def test_a_slot_whose_pending_epoch_was_published_otherwise_restores(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
+) -> None:
+    """The epoch number is the same; what was committed under it is not."""
+    checkpoint.run_epoch([slot], [(1, 1)])
+    run(slot, checkpoint.begin(), [(1, 666)])
+    checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(1, 2)])
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert slot.restored
+    assert seen(slot) == model([(1, 1), (1, 2)])
+
+
+def test_a_restore_that_fails_half_way_does_not_pass_for_the_state(tmp_path: Path) -> None:
+    store = FaultyStore(open_store("memory:"))
+    checkpoint = Checkpoint(store)
+    slot = checkpoint.slot(tmp_path)
+    for n in range(3):
+        checkpoint.run_epoch([slot], [(n, n)])
+    fresh = checkpoint.slot(tmp_path)
+    store.plan(Fault("get_range", store.calls["get_range"] + 2, "before"))
+    begin = checkpoint.begin()
+    with pytest.raises(OSError, match="injected"):
+        fresh.begin(token_of(begin), begin, 0)
+    fresh.begin(token_of(begin, 1), begin, 0)
+    assert held([fresh]) == model([(0, 0), (1, 1), (2, 2)])
+
+
+def test_a_slot_that_changes_its_key_groups_holds_only_its_own(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
+) -> None:
+    rows: list[tuple[int, int | None]] = [(k, k) for k in range(30)]
+    checkpoint.run_epoch([slot], rows)
+    checkpoint.parallelism = 2
+    slots = [slot, checkpoint.slot(tmp_path)]
+    checkpoint.run_epoch(slots, [(k, 1) for k in range(30)])
+    begin = checkpoint.begin()
+    for subtask, each in enumerate(slots):
+        each.begin(token_of(begin), begin, subtask)
+    assert 0 < len(held(slots[:1])) < 30
+    assert held(slots) == model([*rows, *((k, 1) for k in range(30))])
+
+
+# Errors of the function
+
+
+class Fails(KeyedProcess[Any]):
+    n = state.Value("long")
+
+    def open(self, ctx: Any) -> None:
+        self.opened = getattr(self, "opened", 0) + 1
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.n.set(row.v)
+        if row.v == 13:
+            raise ValueError("unlucky")
+
+
+def test_a_function_that_raises_names_operator_key_row_and_line(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(function=Fails())
+    slot = checkpoint.slot(tmp_path)
+    begin = checkpoint.begin()
+    slot.begin(token_of(begin), begin, 0)
+    with pytest.raises(FunctionError) as caught:
+        slot.run(token_of(begin), batch_of([(1, 1), (5, 13), (2, 2)]))
+    error = caught.value
+    assert (error.operator, error.key, error.row) == ("count", "5", "Row(k=5, v=13)")
+    assert "ValueError: unlucky" in str(error) and "test_runtime.py" in str(error)
+    assert "raise ValueError" in error.traceback
+
+
+def test_a_function_that_raised_is_tried_again_from_the_parent_state(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(function=Fails())
+    slot = checkpoint.slot(tmp_path)
+    begin = checkpoint.begin()
+    with pytest.raises(FunctionError):
+        run(slot, begin, [(1, 1), (5, 13)])
+    ack = run(slot, checkpoint.begin(attempt=1), [(5, 5)])
+    assert ack.operators[0].keys_changed == 1
+
+
+def test_closing_a_slot_closes_functions_and_forgets_output(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    begin = checkpoint.begin()
+    slot.begin(token_of(begin), begin, 0)
+    slot.run(token_of(begin), batch_of([(1, 1)]))
+    slot.close()
+    assert slot.operators[0].function is None
+    assert slot.sinks["out"].writer is None
