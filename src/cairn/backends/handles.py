@@ -260,7 +260,13 @@ class MapHandle(Map[Any, Any]):
         return iter(in_order(self._live()))
 
     def __len__(self) -> int:
-        return len(self._live())
+        # Not by listing the entries: `if self.seen` may stand in front of every row.
+        scope = self._scope
+        held = self._rows[scope.group].get(scope.key, {})
+        changed = self._changes[scope.group].get(scope.key, {})
+        return len(held) + sum(
+            (value is not ABSENT) - (entry in held) for entry, value in changed.items()
+        )
 
     def __contains__(self, entry: object) -> bool:
         return self._stored(self._entry(entry)) is not ABSENT

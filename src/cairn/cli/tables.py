@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from cairn.view import PART_STYLES, count, duration, millis, mishaps, size, split_ms
+from cairn.view import PART_STYLES, age, count, duration, millis, mishaps, size, split_ms
 
 Facts = dict[str, Any]
 
@@ -34,34 +34,46 @@ def print_epochs(facts: Facts, *, everything: bool) -> None:
     if not records:
         console.print("no epochs yet; `--all` shows who has started the job")
         return
-    table = _table("number" if everything else "epoch", "age", "rows in", "state keys", "state",
-                   "delta", "time", "parent")  # fmt: skip
-    table.add_column("", no_wrap=True)
-    for record in records:
-        if record["kind"] == "epoch":
-            note = mishaps(record) if record["on_lineage"] else "rolled back"
-            table.add_row(
-                str(record["epoch"]),
-                _age(record["wall_ms"]),
-                count(record["rows_in"]),
-                count(record["state_keys"]),
-                size(record["state_bytes"]),
-                size(record["delta_bytes"]),
-                millis(record["epoch_ms"]),
-                "" if record["parent"] is None else str(record["parent"]),
-                Text(note, "magenta"),
-                style=None if record["on_lineage"] else "dim",
-            )
-        else:
-            said = (
-                f"takeover by {record['host']}, pid {record['pid']}"
-                if record["kind"] == "takeover"
-                else f"restore of epoch {record['epoch']}"
-            )
-            blank = [""] * 6
-            row = [str(record["number"]), _age(record["wall_ms"]), *blank]
-            table.add_row(*row, Text(said, "cyan"))
-    console.print(table)
+    names = ("age", "rows in", "keys", "state", "delta", "time", "parent")
+    rows = [_record_cells(record) for record in records]
+    for line in _lines(["number" if everything else "epoch", *names], rows):
+        console.print(line, soft_wrap=True)
+
+
+def _record_cells(record: Facts) -> tuple[list[str], Text]:
+    """A record as cells, and what there is to remark."""
+    old = age(_passed_s(record["wall_ms"]))
+    if record["kind"] == "takeover":
+        said = f"takeover by {record['host']}, pid {record['pid']}"
+        return [str(record["number"]), old], Text(said, "cyan")
+    if record["kind"] == "restore":
+        return [str(record["number"]), old], Text(f"restore of epoch {record['epoch']}", "cyan")
+    cells = [
+        str(record["epoch"]),
+        old,
+        count(record["rows_in"]),
+        count(record["state_keys"]),
+        size(record["state_bytes"]),
+        size(record["delta_bytes"]),
+        millis(record["epoch_ms"]),
+        "" if record["parent"] is None else str(record["parent"]),
+    ]
+    remark = mishaps(record) if record["on_lineage"] else "rolled back"
+    return cells, Text(remark, "magenta")
+
+
+def _lines(names: list[str], rows: list[tuple[list[str], Text]]) -> Iterator[Text]:
+    """Right-aligned columns, then the remark.
+
+    Not a rich table: that one would squeeze every column to make room for a rare remark.
+    """
+    widths = [len(name) for name in names]
+    for cells, _ in rows:
+        widths[: len(cells)] = map(max, widths, map(len, cells))
+    yield Text("  ".join(map(str.rjust, names, widths)), "dim")
+    for cells, remark in rows:
+        line = Text("  ".join(map(str.rjust, cells, widths)).rstrip())
+        yield line + Text("  ") + remark if remark.plain else line
 
 
 def print_epoch(facts: Facts) -> None:
@@ -73,7 +85,9 @@ def print_epoch(facts: Facts) -> None:
     about.add_column(style="dim")
     about.add_column()
     about.add_row("parent", f"{parent}, term {facts['term']}")
-    about.add_row("committed", f"{_when(facts['wall_ms'])}, {_age(facts['wall_ms'])} ago")
+    about.add_row(
+        "committed", f"{_when(facts['wall_ms'])}, {duration(_passed_s(facts['wall_ms']))} ago"
+    )
     about.add_row("now", _when(facts["now_ms"]))
     spark = facts["spark"]
     about.add_row("spark", f"batch {spark['batch_id']} of {spark['folder']}")
@@ -100,11 +114,12 @@ def print_report(facts: Facts) -> None:
     for damage in facts["damage"]:
         first, *rest = damage["what"].splitlines()
         text = Text.assemble(("damaged ", "bold red"), damage["path"], f": {first}")
-        console.print(text, *(Text(f"  {line.strip()}", "dim") for line in rest), sep="\n")
+        more = (Text(f"  {line.strip()}", "dim") for line in rest)
+        console.print(text, *more, sep="\n", soft_wrap=True)
     for orphan in facts["orphans"]:
-        age = duration(time.time() - orphan["modified_ms"] / 1000)
-        said = f"{orphan['path']}, {size(orphan['bytes'])}, {age} old"
-        console.print(Text.assemble(("orphan ", "yellow"), said))
+        old = age(_passed_s(orphan["modified_ms"]))
+        said = f"{orphan['path']}, {size(orphan['bytes'])}, {old} old"
+        console.print(Text.assemble(("orphan ", "yellow"), said), soft_wrap=True)
     if facts["orphans"]:
         console.print(Text("orphans are no damage: collection removes them in time", "dim"))
     checked = (
@@ -132,10 +147,8 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 def _console() -> Console:
     console = Console(highlight=False)
-    if not console.is_terminal:
-        # Nobody wraps a pipe; a table cut to 80 columns would lose facts.
-        console = Console(highlight=False, width=PIPE_COLUMNS)
-    return console
+    # Nobody wraps a pipe: what is cut to 80 columns there is lost.
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
 
 
 def _table(*names: str) -> Table:
@@ -196,8 +209,8 @@ def _times(facts: Facts) -> Text:
     return text
 
 
-def _age(wall_ms: int) -> str:
-    return duration(time.time() - wall_ms / 1000)
+def _passed_s(wall_ms: int) -> float:
+    return time.time() - wall_ms / 1000
 
 
 def _when(ms: int) -> str:

@@ -139,10 +139,12 @@ class Coordinator:
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
                 break
-            except (CairnError, OSError) as error:
-                if not isinstance(error, CairnError):
-                    error = EpochError(f"epoch {number} failed: {error}")
-                first_error = first_error or error
+            except AssertionError:
+                raise
+            except Exception as error:
+                # A store says what is wrong in errors of many kinds: its own, the system's.
+                failed = error if isinstance(error, CairnError) else _failed(number, error)
+                first_error = first_error or failed
                 if isinstance(error, CommitError | RestoreError):
                     raise
                 if attempt + 1 < self._attempts_max:
@@ -151,7 +153,14 @@ class Coordinator:
             assert first_error is not None
             first_error.facts["attempts"] = self._attempts_max
             raise first_error
-        epoch = self.log.append(lambda appended: _numbered(epoch, appended))
+        try:
+            epoch = self.log.append(lambda appended: _numbered(epoch, appended))
+        except OSError as error:
+            raise CommitError(
+                f"epoch {number} is not published: {error}\n"
+                "  next: see to the store, then start the job again; it runs the epoch anew",
+                epoch=number,
+            ) from error
         crash_point("driver.manifest.written")
         self.newest = epoch
         self._commit_sinks(epoch)
@@ -305,6 +314,12 @@ class Coordinator:
                     self._sleep(min(5.0, 0.2 * 3**attempt))
             crash_point("driver.sink.committed")
         self.last_commit_ms = (time.perf_counter() - started) * 1000
+
+
+def _failed(number: int, cause: Exception) -> EpochError:
+    error = EpochError(f"epoch {number} failed: {cause}", epoch=number)
+    error.__cause__ = cause
+    return error
 
 
 def _numbered(epoch: Epoch, number: int) -> Epoch:

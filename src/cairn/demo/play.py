@@ -120,7 +120,7 @@ class Play:
             slot.kill()
             pid = slot.process.pid
             self._stage.happened(
-                f"SIGKILL slot {slot.subtask} (pid {pid}) in the middle of epoch {number}", "kill"
+                f"SIGKILL slot {slot.subtask} (pid {pid}) while epoch {number} is under way", "kill"
             )
             self._stage.doing("the epoch is tried again in a new slot")
             self._until(lambda n=number: self._newest() >= n, f"epoch {number}")  # type: ignore[misc]
@@ -133,7 +133,7 @@ class Play:
                     "good",
                 )
                 return
-            self._stage.happened(f"epoch {number} had left that slot already; once more")
+            self._stage.happened("that slot had done its part of the epoch already; once more")
 
     def _kill_the_driver(self) -> None:
         stage, driver, watch = self._stage, self._driver, self._watch
@@ -143,15 +143,17 @@ class Play:
             driver.kill()
             self._look()
             last, batch = self._newest(), watch.planned()
-            stage.happened(f"SIGKILL driver (pid {pid}) in the middle of epoch {last + 1}", "kill")
-            if batch is not None:
+            if batch is None:
+                stage.happened(f"SIGKILL driver (pid {pid})", "kill")
+                stage.happened(f"epoch {last} had been committed just before; once more")
+            else:
                 self.kills["driver"] += 1
+                under_way = f"while epoch {last + 1} is under way"
+                stage.happened(f"SIGKILL driver (pid {pid}) {under_way}", "kill")
                 stage.happened(
                     f"epoch {last + 1} never happened: Spark had planned batch {batch}, "
                     f"the log ends with epoch {last}"
                 )
-            else:
-                stage.happened(f"epoch {last} was committed just before; once more")
             driver.start()
             stage.happened(f"driver started again, pid {driver.pid}")
             stage.doing("Spark is starting again; payments do not wait for it")
@@ -231,11 +233,12 @@ class Play:
 
 def _compare(home: Path, stage: Stage) -> list[Comparison]:
     stage.happened("a plain Spark batch job computes the same from all payments …")
-    with stderr_to(home / "check.log"):
+    with stage.busy("starting Spark"), stderr_to(home / "check.log"):
         settings = {**SHORT_LIFE, "spark.sql.adaptive.enabled": "false"}
         spark = session("cairn-demo-check", master=f"local[{PARALLELISM}]", **settings)
     try:
-        found = check(spark, home / "payments", home / "out", home / "checkpoint")
+        with stage.busy("comparing output and state, row by row"):
+            found = check(spark, home / "payments", home / "out", home / "checkpoint")
     finally:
         spark.stop()
     stage.happened("… and output and state are compared with it, row by row")

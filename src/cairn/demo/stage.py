@@ -6,6 +6,7 @@ Where stdout is no terminal, happenings are lines and the stream is a line every
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
@@ -73,6 +74,10 @@ class Stage:
             Text.assemble((stamp, "dim"), (mark, STYLES[kind]), (text, STYLES[kind])),
             soft_wrap=True,
         )
+
+    def busy(self, text: str) -> AbstractContextManager[object]:
+        """Something that moves, for the acts without a live part."""
+        return self.console.status(text) if self.console.is_terminal else nullcontext()
 
     def doing(self, text: str) -> None:
         """What the audience is waiting for."""
@@ -148,9 +153,11 @@ class Stage:
         self.console.print(
             Text.assemble(
                 (f"{count(ledger.expected)} events in, {count(ledger.found)} counted, ", "bold"),
-                (f"{count(ledger.lost)} lost, {count(ledger.duplicated)} duplicated",
-                 "bold green" if ok else "bold red"),
-                f"  (killed in mid-epoch: {killed})",
+                (
+                    f"{count(ledger.lost)} lost, {count(ledger.duplicated)} duplicated\n",
+                    "bold green" if ok else "bold red",
+                ),
+                f"killed in mid-epoch: {killed}",
             ),
             soft_wrap=True,
-        )  # fmt: skip
+        )

@@ -18,6 +18,7 @@ from cairn.codec import Codec, ValueTypeError, codec
 from cairn.errors import FunctionError
 from cairn.types import type_ddl
 
+BATCH_ROWS_FIRST = 1024
 BATCH_ROWS_MAX = 16 * 1024
 BATCH_BYTES_TARGET = 16 * 1024 * 1024
 
@@ -34,7 +35,7 @@ class Outlet:
         self.targets: list[Target] = []
         self.rows: list[Any] = []
         self.rows_out = 0
-        self.rows_max = 1024
+        self.rows_max = BATCH_ROWS_FIRST
         """Emitted at once; follows the size of the rows, so that wide ones do not pile up."""
         self._names = schema.names
         self._codecs = [codec(field.type) for field in schema]
@@ -60,6 +61,8 @@ class Outlet:
     def reset(self) -> None:
         self.rows.clear()
         self.rows_out = 0
+        # Anew in each attempt: how output is cut must not tell which slot it comes from.
+        self.rows_max = BATCH_ROWS_FIRST
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch:
         if set(map(type, rows)) != {tuple}:

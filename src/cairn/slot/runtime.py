@@ -106,7 +106,13 @@ class SinkRuntime:
             # United streams may differ in the order of columns, Spark's rows in their time zone.
             columns = [batch[field.name].cast(field.type) for field in schema]
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-        self.writer.write(batch)
+        try:
+            self.writer.write(batch)
+        except OSError as error:
+            # Named here: above, it would pass for an error of the function that emits the rows.
+            raise EpochError(
+                f"sink {self.spec.uid!r} could not be written: {error}", sink=self.spec.uid
+            ) from error
 
     def prepare(self) -> Any:
         assert self.writer is not None, "a sink is prepared once per attempt"

@@ -130,7 +130,8 @@ def main() -> None:
             now = run.metrics().get("epoch", 0)
             if now != newest:
                 newest = now
-                report(epoch=now)
+                driver = run._driver
+                report(epoch=now, placement=driver.placement, repinned=driver.repinned)
                 if now == options.stop_spark_at:
                     spark.stop()
                     report(stopped="spark")

@@ -15,6 +15,8 @@ from cairn import state
 from cairn.codec import FrozenMap
 from tests.unit.backends.state_of_a_key import Bound
 
+NEW_YEAR = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
 
 class Mean:
     def create(self) -> Any:
@@ -82,7 +84,7 @@ def test_keys_do_not_share_a_value() -> None:
         ("string", "žluť 𐍈 \0", "žluť 𐍈 \0"),
         ("binary", bytearray(b"\0\xff"), b"\0\xff"),
         ("date", dt.date(1, 1, 1), dt.date(1, 1, 1)),
-        ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("timestamp", NEW_YEAR.astimezone(dt.timezone(dt.timedelta(hours=5))), NEW_YEAR),
         ("timestamp_ntz", dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 1)),
         ("interval day to second", dt.timedelta(microseconds=-1), dt.timedelta(microseconds=-1)),
         ("array<long>", [1, None], (1, None)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ from cairn.plan.deploy import job_spec
 from cairn.sinks import Collect
 from cairn.sinks.base import Committable, SinkContext
 from cairn.slot.protocol import Begin
+from cairn.slot.runtime import Runtime
 from cairn.storage.log import create_or_open_job
 from cairn.storage.manifest import SparkPosition
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore, ManualClock
-from tests.unit.slot.one_level import Count, batch_of, count_graph, group_of, run
+from tests.unit.slot.one_level import OUT, Count, count_graph, group_of, run
 
 POSITION = SparkPosition(folder="spark/1", batch_id=0, offsets="v1")
 
@@ -64,7 +64,7 @@ class Lead:
         graph = count_graph(Count())
         job = create_or_open_job(self.store, graph.name, graph.group_count)
         self.spec = job_spec(graph, job_id=job.job_id, checkpoint=self.store.url, backend="heap")
-        self.sink.open(SinkContext(job.job_id, graph.name, "out", graph.sinks[0].inputs and None))
+        self.sink.open(SinkContext(job.job_id, graph.name, "out", OUT))
         self.coordinator = Coordinator(
             self.spec,
             self.store,
@@ -84,8 +84,6 @@ class Lead:
         return self
 
     def execute(self, begin: Begin, rows: Sequence[tuple[int, int | None]] = ()) -> Outcome:
-        from cairn.slot.runtime import Runtime
-
         self.begins.append(begin)
         acks = []
         for subtask in range(begin.parallelism):
@@ -284,9 +282,8 @@ def test_recovery_publishes_before_it_clears_and_clears_only_what_is_older(
 
 def test_a_sink_that_left_the_job_is_not_committed(lead: Lead, tmp_path: Path) -> None:
     lead.run_epoch((1, 5))
-    graph_without = dataclasses.replace(lead.spec, levels=lead.spec.levels)
     coordinator = Coordinator(
-        graph_without, lead.store, {}, parallelism=1, retained_epochs=3, clock=lead.clock
+        lead.spec, lead.store, {}, parallelism=1, retained_epochs=3, clock=lead.clock
     )
     coordinator.take_over()
     coordinator.recover()
@@ -334,7 +331,3 @@ def test_a_change_of_parallelism_when_a_merge_is_due_is_no_failure(
     after.run_epoch(*((k, 10) for k in range(12)))
     after.run_epoch(*((k, 11) for k in range(12)))
     assert {row.n for row in after.sink.rows[-12:]} == {12}
-
-
-def test_rows_in_a_batch_have_their_key_group() -> None:
-    assert batch_of([(7, 1)])["group"].to_pylist() == [group_of(7)]

@@ -75,8 +75,9 @@ def test_a_batch_planned_after_the_epoch_changes_nothing(store: Store) -> None:
     assert settle(store, at(2, '{"n":2}'), 9) == (OLD, Stand.EQUAL)
 
 
-def test_batches_that_the_log_does_not_know_are_ahead(store: Store) -> None:
-    spark_ran(store, 5, committed=4)
+@pytest.mark.parametrize("committed", [3, 4])
+def test_batches_that_the_log_does_not_know_are_ahead(store: Store, committed: int) -> None:
+    spark_ran(store, 5, committed=committed)
     assert settle(store, at(1, '{"n":1}'), 9) == (NEW, Stand.AHEAD)
 
 
@@ -168,7 +169,7 @@ def file_log(store: Store, last: int, *, keep_from: int = 0) -> None:
 
 def files_seen(store: Store) -> list[int]:
     """The entries a new Spark would read: from the last compact file on."""
-    names = [name for name in paths(store, f"{NEW}/sources/0")]
+    names = paths(store, f"{NEW}/sources/0")
     numbers = sorted(int(name.split(".")[0]) for name in names)
     compacts = [int(name.split(".")[0]) for name in names if name.endswith(".compact")]
     start = max(compacts, default=0)

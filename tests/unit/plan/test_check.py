@@ -113,7 +113,7 @@ def declaring(**declared: Any) -> KeyedProcess[Any]:
 @pytest.mark.parametrize("entry", ["map<string,long>", object, "array<map<int,int>>"])
 def test_a_map_state_needs_keys_that_can_be_compared(job: Job, entry: Any) -> None:
     keyed = source(job, "s").key_by("k")
-    with pytest.raises(PlanError, match="operator 'a', state 'm': .* cannot be a map key"):
+    with pytest.raises(PlanError, match=r"operator 'a', state 'm': .* cannot be a map key"):
         keyed.process(declaring(m=state.Map(entry, "long")), schema="k long", uid="a")
 
 

@@ -15,7 +15,7 @@ from cairn.ids import new_id
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.plan.keygroups import key_hasher, subtask_of
-from cairn.sinks import Collect
+from cairn.sinks import Collect, Sink
 from cairn.slot.protocol import Ack, Begin, Compaction, Token
 from cairn.slot.runtime import LevelRuntime, Runtime
 from cairn.storage.log import Log
@@ -46,14 +46,14 @@ class Count(KeyedProcess[Any]):
         return row.k, self.n.get(), sum(self.values)
 
 
-def count_graph(function: KeyedProcess[Any] | None = None) -> Graph:
+def count_graph(function: KeyedProcess[Any] | None = None, sink: Sink | None = None) -> Graph:
     return build_graph(
         "count",
         GROUP_COUNT,
         {
             "rows": SourceNode("rows", None, ROW, None, None),
             "count": ProcessNode("count", (Port("rows"),), ("k",), function or Count(), OUT, ()),
-            "out": SinkNode("out", (Port("count"),), Collect()),
+            "out": SinkNode("out", (Port("count"),), sink or Collect()),
         },
     )
 
@@ -76,11 +76,16 @@ def batch_of(rows: list[tuple[int, int | None]]) -> pa.RecordBatch:
 class Checkpoint:
     """The driver's side: what each epoch starts from, and its manifest."""
 
-    def __init__(self, store: Store | None = None, function: KeyedProcess[Any] | None = None):
+    def __init__(
+        self,
+        store: Store | None = None,
+        function: KeyedProcess[Any] | None = None,
+        sink: Sink | None = None,
+    ) -> None:
         self.store = store or open_store("memory:")
         self.log = Log(self.store)
         self.term = self.log.take_over(host="", pid=0, wall_ms=0).term
-        self.graph = count_graph(function)
+        self.graph = count_graph(function, sink)
         self.spec = job_spec(self.graph, job_id="j", checkpoint=self.store.url, backend="heap")
         self.parallelism = 1
 

@@ -105,16 +105,19 @@ def test_a_function_that_returns_no_row_is_told_what_is_expected(returned: Any) 
 
 
 def test_rows_and_keys_are_what_the_schema_says() -> None:
-    seen: list[Any] = []
-
     def process(self: Any, row: Any, ctx: Any) -> Any:
         return ctx.key.a, ctx.key["the b"], row["the b"], row.v
 
     driven = Driven(
-        function(process), "a long, `the b` string, v long", ("a", "the b"), "a long, b string, c string, d long"
-    )  # fmt: skip
-    seen = driven.push((1, "x", 5), (None, None, None))
-    assert seen == [(1, "x", "x", 5), (None, None, None, None)]
+        function(process),
+        "a long, `the b` string, v long",
+        ("a", "the b"),
+        "a long, b string, c string, d long",
+    )
+    assert driven.push((1, "x", 5), (None, None, None)) == [
+        (1, "x", "x", 5),
+        (None, None, None, None),
+    ]
 
 
 def test_keys_that_spark_groups_together_share_state() -> None:

@@ -15,6 +15,8 @@ from cairn.errors import FunctionError
 from cairn.slot.outlet import Outlet
 from cairn.types import parse_schema, row_class
 
+NEW_YEAR = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
 
 class Pair(NamedTuple):
     b: str | None
@@ -102,7 +104,7 @@ def test_a_schema_without_columns_counts_rows() -> None:
         ("binary", bytearray(b"x"), b"x"),
         ("boolean", np.bool_(True), True),
         ("decimal(4,1)", decimal.Decimal("1.25"), decimal.Decimal("1.3")),
-        ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("timestamp", NEW_YEAR, NEW_YEAR),
         ("array<struct<x:long>>", [{"x": 1}, None], [{"x": 1}, None]),
         ("map<string,long>", {"a": 1}, [("a", 1)]),
     ],

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from cairn import KeyedProcess, state
-from cairn.errors import FunctionError
+from cairn.errors import EpochError, FunctionError
+from cairn.sinks import Collect, Writer
+from cairn.sinks.driver import RowsWriter
 from cairn.slot.protocol import Compaction, Token, ack_encoder
 from cairn.slot.runtime import LevelRuntime, StaleTokenError
 from cairn.storage.store import open_store
@@ -119,6 +121,17 @@ def test_a_task_that_runs_again_acknowledges_the_same_bytes(
     elsewhere = checkpoint.slot(tmp_path)
     assert ack_encoder.encode(run(elsewhere, begin, rows, task_attempt=2)) == first
     assert elsewhere.restored
+
+
+def test_output_does_not_depend_on_what_the_slot_did_before(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
+) -> None:
+    """A slot that has learnt how large rows are must not cut its output in another way."""
+    checkpoint.run_epoch([slot], [(k, k) for k in range(3000)])
+    begin, rows = checkpoint.begin(), [(k, 1) for k in range(3000)]
+    first = run(slot, begin, rows)
+    again = run(checkpoint.slot(tmp_path), begin, rows, task_attempt=1)
+    assert again.committables == first.committables
 
 
 @pytest.mark.parametrize("kind", ["base", "merge"])
@@ -283,6 +296,27 @@ def test_a_function_that_raised_is_tried_again_from_the_parent_state(tmp_path: P
         run(slot, begin, [(1, 1), (5, 13)])
     ack = run(slot, checkpoint.begin(attempt=1), [(5, 5)])
     assert ack.operators[0].keys_changed == 1
+
+
+class Full(Collect):
+    """A sink on a full disk."""
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        return FullWriter()
+
+
+class FullWriter(RowsWriter):
+    def write(self, batch: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_sink_that_cannot_be_written_is_not_blamed_on_the_function(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(sink=Full())
+    slot = checkpoint.slot(tmp_path)
+    begin = checkpoint.begin()
+    slot.begin(token_of(begin), begin, 0)
+    with pytest.raises(EpochError, match="sink 'out' could not be written: "):
+        slot.run(token_of(begin), batch_of([(1, 1)]))
 
 
 def test_closing_a_slot_closes_functions_and_forgets_output(

@@ -1,0 +1,65 @@
+"""On several executors: subtasks stay where they are, survive a loss, and spread out again."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.spark.programs.ledger import SCHEMA, payments
+from tests.spark.support import Input, Program, eventually, slot_pids
+from tests.spark.test_crashes import Undisturbed
+
+FILES = 12
+KILLED_IN = 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_executor_killed_in_mid_epoch_changes_nothing_and_subtasks_spread_out_again(
+    spark, tmp_path
+):
+    expected = Undisturbed(spark, tmp_path / "expected", FILES)
+    files = payments(FILES)
+    work = tmp_path / "work"
+    source = Input(work / "in", SCHEMA).add_all(files[:KILLED_IN])
+    arguments = ("--trigger", "0 seconds", "--parallelism", 4)
+    arguments += ("--master", "local-cluster[2,1,1024]")
+    # The epoch in which it happens is slow, to be hit in the middle.
+    trap = f"sleep {files[KILLED_IN][9][0]} 3"
+    with Program("ledger", source.folder, work, *arguments, TRAP=trap) as program:
+        run_id = program.await_report()["run"]
+        reports = [program.await_report(epoch=2 + n) for n in range(KILLED_IN)]
+        before = reports[-1]["placement"]
+        assert len(set(before.values())) == 2, "subtasks are spread over executors"
+        assert [r["placement"] for r in reports] == [before] * KILLED_IN, "and stay where they are"
+
+        source.add(*files[KILLED_IN])
+        victim = psutil.Process(int(before["0"].rpartition(":")[2]))
+        assert "java" in victim.name()
+        assert eventually(lambda: is_in_epoch(work, 2 + KILLED_IN), within_s=30)
+        victim.kill()
+        report = program.await_report(epoch=2 + KILLED_IN)
+        assert before["0"] not in report["placement"].values()
+        assert expected.check_prefix(work) == KILLED_IN + 1
+
+        # The executor is replaced; when subtasks are seen to crowd, the pin is laid out anew.
+        fed = KILLED_IN + 1
+        while fed < FILES:
+            source.add(*files[fed])
+            report = program.await_report(epoch=2 + fed)
+            fed += 1
+        assert report["repinned"] >= 1
+        assert len(set(report["placement"].values())) == 2
+        os.killpg(program.process.pid, signal.SIGINT)
+        program.end()
+    expected.check(work)
+    assert eventually(lambda: not slot_pids(run_id), within_s=20)
+
+
+def is_in_epoch(work, number):
+    """Whether Spark has planned the batch of an epoch that is not committed yet."""
+    batches = {int(path.name) for path in work.glob("checkpoint/spark/*/offsets/[0-9]*")}
+    return number - 2 in batches

@@ -1,0 +1,129 @@
+"""The plan Spark gets for an epoch, and what it makes of it: a chain of levels, one job."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cairn import Job, KeyedProcess, sinks
+from cairn.coordinator.driver import _Reports
+from cairn.plan.dataframe import Planner
+from cairn.plan.deploy import job_spec
+from cairn.plan.keygroups import key_group, subtask_of
+from cairn.session import EPOCH_CONFIG
+from cairn.slot.forward import Forward
+from cairn.slot.spec import envelope_schema
+from tests.spark.support import epochs, finish
+
+
+class Echo(KeyedProcess):
+    def process(self, row, ctx):
+        yield row
+
+
+ROWS = "k bigint, t timestamp, s string"
+
+
+def chain(spark, rows, *, event_time=None, transform=False):
+    """Three levels; the source feeds the first and, past the second, the third."""
+    job = Job("chain", max_parallelism=16)
+    source = job.source("rows", rows.stream(spark), event_time=event_time)
+    first = source.key_by("k").process(Echo(), schema=ROWS, uid="first")
+    first.sink_to(sinks.Noop(), uid="sink")
+    if transform:
+        first = first.transform(lambda df: df.where("k > 0"))
+    second = first.key_by("s").process(Echo(), schema=ROWS, uid="second")
+    second.union(source).key_by("k").process(Echo(), schema=ROWS, uid="third")
+    return job
+
+
+def plan_of(spark, job, rows, parallelism=4):
+    """The executed plan of an epoch, as text."""
+    graph = job.graph()
+    spec = job_spec(graph, job_id="plan", checkpoint="memory:", backend="heap")
+    reports = spark.sparkContext.accumulator([], _Reports())
+    forwards = [
+        Forward("run", level.index, (), envelope_schema(level.lanes), "", b"", reports)
+        for level in spec.levels
+    ]
+    session = spark.newSession()
+    for setting, value in EPOCH_CONFIG.items():
+        session.conf.set(setting, value)
+    planner = Planner(graph, parallelism, forwards, spark)
+    try:
+        batch = session.read.schema(rows.stream(spark).schema).parquet(str(rows.folder))
+        return planner.epoch(batch)._jdf.queryExecution().executedPlan().toString()
+    finally:
+        planner.release()
+        planner.pin.unpersist()
+
+
+@pytest.fixture
+def rows(make_input):
+    return make_input(ROWS).add((1, None, "a"), (2, None, "b"))
+
+
+@pytest.mark.parametrize("event_time", [None, "t"])
+def test_epoch_is_a_chain_with_one_exchange_per_level_hash_joined_to_the_pin(
+    spark, rows, event_time
+):
+    plan = plan_of(spark, chain(spark, rows, event_time=event_time), rows)
+    assert re.findall(r"(\w*Join)\b", plan) == ["ShuffledHashJoin"] * 3, plan
+    # The hash table is built on the right: the pin's one row, not the epoch's rows.
+    assert len(re.findall(r"ShuffledHashJoin .*RightOuter, BuildRight", plan)) == 3, plan
+    assert plan.count("MapInArrow") == 3
+    assert len(exchanges(plan)) == 3, plan
+    assert all("direct_shuffle_partition_id(subtask#" in line for line in exchanges(plan)), plan
+    assert "Union" not in plan
+    assert plan.count("Sort [time") == (3 if event_time else 0), plan
+
+
+def exchanges(plan):
+    """Shuffles and broadcasts of an epoch; how the pin was laid out once does not count."""
+    return [line for line in plan.splitlines() if "Exchange " in line and "(pin#" not in line]
+
+
+def test_only_a_transform_makes_a_branch_and_what_it_branches_from_is_kept(spark, rows):
+    plan = plan_of(spark, chain(spark, rows, transform=True), rows)
+    assert plan.count("Union") == 1
+    # Both branches scan the one cached output of the first level.
+    scans = [line for line in plan.splitlines() if "InMemoryTableScan" in line]
+    assert sum("lane#" in line for line in scans) == 2, plan
+    assert (
+        len({line.split("Forward", 1)[1] for line in plan.splitlines() if "Forward" in line}) == 3
+    )
+
+
+@pytest.mark.parametrize("transform", [False, True])
+def test_epoch_is_one_spark_job_that_says_what_it_is(spark, rows, tmp_path, transform):
+    rows.add((3, None, "c"))
+    run = finish(chain(spark, rows, transform=transform), tmp_path / "checkpoint", parallelism=2)
+    tracker = spark.sparkContext.statusTracker()
+    store = spark.sparkContext._jsc.sc().statusStore()
+    job_ids = sorted(tracker.getJobIdsForGroup(str(run._query.runId)))
+    described = [store.job(job_id).description().get() for job_id in job_ids]
+    numbers = [epoch.number for epoch in epochs(tmp_path / "checkpoint")]
+    assert described == [f"cairn: chain, epoch {number}" for number in numbers]
+    # A stage for the source, then one per level.
+    assert [store.job(job_id).numCompletedStages() for job_id in job_ids] == [4] * len(numbers)
+
+
+def test_key_groups_and_subtasks_of_an_epoch_are_those_python_computes(spark, make_input, tmp_path):
+    class Where(KeyedProcess):
+        def process(self, row, ctx):
+            return (row.a, row.b, ctx.group, ctx.subtask)
+
+    keys = [(i % 7, None if i % 5 == 0 else f"s{i}") for i in range(60)]
+    rows = make_input("a int, b string").add(*keys)
+    out = sinks.Collect()
+    job = Job("where", max_parallelism=32)
+    job.source("rows", rows.stream(spark)).key_by("b", "a").process(
+        Where(), schema="a int, b string, g int, subtask int", uid="where"
+    ).sink_to(out, uid="out")
+    finish(job, tmp_path / "checkpoint", parallelism=3)
+    types = [rows.schema.field("b").type, rows.schema.field("a").type]
+    assert sorted(map(str, out.rows)) and len(out.rows) == len(keys)
+    for row in out.rows:
+        group = key_group([row.b, row.a], types, 32)
+        assert (row.g, row.subtask) == (group, subtask_of(group, 3, 32))
