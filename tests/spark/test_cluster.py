@@ -8,11 +8,12 @@ import signal
 import psutil
 import pytest
 
-from tests.spark.programs.ledger import SCHEMA, payments
+from cairn.coordinator.driver import SparkDriver
+from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import Input, Program, eventually, slot_pids
 from tests.spark.test_crashes import Undisturbed
 
-FILES = 12
+FILES = 9
 KILLED_IN = 4
 
 
@@ -45,18 +46,32 @@ def test_executor_killed_in_mid_epoch_changes_nothing_and_subtasks_spread_out_ag
         assert before["0"] not in report["placement"].values()
         assert expected.check_prefix(work) == KILLED_IN + 1
 
-        # The executor is replaced; when subtasks are seen to crowd, the pin is laid out anew.
-        fed = KILLED_IN + 1
-        while fed < FILES:
-            source.add(*files[fed])
-            report = program.await_report(epoch=2 + fed)
-            fed += 1
-        assert report["repinned"] >= 1
+        # The executor is replaced, and subtasks come to live there, now or an epoch or two on.
+        for number in range(KILLED_IN + 1, FILES):
+            source.add(*files[number])
+            report = program.await_report(epoch=2 + number)
         assert len(set(report["placement"].values())) == 2
         os.killpg(program.process.pid, signal.SIGINT)
         program.end()
     expected.check(work)
     assert eventually(lambda: not slot_pids(run_id), within_s=20)
+
+
+def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
+    spark, tmp_path, monkeypatch
+):
+    """As if there were two executors here: the pin is made again, and nothing else changes."""
+    expected = Undisturbed(spark, tmp_path / "expected", 5)
+    monkeypatch.setattr(SparkDriver, "_executor_count", lambda self: 2)
+    job = build(spark, expected.input.folder, tmp_path / "work")
+    at = str(tmp_path / "work" / "checkpoint")
+    with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
+        run._driver._is_cluster = True
+        run.wait(60)
+    # Not at the first sight of it, in case an executor is only late.
+    assert run._driver.repinned == 2
+    assert len(set(run._driver.placement.values())) == 1
+    expected.check(tmp_path / "work")
 
 
 def is_in_epoch(work, number):

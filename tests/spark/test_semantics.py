@@ -6,11 +6,12 @@ import collections
 import itertools
 import operator
 import random
+import time
 
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
-from tests.spark.support import finish, published, stored_state
+from tests.spark.support import epochs, eventually, finish, published, stored_state
 
 ROWS = "k bigint, g string, v bigint"
 
@@ -298,3 +299,92 @@ def test_sinks_that_write_the_same_rows_into_one_folder_lose_none(spark, make_in
         echo.sink_to(sinks.Files(tmp_path / "out", file_bytes_target=1), uid=uid)
     finish(job, tmp_path / "checkpoint")
     assert len(published(tmp_path / "out")) == 8000
+
+
+SINK_MODULE = """
+from cairn.sinks import Collect
+
+class Mine(Collect):
+    pass
+"""
+
+
+def test_sink_of_the_users_own_module_beside_the_program_is_found_in_the_slots(
+    spark, make_input, tmp_path, monkeypatch
+):
+    (tmp_path / "beside_the_program.py").write_text(SINK_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import beside_the_program
+
+    out = beside_the_program.Mine()
+    job = Job("beside", max_parallelism=8)
+    job.source("rows", make_input("k bigint").add((1,)).stream(spark)).sink_to(out, uid="out")
+    finish(job, tmp_path / "checkpoint", parallelism=1)
+    assert [tuple(row) for row in out.rows] == [(1,)]
+
+
+@pytest.mark.parametrize("name", ["with space", "ünï", "100%25 #1?x=[y]"])
+def test_checkpoint_and_output_may_have_any_name(spark, make_input, tmp_path, name):
+    """Large deltas, so that slots write files of their own; then they are read back."""
+    rows = make_input("k bigint, v bigint").add(*[(k, 1) for k in range(6000)])
+    job = Job("named", max_parallelism=8)
+    source = job.source("rows", rows.stream(spark))
+    sums = source.key_by("k").process(Tally(), schema=TALLY, uid="sums")
+    sums.sink_to(sinks.Files(tmp_path / name / "out"), uid="out")
+    finish(job, tmp_path / name / "checkpoint", parallelism=1)
+    rows.add((0, 1), (5999, 1))
+    finish(job, tmp_path / name / "checkpoint", parallelism=2)
+    stored = stored_state(job, tmp_path / name / "checkpoint")["sums"]["n"]
+    assert len(stored) == 6000 and stored[0] == stored[5999] == 2
+    assert len(published(tmp_path / name / "out")) == 6002
+    assert {path.name for path in tmp_path.iterdir()} == {name, "input-0"}
+
+
+def test_jobs_run_side_by_side_in_one_session_and_can_be_watched(spark, make_input, tmp_path):
+    rows = make_input("k bigint, v bigint").add_all([[(k, 1) for k in range(5)]] * 4)
+    runs, watched = [], []
+    for name in ("left", "right"):
+        job = Job(name, max_parallelism=8)
+        source = job.source("rows", rows.stream(spark))
+        source.key_by("k").process(Tally(), schema=TALLY, uid="sums")
+        runs.append(
+            job.start(checkpoint=str(tmp_path / name), parallelism=1, trigger="available-now")
+        )
+    while not all(run.wait(0) for run in runs):
+        watched += [len(run.epochs()) for run in runs]
+    for run in runs:
+        assert run.status == "finished" and len(run.epochs()) == 4
+        assert run.metrics()["state_keys"] == 10
+        assert [epoch["rows_in"] for epoch in run.epochs()] == [5] * 4
+    assert watched
+
+
+def test_stop_lets_the_epoch_under_way_finish_and_the_next_start_goes_on(
+    spark, make_input, tmp_path
+):
+    class Slow(KeyedProcess):
+        n = state.Value("bigint", default=0)
+
+        def process(self, row, ctx):
+            (tmp_path / "begun").touch()
+            time.sleep(1)
+            self.n.set(self.n.get() + 1)
+            yield row
+
+    rows = make_input("k bigint").add((1,)).add((1,)).add((1,))
+    job = Job("slow", max_parallelism=8)
+    source = job.source("rows", rows.stream(spark))
+    source.key_by("k").process(Slow(), schema="k bigint", uid="slow").sink_to(
+        sinks.Files(tmp_path / "out"), uid="out"
+    )
+    at = tmp_path / "checkpoint"
+    with job.start(checkpoint=str(at), parallelism=1, trigger="0 seconds") as run:
+        assert eventually((tmp_path / "begun").exists)
+        assert run.wait(timeout=0) is False and run.status == "running"
+    assert run.status == "stopped" and run.error is None
+    assert run.wait() is True
+    done = len(epochs(at))
+    assert done in (1, 2) and len(published(tmp_path / "out")) == done
+    finish(job, at, parallelism=1)
+    assert stored_state(job, at)["slow"]["n"] == {1: 3}
+    assert len(published(tmp_path / "out")) == 3

@@ -166,11 +166,14 @@ def ledger(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["driver killed", "interrupted", "executor killed"])
-def test_slots_end_with_their_driver_and_executor(ledger, way):
-    program = ledger("--trigger", "0 seconds")
+def test_slots_end_with_their_driver_and_executor(ledger, tmp_path, way):
+    """In the middle of an epoch."""
+    program = ledger("--trigger", "0 seconds", TRAP="sleep 60 2")
     run_id = program.await_report()["run"]
     program.await_report(epoch=3)
     assert sorted(slot_pids(run_id)) == [0, 1]
+    ledger.input.add_all(payments(3)[2:])
+    time.sleep(1)
     if way == "driver killed":
         program.process.kill()
     elif way == "interrupted":
@@ -179,11 +182,14 @@ def test_slots_end_with_their_driver_and_executor(ledger, way):
     else:
         (jvm,) = (c for c in psutil.Process(program.process.pid).children() if "java" in c.name())
         jvm.kill()
-    assert eventually(lambda: not slot_pids(run_id), within_s=20)
+    assert eventually(lambda: not slot_pids(run_id), within_s=30)
     if way == "interrupted":
         program.end()
         assert "KeyboardInterrupt" in program.errors
         assert "told to end" in slot_logs(run_id)
+    # The epoch under way is there as a whole, or not at all.
+    ids = sorted(row["id"] for row in published(tmp_path / "booked"))
+    assert ids in (list(range(60)), list(range(90)))
 
 
 @pytest.mark.slow

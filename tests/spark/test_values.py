@@ -75,16 +75,29 @@ def test_keys_of_every_type_count_as_spark_groups_them(spark, make_input, tmp_pa
     rows.add(*rows_of_keys()[2:])
     finish(job, tmp_path / "checkpoint", parallelism=3)
     stored = stored_state(job, tmp_path / "checkpoint")
-    table = spark.read.parquet(str(rows.folder))
-    for columns in [*((name,) for name in names), several]:
+    by = [*((name,) for name in names), several]
+    spark.read.parquet(str(rows.folder)).createOrReplaceTempView("keys")
+    sets = ", ".join(f"({', '.join(columns)})" for columns in by)
+    ids = {grouping_id(columns, names): columns for columns in by}
+    expected = collections.defaultdict(list)
+    for row in spark.sql(
+        f"SELECT grouping_id() AS id, count(*) AS n FROM keys GROUP BY {', '.join(names)} "
+        f"GROUPING SETS ({sets})"
+    ).collect():
+        expected[ids[row.id]].append(row.n)
+    for columns in by:
         uid = "by-several" if columns == several else f"by-{columns[0]}"
-        counts = [r["count"] for r in table.groupBy(*columns).count().collect()]
-        assert sorted(stored[uid]["n"].values()) == sorted(counts), uid
+        assert sorted(stored[uid]["n"].values()) == sorted(expected[columns]), uid
         for key, held in stored[uid]["per"].items():
             # Every row of a key saw the same key object, before and after the restart.
             assert set(held.values()) == {repr(key)}, uid
             assert len(held) == stored[uid]["n"][key], uid
     assert 0.0 in stored["by-c6"]["n"] and stored["by-c6"]["n"][0.0] > 1
+
+
+def grouping_id(columns, names):
+    """Spark's: a bit per column, set where it is not grouped by."""
+    return sum(1 << at for at, name in enumerate(reversed(names)) if name not in columns)
 
 
 VALUES = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -32,6 +32,7 @@ from cairn.storage import (
     verify,
 )
 from cairn.storage.log import LOG_FOLDER, record_path
+from cairn.storage.store import file_path
 
 Facts = dict[str, Any]
 
@@ -43,7 +44,7 @@ class NoCheckpointError(CairnError):
 def open_checkpoint(url: str) -> Store:
     """The store of a checkpoint that exists."""
     parts = urlsplit(url)
-    local = unquote(parts.path) if parts.scheme == "file" else url
+    local = file_path(url) if parts.scheme == "file" else url
     # Asked before the store is opened: opening a local one makes its folder.
     if "://" not in local and not os.path.isdir(os.path.expanduser(local)):
         raise _no_checkpoint(url, "there is no such folder")

@@ -107,7 +107,7 @@ class SparkDriver:
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
         try:
-            acks = self._planner.epoch(rows).select("ack").collect()
+            acks = self._planner.epoch(rows).collect()
         except Exception as error:
             raise as_cairn_error(error, begin.epoch) from error
         finally:

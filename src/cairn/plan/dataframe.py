@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
@@ -84,6 +84,7 @@ class Planner:
         self.parallelism = parallelism
         self._taps = taps(graph)
         self._persisted: list[DataFrame] = []
+        self._parsed: dict[str, Column] = {}
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
         for level, forward in zip(graph.levels, forwards, strict=True):
@@ -96,26 +97,25 @@ class Planner:
             self._columns.append(columns)
             # Pickling the function costs more than the rest of planning: done once.
             self._functions.append(udf(*(F.col(name) for name in columns)))
-        self.pin = self._new_pin(spark)
+        self._lay_pin(spark)
 
     def _output_ddl(self, level: Level) -> str:
         return schema_ddl(envelope_schema(lanes_out(self.graph, level)))
 
-    def _new_pin(self, spark: SparkSession) -> DataFrame:
-        pin = (
+    def _lay_pin(self, spark: SparkSession) -> None:
+        self.pin = (
             spark.range(self.parallelism)
             .select(F.col("id").cast("int").alias("pin"))
             .repartitionById(self.parallelism, F.col("pin"))
             .persist()
         )
-        pin.count()
-        return pin
+        self.pin.count()
+        self._pin_side = self.pin.hint("shuffle_hash")
 
     def repin(self, spark: SparkSession) -> None:
         """Lay the pin table out anew, over the executors that are there now."""
-        old = self.pin
-        old.unpersist(blocking=True)
-        self.pin = self._new_pin(spark)
+        self.pin.unpersist(blocking=True)
+        self._lay_pin(spark)
 
     def epoch(self, rows: DataFrame) -> DataFrame:
         """The acknowledgements of an epoch over these rows, as a DataFrame to be collected."""
@@ -133,14 +133,19 @@ class Planner:
         shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
         # From the rows' side, so that the epoch's session and its settings plan the join; the
         # hash table is built on the hinted side, which has one row.
-        joined = shuffled.join(
-            self.pin.hint("shuffle_hash"), shuffled["subtask"] == self.pin["pin"], "right"
-        )
+        joined = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
         if any(edge.event_time for edge in level.edges):
             joined = joined.sortWithinPartitions("time", "tie")
         function = self._functions[level.index]
         jdf = joined._jdf.mapInArrow(function._jc, False, None)
         return DataFrame(jdf, rows.sparkSession)
+
+    def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
+        """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
+        for text in columns:
+            if text not in self._parsed:
+                self._parsed[text] = F.expr(text)
+        return rows.select(*(self._parsed[text] for text in columns))
 
     # A level's input: lane, group, subtask, [time, tie], a struct per lane, [ack].
 
@@ -235,7 +240,7 @@ class Planner:
         if len(per_source) == 1 and len(per_source[0][1]) == 1:
             prefix, (edge,) = per_source[0]
             values = self._values(edge, prefix, level)
-            return rows.selectExpr(*(f"{values[name]} AS {name}" for name in names))
+            return self._project(rows, [f"{values[name]} AS {name}" for name in names])
         arrays = []
         for prefix, edges in per_source:
             structs = [
@@ -246,9 +251,9 @@ class Planner:
             ]
             arrays.append(f"array({', '.join(structs)})" if structs else "null")
         if len(arrays) == 1:
-            return rows.selectExpr(f"inline({arrays[0]})")
+            return self._project(rows, [f"inline({arrays[0]})"])
         cases = " ".join(f"WHEN {index} THEN {array}" for index, array in enumerate(arrays))
-        return rows.selectExpr(f"inline(CASE source {cases} END)")
+        return self._project(rows, [f"inline(CASE source {cases} END)"])
 
     def _feed_envelope(self, rows: DataFrame, level: Level) -> DataFrame:
         """Rows that are in lanes already: say where each one goes now."""
@@ -277,7 +282,7 @@ class Planner:
                     f"coalesce({case}, 0) AS {name}" if name == "subtask" else f"{case} AS {name}"
                 )
         kept = ", ".join(str(lane) for lane in [ACK_LANE, *values])
-        return rows.where(f"lane IN ({kept})").selectExpr(*columns)
+        return self._project(rows.where(f"lane IN ({kept})"), columns)
 
     def _values(self, edge: Edge, prefix: str, level: Level) -> dict[str, str]:
         """SQL for each input column of a row on an edge."""

@@ -95,7 +95,7 @@ class Console(Sink):
         count = sum(committable["rows"] for committable in committables)
         if not count:
             return
-        print(f"{self.context.uid}, epoch {epoch}: {count} rows", file=sys.stdout)
+        print(f"{self.context.uid}, epoch {epoch}: {count} row{'s' if count != 1 else ''}")
         for row in _rows(committables)[: self.rows_max]:
             print("  " + ", ".join(f"{k}={v}" for k, v in row.asdict().items()))
         if count > self.rows_max:

@@ -15,14 +15,11 @@ Always true here:
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,8 +65,7 @@ class Runtime:
         self._levels: dict[int, LevelRuntime] = {}
 
     def load(self, spec_id: str, data: bytes) -> None:
-        spec: JobSpec = cloudpickle.loads(data)
-        sys.path.extend(p for p in spec.sys_path if p not in sys.path and os.path.exists(p))
+        spec = JobSpec.unpickled(data)
         self.close()
         store = self._store or open_store(spec.checkpoint)
         log = Log(store)

@@ -6,6 +6,8 @@ edge of the graph, and one per operator output that Spark transforms on the way.
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,8 +88,16 @@ class JobSpec:
 
     def pickled(self) -> tuple[str, bytes]:
         """(id, bytes)."""
-        data = cloudpickle.dumps(self)
+        # The path comes first: what is pickled by reference is only found with it.
+        data = pickle.dumps((self.sys_path, cloudpickle.dumps(self)))
         return digest(data), data
+
+    @staticmethod
+    def unpickled(data: bytes) -> JobSpec:
+        """What `pickled` made, in another process."""
+        sys_path, spec = pickle.loads(data)
+        sys.path.extend(p for p in sys_path if p not in sys.path and os.path.exists(p))
+        return cloudpickle.loads(spec)  # type: ignore[no-any-return]
 
 
 def lane_name(lane: int) -> str:

@@ -26,7 +26,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions as obstore_errors
@@ -181,13 +181,18 @@ def open_store(url: str, *, retry: Retry | None = None) -> Store:
         bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0})
         return ObjectStore(url.rstrip("/"), bucket, retry)
     if parts.scheme == "file":
-        return LocalStore(unquote(parts.path), retry)
+        return LocalStore(file_path(url), retry)
     if "://" in url:
         raise ValueError(
             f"cannot open a store at {url!r}: unknown scheme {parts.scheme!r}\n"
             "  next: use a local path, file://, s3://, gs://, az:// or memory://"
         )
     return LocalStore(url, retry)
+
+
+def file_path(url: str) -> str:
+    """The path in a file: url, taken literally as Spark does: `#` and `%` are part of names."""
+    return re.sub(r"^file:(//[^/]*)?", "", url, flags=re.IGNORECASE)
 
 
 _MEMORY: dict[str, obstore_stores.MemoryStore] = {}

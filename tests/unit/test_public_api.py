@@ -1,0 +1,196 @@
+"""What users can import, and which way imports go: see "Layout" in the house style."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import cairn
+import cairn.sinks
+import cairn.state
+
+SOURCE = Path(cairn.__file__).parent
+
+# From the bottom up: a module imports from its own layer and those below, never from above.
+LAYERS = [
+    {"storage"},
+    {"backends"},
+    {"slot", "sinks"},
+    {"plan", "coordinator", "session"},
+    {"stream", "run", "job"},
+    {""},  # cairn itself, which only re-exports
+    {"cli", "demo", "testing", "__main__"},
+]
+# Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
+LEAVES = {
+    "errors", "ids", "types", "codec", "state", "functions", "crash", "java", "view",
+    "plan.keygroups",
+}  # fmt: skip
+TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
+TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}
+
+
+class Imported(NamedTuple):
+    module: str
+    name: str
+    in_function: bool
+
+
+def modules() -> dict[str, Path]:
+    """{"plan.graph": path}; a package is called by its own name, cairn itself ""."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports() -> Iterator[Imported]:
+    """All but those for type checkers."""
+    known = modules()
+    for module, path in known.items():
+        yield from _imports_of(ast.parse(path.read_text()), module, known, in_function=False)
+
+
+def _imports_of(
+    tree: ast.AST, module: str, known: dict[str, Path], *, in_function: bool
+) -> Iterator[Imported]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Imported(module, alias.name, in_function)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                is_module = inner.removeprefix("cairn.") in known
+                yield Imported(module, inner if is_module else str(node.module), in_function)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _imports_of(node, module, known, in_function=in_function or is_function)
+
+
+def leaf(name: str) -> bool:
+    return name in LEAVES or name.split(".")[0] in LEAVES
+
+
+def layer(name: str) -> int:
+    top = name.split(".")[0]
+    return next(rank for rank, names in enumerate(LAYERS) if top in names)
+
+
+def test_every_module_has_a_place() -> None:
+    tops = {name.split(".")[0] for name in modules() if not leaf(name)}
+    assert tops <= set().union(*LAYERS), "give it a place in LAYERS or LEAVES"
+
+
+def test_imports_go_downwards_only() -> None:
+    wrong = []
+    for module, name, _ in imports():
+        if name != "cairn" and not name.startswith("cairn."):
+            continue
+        target = name.removeprefix("cairn").removeprefix(".")
+        is_below = not leaf(module) and layer(target) <= layer(module)
+        if not leaf(target) and not is_below:
+            wrong.append(f"{module} imports {target or 'cairn'}")
+    assert not wrong
+
+
+def test_nothing_but_tests_imports_what_is_for_tests() -> None:
+    for module, name, _ in imports():
+        if name.startswith("cairn.testing"):
+            assert module.startswith("testing"), f"{module} imports {name}"
+
+
+def test_pyspark_is_imported_only_where_spark_is_touched() -> None:
+    for module, name, in_function in imports():
+        if name.split(".")[0] == "pyspark":
+            assert module in TOUCHES_SPARK | TOUCHES_SPARK_WHEN_CALLED, f"{module} imports {name}"
+            assert in_function or module in TOUCHES_SPARK, f"{module} imports {name} at once"
+
+
+@pytest.mark.parametrize("module", ["cairn", "cairn.slot.server", "cairn.slot.process"])
+def test_slots_and_users_do_not_load_spark_by_importing(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not {"pyspark", "py4j", "pandas"} & set(done.stdout.split())
+
+
+def test_packages_only_re_export() -> None:
+    for name, path in modules().items():
+        if path.name == "__init__.py":
+            for node in ast.parse(path.read_text()).body:
+                is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                plain = isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign)
+                assert is_doc or plain, f"{name or 'cairn'} has logic in its __init__.py"
+
+
+def test_exported_names_are_these() -> None:
+    assert sorted(cairn.__all__) == [
+        "CairnError",
+        "CommitConflictError",
+        "CommitError",
+        "CommitUnknownError",
+        "Context",
+        "CorruptFileError",
+        "EpochError",
+        "FunctionError",
+        "Job",
+        "KeyGroupCountError",
+        "KeyedProcess",
+        "PlanError",
+        "QueryError",
+        "RestoreError",
+        "StaleEpochError",
+        "StateNotFoundError",
+        "StateSchemaError",
+        "session",
+        "sinks",
+        "spark_config",
+        "state",
+    ]
+    assert sorted(cairn.sinks.__all__) == [
+        "Collect",
+        "Committable",
+        "Console",
+        "Files",
+        "Noop",
+        "Sink",
+        "SinkContext",
+        "Writer",
+    ]
+    declared = {
+        name
+        for name, value in vars(cairn.state).items()
+        if inspect.isclass(value) and value.__module__ == "cairn.state"
+    }
+    assert declared == {
+        "Aggregate",
+        "Aggregating",
+        "Declaration",
+        "List",
+        "Map",
+        "Reducing",
+        "Value",
+    }
+    for module in (cairn, cairn.sinks):
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_every_error_is_exported() -> None:
+    errors = {
+        name
+        for name, value in vars(cairn.errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    assert errors <= set(cairn.__all__)
+    assert all(name.endswith("Error") for name in errors)
