@@ -103,7 +103,7 @@ def _java_version(java: str) -> int:
 
 def check_session(spark: SparkSession) -> None:
     """Refuse what would give wrong results; warn of what costs time."""
-    if not hasattr(spark, "_jsparkSession"):
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise PlanError(
             "cairn needs a classic Spark session; this one is of Spark Connect\n"
             "  next: start it with cairn.session(name)"
