@@ -135,4 +135,7 @@ def _ref(
         last_epoch=last_epoch,
         first_group=part.first_group,
         group_count=part.group_count,
+        format=stored.format,
+        objects=list(stored.objects),
+        objects_bytes=stored.objects_bytes,
     )

@@ -14,7 +14,7 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -55,13 +55,18 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A segment: in the store under `path`, or small enough to travel as `data`."""
+    """A file of state: in the store under `path`, or small enough to travel as `data`."""
 
     id: str
     length: int
     rows: int
     path: str | None = None
     data: bytes | None = None
+    format: Literal["segment", "rocksdb"] = "segment"
+    objects: tuple[str, ...] = ()
+    objects_bytes: int = 0
+    uploaded_bytes: int = 0
+    """Of `length` and `objects_bytes`, what the store did not have yet."""
 
 
 class Compacted(msgspec.Struct, frozen=True):

@@ -34,6 +34,16 @@ EMPTY_VERSION: Final = "0" * 32
 S = TypeVar("S")
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a job's first epoch came from."""
+
+    kind: Literal["savepoint", "branch"]
+    id: str
+    """Of the savepoint, or of the job that was branched."""
+    url: str
+    epoch: int
+
+
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     """job.json: what can never change."""
 
@@ -42,10 +52,11 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     created_ms: int
     format: str = FORMAT
+    origin: Origin | None = None
 
 
-class FileRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment: a whole object, or a slice of a pack.
+class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A segment (a whole object, or a slice of a pack), or the list of a RocksDB base's files.
 
     It counts for the key groups given here; after a change of parallelism a file may
     hold others too, which belong to another range by now.
@@ -62,6 +73,17 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True):
     last_epoch: int
     first_group: int
     group_count: int
+    format: Literal["segment", "rocksdb"] = "segment"
+    objects: list[str] = []
+    """The other objects it is made of, shared with other bases."""
+    objects_bytes: int = 0
+    store: str = ""
+    """The checkpoint that holds it, by url, where that is another one: a branch's parent."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return self.length + self.objects_bytes
 
 
 class RangeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +121,8 @@ class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     batch_id: int
     offsets: str
+    sources: list[str] = []
+    """Their names, in the order of the offsets."""
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):

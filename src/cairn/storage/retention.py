@@ -84,11 +84,13 @@ def read_holds(store: Store) -> Holds:
 def referenced_paths(epochs: Iterable[Epoch]) -> set[str]:
     """The objects these epochs are made of."""
     return {
-        file.path
+        path
         for epoch in epochs
         for operator in epoch.operators.values()
         for state in operator.ranges
         for file in state.files
+        if not file.store
+        for path in (file.path, *file.objects)
     }
 
 
