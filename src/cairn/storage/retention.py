@@ -140,7 +140,7 @@ class Collector:
     """
 
     def __init__(
-        self, store: Store, log: Log, keep: int, term: int, grace_s: float = GRACE_S
+        self, store: Store, log: Log, keep: int, term: int, grace_s: float = GRACE_S, keep_s: float | None = None
     ) -> None:
         self._store = store
         self._log = log

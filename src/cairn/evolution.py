@@ -1,0 +1,2 @@
+def reshape(batch, declaration, key_type, *, operator):
+    return batch
