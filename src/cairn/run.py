@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.resume import check_resume
-from cairn.coordinator.rewind import lay_out, read_offsets, same_offsets, settle, spark_folder
+from cairn.coordinator.resume import check_resume, check_sources
+from cairn.coordinator.rewind import settle, spark_folder
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, EpochError, PlanError
+from cairn.functions import declared_state
 from cairn.ids import new_id
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph
@@ -18,6 +19,7 @@ from cairn.session import check_session
 from cairn.sinks.base import SinkContext
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.spark_log import lay_out_for, read_offsets, same_offsets
 from cairn.storage.store import open_store
 from cairn.types import type_ddl
 
@@ -79,6 +81,7 @@ class Run:
         self.parallelism = parallelism
         self._graph = graph
         self._trigger = trigger
+        self._sources = [source.name for source in graph.sources]
         self._store = open_store(checkpoint)
         job = create_or_open_job(self._store, graph.name, graph.group_count)
         spec = job_spec(graph, job_id=job.job_id, checkpoint=self._store.url, backend=backend)
@@ -94,7 +97,9 @@ class Run:
         )
         self._check_resume(allow_dropped_state)
         newest = self._coordinator.take_over()
-        self._position = settle(self._store, newest, self._coordinator.term)
+        self._position = settle(
+            newest, self._coordinator.term, store=self._store, sources=self._sources
+        )
         crash_point("driver.rewind.laid")
         self._coordinator.recover()
         self._driver = SparkDriver(
@@ -121,13 +126,20 @@ class Run:
         operators = {
             uid: (
                 {name: type_ddl(op.schema.field(name).type) for name in op.keys},
-                self._coordinator.states[uid],
+                declared_state(op.load()),
             )
             for uid, op in self._coordinator.operators.items()
         }
         check_resume(
             newest,
             operators,
+            job_name=self.name,
+            url=self._store.url,
+            allow_dropped_state=allow_dropped_state,
+        )
+        check_sources(
+            newest,
+            self._sources,
             job_name=self.name,
             url=self._store.url,
             allow_dropped_state=allow_dropped_state,
@@ -165,7 +177,9 @@ class Run:
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         folder = self._position.folder
         offsets = read_offsets(self._store, folder, batch_id)
-        position = SparkPosition(folder=folder, batch_id=batch_id, offsets=offsets)
+        position = SparkPosition(
+            folder=folder, batch_id=batch_id, offsets=offsets, sources=self._sources
+        )
         newest = self._coordinator.newest
         if newest is not None and newest.spark.folder == folder:
             if newest.spark.batch_id == batch_id and same_offsets(newest.spark.offsets, offsets):
@@ -220,7 +234,7 @@ class Run:
         folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
         if folder == self._position.folder:
             return False
-        lay_out(self._store, coordinator.newest, folder)
+        lay_out_for(coordinator.newest, folder, self._store, self._sources)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
