@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
@@ -60,11 +61,13 @@ class Job:
         trigger: str = "1 second",
         retained_epochs: int = 10,
         allow_dropped_state: bool = False,
+        reset_sources: Collection[str] = (),
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
         `trigger` is an interval between epochs, or "available-now" to process what is there
-        and end.
+        and end. Sources in `reset_sources` are read from their beginning at every such
+        start; the state keeps what it holds of them.
         """
         from cairn.run import Run
 
@@ -76,6 +79,7 @@ class Job:
             trigger=trigger,
             retained_epochs=retained_epochs,
             allow_dropped_state=allow_dropped_state,
+            reset_sources=reset_sources,
         )
 
     def _sources(self) -> list[SourceNode]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.coordinator.epoch import Coordinator
@@ -58,6 +59,7 @@ class Run:
         trigger: str,
         retained_epochs: int,
         allow_dropped_state: bool,
+        reset_sources: Collection[str] = (),
     ) -> None:
         from cairn.backends import BACKENDS
         from cairn.coordinator.driver import SparkDriver, check_trigger
@@ -82,6 +84,7 @@ class Run:
         self._graph = graph
         self._trigger = trigger
         self._sources = [source.name for source in graph.sources]
+        self._reset_sources = tuple(reset_sources)
         self._store = open_store(checkpoint)
         job = create_or_open_job(self._store, graph.name, graph.group_count)
         spec = job_spec(graph, job_id=job.job_id, checkpoint=self._store.url, backend=backend)
@@ -98,7 +101,11 @@ class Run:
         self._check_resume(allow_dropped_state)
         newest = self._coordinator.take_over()
         self._position = settle(
-            newest, self._coordinator.term, store=self._store, sources=self._sources
+            newest,
+            self._coordinator.term,
+            store=self._store,
+            sources=self._sources,
+            reset_sources=self._reset_sources,
         )
         crash_point("driver.rewind.laid")
         self._coordinator.recover()
@@ -140,6 +147,7 @@ class Run:
         check_sources(
             newest,
             self._sources,
+            reset_sources=self._reset_sources,
             job_name=self.name,
             url=self._store.url,
             allow_dropped_state=allow_dropped_state,
@@ -234,7 +242,10 @@ class Run:
         folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
         if folder == self._position.folder:
             return False
-        lay_out_for(coordinator.newest, folder, self._store, self._sources)
+        # An epoch of this run has them behind it: a reset is done once.
+        is_ours = coordinator.newest.term == coordinator.term
+        reset = () if is_ours else self._reset_sources
+        lay_out_for(coordinator.newest, folder, self._store, self._sources, reset)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
