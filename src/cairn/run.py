@@ -30,7 +30,7 @@ from cairn.snapshots.savepoint import Savepoint, SavepointInfo, open_savepoint, 
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.retention import delete_checkpoint
-from cairn.storage.spark_log import lay_out, lay_out_from, read_offsets, same_offsets
+from cairn.storage.spark_log import lay_out_for, lay_out_from, read_offsets, same_offsets
 from cairn.storage.store import open_store
 from cairn.types import type_ddl
 
@@ -171,9 +171,10 @@ class Run:
         check_sources(
             epoch,
             self._source_names(),
-            job_name=self.name,
-            allow_dropped_state=self._options.allow_dropped_state,
             reset_sources=self._options.reset_sources,
+            job_name=self.name,
+            url=self._store.url,
+            allow_dropped_state=self._options.allow_dropped_state,
         )
         return check_resume(
             epoch,
@@ -189,7 +190,7 @@ class Run:
     def _load_savepoint(self, savepoint: Savepoint) -> frozenset[str]:
         """A savepoint becomes the first epoch of an empty checkpoint."""
         coordinator = self._coordinator
-        folder = spark_folder(coordinator.term)
+        folder = f"{spark_folder(coordinator.term)}-savepoint"
         loaded = load_savepoint(
             savepoint,
             self._store,
@@ -346,7 +347,10 @@ class Run:
         folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
         if folder == self._position.folder:
             return False
-        lay_out(coordinator.newest, folder, source=self._spark_store, target=self._spark_store)
+        # An epoch of this run has them behind it: a reset is done once.
+        is_ours = coordinator.newest.term == coordinator.term
+        reset = () if is_ours else self._options.reset_sources
+        lay_out_for(coordinator.newest, folder, self._spark_store, self._source_names(), reset)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.rewind import read_offsets, same_offsets, settle
+from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
 from cairn.errors import CairnError
 from cairn.plan.deploy import job_spec
@@ -32,6 +32,7 @@ from cairn.sinks.base import Committable, Sink, SinkContext, Writer
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.spark_log import read_offsets, same_offsets
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing import Fault, FaultyStore, ManualClock, SimulatedCrash
@@ -318,7 +319,9 @@ class Driver:
 
     def start(self) -> None:
         newest = self.coordinator.take_over()
-        self.folder = settle(self.store, newest, self.coordinator.term).folder
+        self.folder = settle(
+            newest, self.coordinator.term, store=self.store, sources=["rows"]
+        ).folder
         crash_point("driver.rewind.laid")
         self.coordinator.recover()
         self.spark = FakeSpark(self.world.store, self.folder)

@@ -1,0 +1,257 @@
+"""Spark's own streaming checkpoint: read, and laid out anew where Spark is to go on.
+
+    <folder>/metadata, offsets/<batch>, commits/<batch>, sources/<i>/…
+
+An offsets file has two lines of its own, then a line per source, in the order in which
+Spark numbers them; "-" stands for a source that has given nothing yet. Beside its offset a
+source may keep files under sources/<i>/: the file source, the list of files it has seen.
+
+Always true here:
+- from a folder that was laid out, Spark resumes right after the position it was laid out for;
+- the folder that is read is never changed; the two may lie in different stores;
+- input that would be read twice without anybody's wish is refused, never read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cairn.errors import RestoreError
+from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.store import NotFoundError, Store
+
+NO_OFFSET: Final = "-"
+# Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
+COMPACT_INTERVAL: Final = 10
+_HEAD_LINES: Final = 2
+_NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
+
+
+# Offsets
+
+
+def read_offsets(store: Store, folder: str, batch_id: int) -> str:
+    """The raw text of Spark's offset file of a batch."""
+    return store.get(f"{folder}/offsets/{batch_id}").decode()
+
+
+def source_lines(offsets: str) -> list[str]:
+    """The line of each source."""
+    return offsets.strip().split("\n")[_HEAD_LINES:]
+
+
+def same_offsets(left: str, right: str) -> bool:
+    """Whether two offset files name the same input. The line of settings and clock is not input."""
+    return list(map(_canonical, source_lines(left))) == list(map(_canonical, source_lines(right)))
+
+
+def _canonical(line: str) -> str:
+    try:
+        return json.dumps(json.loads(line), sort_keys=True)
+    except ValueError:
+        return line.strip()
+
+
+# Laying out
+
+
+def lay_out(epoch: Epoch, folder: str, *, source: Store, target: Store) -> None:
+    """A folder in `target` from which Spark resumes right after an epoch run in `source`."""
+    metadata = None
+    if source.url == target.url:
+        # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
+        # runs when a second one of the same id starts beside it.
+        metadata = read_metadata(source, epoch.spark.folder)
+    lay_out_from(epoch.spark, source_files(source, epoch), folder, target, metadata=metadata)
+
+
+def lay_out_from(
+    position: SparkPosition,
+    sources: Mapping[str, bytes],
+    folder: str,
+    target: Store,
+    *,
+    metadata: bytes | None = None,
+) -> SparkPosition:
+    """A folder from which Spark resumes right after a position; the position in that folder.
+
+    `sources` are the files under sources/, as `source_files` gives them. Without
+    `metadata` the query gets an id of its own.
+    """
+    for name, data in sources.items():
+        target.put(f"{folder}/sources/{name}", data)
+    target.put(f"{folder}/metadata", metadata or json.dumps({"id": str(uuid.uuid4())}).encode())
+    batch_id, offsets = position.batch_id, position.offsets.encode()
+    target.put(f"{folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
+    # Spark reads the batch before the last one too, but only to learn where the last began.
+    for number in sorted({max(0, batch_id - 1), batch_id}):
+        target.put(f"{folder}/offsets/{number}", offsets)
+    return msgspec.structs.replace(position, folder=folder)
+
+
+def read_metadata(store: Store, folder: str) -> bytes | None:
+    """Spark's file that names the query, if it is there."""
+    try:
+        return store.get(f"{folder}/metadata")
+    except NotFoundError:
+        return None
+
+
+# What sources keep beside their offsets
+
+
+def source_files(
+    store: Store, epoch: Epoch, *, only: Collection[int] | None = None
+) -> dict[str, bytes]:
+    """The files under sources/ as they must be right after an epoch, by path below sources/.
+
+    `only`: the indices of the sources that matter. RestoreError where a list of files seen
+    is gone: without it, every file would be read again.
+    """
+    root = f"{epoch.spark.folder}/sources/"
+    cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(epoch.spark.offsets))}
+    files: dict[str, bytes] = {}
+    logs: dict[int, dict[str, bytes]] = {}
+    for found in store.list(root):
+        name = found.path[len(root) :]
+        source, _, entry = name.partition("/")
+        index = int(source) if source.isdigit() else None
+        if only is not None and index not in only:
+            continue
+        if index is not None and cuts.get(index) is not None and _NUMBERED.fullmatch(entry):
+            logs.setdefault(index, {})[entry] = store.get(found.path)
+        else:
+            files[name] = store.get(found.path)
+    for index, last in cuts.items():
+        if last is None or last < 0 or (only is not None and index not in only):
+            continue
+        cut = _cut_file_log(logs.get(index, {}), last)
+        if cut is None:
+            raise RestoreError(
+                f"Spark's list of files already read by source {_shown(epoch, index)} is gone\n"
+                f"  expected: {store.url}/{root}{index}/{last}\n"
+                "  going on without it would read every file again\n"
+                "  next: restore that folder from a backup",
+                file=f"{root}{index}/{last}",
+            )
+        files.update({f"{index}/{entry}": data for entry, data in cut.items()})
+    return files
+
+
+def _shown(epoch: Epoch, index: int) -> str:
+    names = epoch.spark.sources
+    return f"{index} ({names[index]!r})" if index < len(names) else str(index)
+
+
+def _cut_file_log(log: dict[str, bytes], last: int) -> dict[str, bytes] | None:
+    """The file source's log as it was after entry `last`; None if it cannot be told.
+
+    Entries are files `n`, and every tenth is `n.compact`, which holds all before it.
+    """
+    start = (last + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1
+    needed = [str(number) for number in range(start + 1, last + 1)]
+    if start >= 0:
+        needed.insert(0, f"{start}.compact")
+    if all(name in log for name in needed):
+        return {name: log[name] for name in needed}
+    # Spark has cleaned them up since: a later compact file still lists what they held.
+    later = [name for name in log if name.endswith(".compact") and int(name[:-8]) >= last]
+    if not later:
+        return None
+    head, *entries = log[min(later, key=lambda name: int(name[:-8]))].decode().split("\n")
+    kept = [line for line in entries if line and json.loads(line).get("batchId", 0) <= last]
+    cut = {name: head.encode() for name in needed}
+    cut[needed[0]] = "\n".join([head, *kept]).encode()
+    return cut
+
+
+def _log_offset(line: str) -> int | None:
+    """The file source's offset; None for other sources."""
+    try:
+        parsed = json.loads(line)
+    except ValueError:
+        return None
+    value = parsed.get("logOffset") if isinstance(parsed, dict) else None
+    return value if isinstance(value, int) else None
+
+
+# Sources by name
+
+
+class SourceChange(NamedTuple):
+    """What a program's sources are to a position: `kept` maps new indices to old ones."""
+
+    kept: dict[int, int]
+    dropped: list[str]
+    is_same: bool
+
+
+def match_sources(
+    position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
+) -> SourceChange | None:
+    """A program's sources, in Spark's order, found in a position; None where that cannot be told.
+
+    A position that does not know the names is taken to be of the same sources. It cannot
+    be told which is which where a source is several inputs to Spark.
+    """
+    held = position.sources or list(sources)
+    if held == list(sources) and not set(sources) & set(reset_sources):
+        return SourceChange({}, [], is_same=True)
+    if len(source_lines(position.offsets)) != len(held) or len(set(held)) != len(held):
+        return None
+    old = {name: index for index, name in enumerate(held)}
+    kept = {
+        new: old[name]
+        for new, name in enumerate(sources)
+        if name in old and name not in reset_sources
+    }
+    return SourceChange(kept, [name for name in held if name not in sources], is_same=False)
+
+
+def lay_out_for(
+    epoch: Epoch,
+    folder: str,
+    store: Store,
+    sources: Sequence[str],
+    reset_sources: Collection[str] = (),
+) -> bool:
+    """Like `lay_out`, for a program with other sources than the epoch had.
+
+    Sources keep their positions wherever they stand now; new ones, and those in
+    `reset_sources`, start at their beginning. False, and nothing is laid out, where no
+    source has a position to keep.
+    """
+    change = match_sources(epoch.spark, sources, reset_sources)
+    if change is None:
+        raise RestoreError(
+            f"cannot tell which of Spark's offsets are those of {', '.join(sources)}\n"
+            f"  epoch {epoch.number} was made from: {', '.join(epoch.spark.sources) or 'unknown'}\n"
+            "  next: start with the sources it had, in that order",
+            epoch=epoch.number,
+        )
+    if change.is_same:
+        lay_out(epoch, folder, source=store, target=store)
+        return True
+    old = source_lines(epoch.spark.offsets)
+    kept = change.kept
+    lines = [old[kept[new]] if new in kept else NO_OFFSET for new in range(len(sources))]
+    if all(line.strip() == NO_OFFSET for line in lines):
+        return False
+    moved = {str(before): str(new) for new, before in kept.items()}
+    files = {}
+    for name, data in source_files(store, epoch, only=kept.values()).items():
+        index, _, entry = name.partition("/")
+        files[f"{moved[index]}/{entry}"] = data
+    head = epoch.spark.offsets.strip().split("\n")[:_HEAD_LINES]
+    position = msgspec.structs.replace(
+        epoch.spark, offsets="\n".join([*head, *lines]), sources=list(sources)
+    )
+    metadata = read_metadata(store, epoch.spark.folder)
+    lay_out_from(position, files, folder, store, metadata=metadata)
+    return True
