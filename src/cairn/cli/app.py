@@ -66,10 +66,30 @@ def run(
     conf: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark setting; repeat it.")
     ] = None,
-    backend: Annotated[str, typer.Option(help="Where slots keep state between epochs.")] = "heap",
+    backend: Annotated[
+        str, typer.Option(help="Where slots keep state between epochs: heap or rocksdb.")
+    ] = "heap",
+    backend_memory_mb: Annotated[
+        int, typer.Option(help="Memory of a RocksDB backend, per slot and operator.")
+    ] = 512,
+    savepoint: Annotated[
+        str | None, typer.Option(help="Start an empty checkpoint from this savepoint.")
+    ] = None,
+    reset_source: Annotated[
+        list[str] | None, typer.Option(help="Read a source from its beginning; repeat it.")
+    ] = None,
     retained_epochs: Annotated[int, typer.Option(help="Epochs to keep in the log.")] = 10,
+    retained_for: Annotated[
+        str | None, typer.Option(help='Keep epochs younger than this too: "7 days".')
+    ] = None,
+    on_stop: Annotated[
+        str, typer.Option(help="retain or delete the checkpoint when the run ends.")
+    ] = "retain",
+    spark_checkpoint: Annotated[
+        str | None, typer.Option(help="Where Spark keeps its own log, if not in the checkpoint.")
+    ] = None,
     allow_dropped_state: Annotated[
-        bool, typer.Option("--allow-dropped-state", help="Go on without operators that are gone.")
+        bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per epoch on stdout; logs on stderr.")
@@ -94,9 +114,17 @@ def run(
                 trigger=trigger,
                 master=master,
                 conf=list(conf or []),
-                backend=backend,
-                retained_epochs=retained_epochs,
-                allow_dropped_state=allow_dropped_state,
+                start={
+                    "backend": backend,
+                    "backend_memory_mb": backend_memory_mb,
+                    "savepoint": savepoint,
+                    "reset_sources": tuple(reset_source or ()),
+                    "retained_epochs": retained_epochs,
+                    "retained_for": retained_for,
+                    "on_stop": on_stop,
+                    "spark_checkpoint": spark_checkpoint,
+                    "allow_dropped_state": allow_dropped_state,
+                },
                 as_json=as_json,
             )
         )
