@@ -220,7 +220,7 @@ class Run:
         folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
         if folder == self._position.folder:
             return False
-        lay_out(self._store, coordinator.newest, folder)
+        lay_out(coordinator.newest, folder, source=self._store, target=self._store)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True

@@ -18,7 +18,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from cairn.storage.manifest import Epoch
-from cairn.storage.spark_log import COMPACT_INTERVAL, read_offsets, same_offsets, source_files
+from cairn.storage.spark_log import (
+    COMPACT_INTERVAL,
+    lay_out,
+    read_offsets,
+    same_offsets,
+    spark_folder,
+)
 from cairn.storage.store import NotFoundError, Store
 
 __all__ = [
@@ -50,10 +56,6 @@ class Position(NamedTuple):
     stand: Stand
 
 
-def spark_folder(term: int) -> str:
-    return f"spark/{term:012d}"
-
-
 def compare(store: Store, newest: Epoch | None) -> Stand:
     """Where Spark's folder stands against the newest epoch."""
     if newest is None:
@@ -79,24 +81,8 @@ def settle(store: Store, newest: Epoch | None, term: int) -> Position:
         return Position(newest.spark.folder, stand)
     folder = spark_folder(term)
     if newest is not None:
-        lay_out(store, newest, folder)
+        lay_out(newest, folder, source=store, target=store)
     return Position(folder, stand)
-
-
-def lay_out(store: Store, epoch: Epoch, folder: str) -> None:
-    """A folder from which Spark resumes right after an epoch."""
-    old, batch_id = epoch.spark.folder, epoch.spark.batch_id
-    for name, data in source_files(store, epoch).items():
-        store.put(f"{folder}/sources/{name}", data)
-    try:
-        store.put(f"{folder}/metadata", store.get(f"{old}/metadata"))
-    except NotFoundError:
-        pass  # Spark makes one; it only names the query.
-    offsets = epoch.spark.offsets.encode()
-    # Spark reads the batch before the last one too, but only to learn where the last began.
-    for number in {max(0, batch_id - 1), batch_id}:
-        store.put(f"{folder}/offsets/{number}", offsets)
-    store.put(f"{folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
 
 
 def _numbers(store: Store, folder: str) -> set[int]:

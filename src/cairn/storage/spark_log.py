@@ -1,9 +1,11 @@
 """What Spark's own streaming checkpoint says: offsets, and what sources keep beside them.
 
+It can be laid out anew from an epoch, in the same store or in another.
+
     <folder>/metadata, offsets/<batch>, commits/<batch>, sources/<i>/…
 
 Always true here:
-- a folder of Spark's is read, never changed;
+- a folder of Spark's is read, never changed; laying out makes a new one;
 - what is read of a source is what it knew right after the epoch, not what it has read since.
 """
 
@@ -22,6 +24,10 @@ COMPACT_INTERVAL: Final = 10
 _NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
 # A running query cleans its log up now and then, which may happen while it is read here.
 _READ_ATTEMPTS_MAX: Final = 3
+
+
+def spark_folder(term: int) -> str:
+    return f"spark/{term:012d}"
 
 
 def read_offsets(store: Store, folder: str, batch_id: int) -> str:
@@ -76,6 +82,22 @@ def source_files(store: Store, epoch: Epoch) -> dict[str, bytes]:
         "  next: restore that folder from a backup",
         file=path,
     )
+
+
+def lay_out(epoch: Epoch, folder: str, *, source: Store, target: Store) -> None:
+    """A folder in `target` from which Spark resumes right after an epoch of `source`."""
+    old, batch_id = epoch.spark.folder, epoch.spark.batch_id
+    for name, data in source_files(source, epoch).items():
+        target.put(f"{folder}/sources/{name}", data)
+    try:
+        target.put(f"{folder}/metadata", source.get(f"{old}/metadata"))
+    except NotFoundError:
+        pass  # Spark makes one; it only names the query.
+    offsets = epoch.spark.offsets.encode()
+    # Spark reads the batch before the last one too, but only to learn where the last began.
+    for number in {max(0, batch_id - 1), batch_id}:
+        target.put(f"{folder}/offsets/{number}", offsets)
+    target.put(f"{folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
 
 
 def _read_sources(

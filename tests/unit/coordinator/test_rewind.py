@@ -106,7 +106,7 @@ def test_offsets_are_the_same_whatever_clock_settings_and_spacing() -> None:
 def test_a_folder_is_laid_out_so_that_spark_resumes_after_the_epoch(store: Store) -> None:
     spark_ran(store, 5, committed=5)
     newest = at(2, '{"n":2}')
-    lay_out(store, newest, NEW)
+    lay_out(newest, NEW, source=store, target=store)
     assert paths(store, NEW) == ["commits/2", "metadata", "offsets/1", "offsets/2"]
     assert read_offsets(store, NEW, 2) == newest.spark.offsets
     assert same_offsets(read_offsets(store, NEW, 1), newest.spark.offsets)
@@ -116,12 +116,12 @@ def test_a_folder_is_laid_out_so_that_spark_resumes_after_the_epoch(store: Store
 
 def test_the_first_batch_is_laid_out_without_one_before_it(store: Store) -> None:
     spark_ran(store, 2, committed=2)
-    lay_out(store, at(0, '{"n":0}'), NEW)
+    lay_out(at(0, '{"n":0}'), NEW, source=store, target=store)
     assert paths(store, NEW) == ["commits/0", "metadata", "offsets/0"]
 
 
 def test_a_folder_is_laid_out_when_the_old_one_is_gone(store: Store) -> None:
-    lay_out(store, at(2, '{"n":2}'), NEW)
+    lay_out(at(2, '{"n":2}'), NEW, source=store, target=store)
     assert paths(store, NEW) == ["commits/2", "offsets/1", "offsets/2"]
 
 
@@ -135,7 +135,7 @@ def test_the_old_folder_is_left_as_it_was(store: Store) -> None:
 
 def test_a_folder_laid_out_stands_equal_to_its_epoch(store: Store) -> None:
     spark_ran(store, 5, committed=5)
-    lay_out(store, at(2, '{"n":2}'), NEW)
+    lay_out(at(2, '{"n":2}'), NEW, source=store, target=store)
     moved = epoch(6, folder=NEW, batch_id=2, offsets=at(2, '{"n":2}').spark.offsets)
     assert compare(store, moved) is Stand.EQUAL
 
@@ -144,7 +144,7 @@ def test_what_other_sources_keep_is_copied_whole(store: Store) -> None:
     store.put(f"{OLD}/sources/0/0", b"v1\nrate start")
     store.put(f"{OLD}/sources/1/3", b"v1\nkafka")
     store.put(f"{OLD}/sources/1/notes", b"else")
-    lay_out(store, at(2, "41", '{"topic":{"0":7}}'), NEW)
+    lay_out(at(2, "41", '{"topic":{"0":7}}'), NEW, source=store, target=store)
     assert store.get(f"{NEW}/sources/0/0") == b"v1\nrate start"
     assert store.get(f"{NEW}/sources/1/3") == b"v1\nkafka"
     assert store.get(f"{NEW}/sources/1/notes") == b"else"
@@ -187,7 +187,7 @@ def files_seen(store: Store) -> list[int]:
 @pytest.mark.parametrize("last", [0, 5, 8, 9, 10, 18, 19, 20, 23])
 def test_the_list_of_files_is_cut_after_the_epoch(store: Store, last: int) -> None:
     file_log(store, 23)
-    lay_out(store, at(40, json.dumps({"logOffset": last})), NEW)
+    lay_out(at(40, json.dumps({"logOffset": last})), NEW, source=store, target=store)
     assert files_seen(store) == list(range(last + 1))
     numbers = [int(name.split(".")[0]) for name in paths(store, f"{NEW}/sources/0")]
     assert max(numbers) == last, "Spark would take later files for seen"
@@ -198,7 +198,7 @@ def test_entries_that_spark_cleaned_up_are_found_in_a_later_compact_file(
     store: Store, last: int
 ) -> None:
     file_log(store, 23, keep_from=19)
-    lay_out(store, at(40, json.dumps({"logOffset": last})), NEW)
+    lay_out(at(40, json.dumps({"logOffset": last})), NEW, source=store, target=store)
     assert files_seen(store) == list(range(last + 1))
 
 
@@ -207,7 +207,7 @@ def test_a_list_of_files_that_is_gone_is_refused_before_files_are_read_again(
 ) -> None:
     newest = at(40, json.dumps({"logOffset": 12}))
     with pytest.raises(RestoreError, match="list of files already read by source 0 is gone"):
-        lay_out(store, newest, NEW)
+        lay_out(newest, NEW, source=store, target=store)
     file_log(store, 11)
     with pytest.raises(RestoreError, match="read every file again") as caught:
         settle(store, newest, 9)
@@ -218,31 +218,31 @@ def test_a_list_with_a_gap_and_nothing_later_is_refused(store: Store) -> None:
     file_log(store, 12)
     store.delete([f"{OLD}/sources/0/11"])
     with pytest.raises(RestoreError, match="is gone"):
-        lay_out(store, at(40, json.dumps({"logOffset": 12})), NEW)
+        lay_out(at(40, json.dumps({"logOffset": 12})), NEW, source=store, target=store)
 
 
 def test_a_file_source_that_has_read_nothing_has_no_list(store: Store) -> None:
     file_log(store, 3)
-    lay_out(store, at(1, json.dumps({"logOffset": -1})), NEW)
+    lay_out(at(1, json.dumps({"logOffset": -1})), NEW, source=store, target=store)
     assert paths(store, f"{NEW}/sources") == []
 
 
 def test_a_source_without_an_offset_yet_keeps_its_list(store: Store) -> None:
     """Spark then reads those files as the source's first batch: none is lost."""
     file_log(store, 2)
-    lay_out(store, at(1, "-"), NEW)
+    lay_out(at(1, "-"), NEW, source=store, target=store)
     assert files_seen(store) == [0, 1, 2]
 
 
 def test_each_source_is_cut_by_its_own_offset(store: Store) -> None:
     file_log(store, 4)
     store.put(f"{OLD}/sources/1/0", b"v1\nother")
-    lay_out(store, at(7, json.dumps({"logOffset": 1}), '{"n":1}'), NEW)
+    lay_out(at(7, json.dumps({"logOffset": 1}), '{"n":1}'), NEW, source=store, target=store)
     assert paths(store, f"{NEW}/sources") == ["0/0", "0/1", "1/0"]
 
 
 def test_hidden_checksum_files_are_not_copied(store: Store) -> None:
     store.put(f"{OLD}/sources/1/.0.crc", b"x")
     store.put(f"{OLD}/sources/1/0", b"v1\nother")
-    lay_out(store, at(7, "-", '{"n":1}'), NEW)
+    lay_out(at(7, "-", '{"n":1}'), NEW, source=store, target=store)
     assert paths(store, f"{NEW}/sources") == ["1/0"]
