@@ -87,8 +87,9 @@ def branch(
         # Only now is it certain: a collector that retires the epoch after this sees the hold.
         _check_kept(Log(store), parent.number)
         number = _make(dest, child, parent, store, spark_store or store, clock_ms())
-    except CommitUnknownError:
+    except CommitUnknownError as error:
         # The first epoch may be there: then the branch is whole and needs its holds.
+        error.add_note(f"next: `cairn verify {dest.url}` tells whether the branch is whole")
         raise
     except BaseException:
         _clean_up(dest, held, child)

@@ -211,7 +211,7 @@ def walked_back(log: Log, keep: int, keep_ms: float, now_ms: int) -> int:
     return oldest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 30),
     st.sampled_from([0.0, 5.0, 40.0]),
