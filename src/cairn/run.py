@@ -13,7 +13,7 @@ import msgspec
 
 from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.resume import check_resume, check_sources
-from cairn.coordinator.rewind import settle, spark_folder
+from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
@@ -29,8 +29,15 @@ from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, SavepointInfo, open_savepoint, write_savepoint
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.retention import delete_checkpoint
-from cairn.storage.spark_log import lay_out_for, lay_out_from, read_offsets, same_offsets
+from cairn.storage.removal import delete_checkpoint
+from cairn.storage.spark_log import (
+    SPARK_FOLDER,
+    lay_out_for,
+    lay_out_from,
+    read_offsets,
+    same_offsets,
+    spark_folder,
+)
 from cairn.storage.store import open_store
 from cairn.types import type_ddl
 
@@ -41,7 +48,6 @@ Status = Literal["running", "finished", "stopped", "failed"]
 OnStop = Literal["retain", "delete"]
 
 BACKEND_MEMORY_MB_MIN = 16
-SPARK_FOLDER = "spark"
 STOP_PATIENCE_S = 60.0
 
 

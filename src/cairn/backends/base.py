@@ -18,8 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from cairn.storage.store import Store
+
 from cairn.storage.manifest import FileRef
+from cairn.storage.store import Store
 
 Rows = MutableMapping[Any, Any]
 
@@ -64,10 +65,10 @@ class Base:
         self.dumps = dumps
 
     def write(self, target, pace):
-        from cairn.storage.files import encode_segment, SegmentWriter, StatePart
-        from cairn.storage.pack import write_segment
-        from cairn.slot.protocol import Stored
         import io
+
+        from cairn.slot.protocol import Stored
+        from cairn.storage.files import SegmentWriter
 
         out = io.BytesIO()
         w = SegmentWriter(out, "base", target.operator, first_epoch=0, last_epoch=target.epoch)

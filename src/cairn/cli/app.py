@@ -1,7 +1,7 @@
 """The commands, their options and their help.
 
 Always true here:
-- a command that only looks at a checkpoint neither imports pyspark nor changes anything;
+- a command on a checkpoint does not import pyspark; one that only looks changes nothing;
 - `--json` prints the same facts as the view for people, under stable names.
 """
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 
 Checkpoint = Annotated[str, typer.Argument(help="The checkpoint: a folder or an object store url.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 
 
@@ -160,12 +161,13 @@ def show(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show what an epoch says: sources, operators, state, timings.
+    """Show what an epoch says: sources, operators, state, files, times.
 
     [dim]cairn show ckpt 42[/dim]
     """
     from cairn.cli.checkpoint import open_checkpoint, show_epoch
-    from cairn.cli.tables import print_epoch, print_json
+    from cairn.cli.show import print_epoch
+    from cairn.cli.tables import print_json
 
     with reported(debug=debug):
         facts = show_epoch(open_checkpoint(checkpoint), epoch)
@@ -178,20 +180,82 @@ def verify(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Read every file the log names and check it. Exit code 1 when there is damage.
+    """Read every file of a checkpoint, branch or savepoint. Exit code 1 when there is damage.
 
     [dim]cairn verify ckpt[/dim]
     """
-    from cairn.cli.checkpoint import open_checkpoint, verify_facts
+    from cairn.cli.checkpoint import check_facts
     from cairn.cli.tables import print_json, print_report, progress_bar
 
     with reported(debug=debug):
-        store = open_checkpoint(checkpoint)
         with progress_bar("checking") as progress:
-            facts = verify_facts(store, progress)
+            facts = check_facts(checkpoint, progress)
         print_json(facts) if as_json else print_report(facts)
         if not facts["ok"]:
             raise typer.Exit(FAILED)
+
+
+@app.command()
+def rollback(
+    checkpoint: Checkpoint,
+    epoch: Annotated[int, typer.Argument(help="The epoch to go back to.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Go back to an earlier epoch: the next start replays input from there.
+
+    Says first what is undone, and which published output stays.
+
+    [dim]cairn rollback ckpt 42[/dim]
+    """
+    from cairn.cli.history import roll_back
+
+    with reported(debug=debug):
+        roll_back(checkpoint, epoch, yes=yes, as_json=as_json)
+
+
+@app.command()
+def branch(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT[@EPOCH]", help="Of which epoch; default: newest.")
+    ],
+    new: Annotated[str, typer.Argument(help="The new checkpoint: an empty folder or url.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make a second job that starts from an epoch, without copying state.
+
+    The first job goes on undisturbed, and keeps the files that both need.
+
+    [dim]cairn branch ckpt@42 experiment[/dim]
+    """
+    from cairn.cli.history import make_branch
+
+    with reported(debug=debug):
+        make_branch(checkpoint, new, as_json=as_json)
+
+
+@app.command()
+def rm(
+    checkpoint: Annotated[
+        str, typer.Argument(help="The checkpoint, branch or savepoint: a folder or a url.")
+    ],
+    yes: Yes = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even when branches need it: they lose their state.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Remove a checkpoint or a savepoint with everything in it.
+
+    [dim]cairn rm experiment[/dim]
+    """
+    from cairn.cli.history import remove
+
+    with reported(debug=debug):
+        remove(checkpoint, yes=yes, force=force, as_json=as_json)
 
 
 @app.command()

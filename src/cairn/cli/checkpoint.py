@@ -11,6 +11,7 @@ Always true here:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ import msgspec
 from cairn.errors import CairnError, RestoreError, StaleEpochError
 from cairn.storage import (
     Epoch,
+    FileRef,
     JobInfo,
     Log,
     OperatorEntry,
@@ -32,6 +34,7 @@ from cairn.storage import (
     verify,
 )
 from cairn.storage.log import LOG_FOLDER, record_path
+from cairn.storage.removal import SAVEPOINT_PATH, is_being_removed
 from cairn.storage.store import file_path
 
 Facts = dict[str, Any]
@@ -41,8 +44,14 @@ class NoCheckpointError(CairnError):
     """There is no checkpoint where the command was told to look."""
 
 
-def open_checkpoint(url: str) -> Store:
-    """The store of a checkpoint that exists."""
+def split_epoch(text: str) -> tuple[str, int | None]:
+    """CHECKPOINT or CHECKPOINT@EPOCH: digits after the last '@' are an epoch."""
+    match = re.fullmatch(r"(.+)@(\d+)", text, re.DOTALL)
+    return (match[1], int(match[2])) if match else (text, None)
+
+
+def open_folder(url: str) -> Store:
+    """The store at a url, if there is anything; local folders are not made."""
     parts = urlsplit(url)
     local = file_path(url) if parts.scheme == "file" else url
     # Asked before the store is opened: opening a local one makes its folder.
@@ -52,6 +61,18 @@ def open_checkpoint(url: str) -> Store:
         store = open_store(url)
     except ValueError as error:
         raise NoCheckpointError(str(error)) from None
+    return store
+
+
+def open_checkpoint(url: str) -> Store:
+    """The store of a checkpoint that exists."""
+    store = open_folder(url)
+    if is_being_removed(store):
+        raise NoCheckpointError(
+            f"the removal of {url} was interrupted; what is left is no checkpoint\n"
+            f"  next: `cairn rm {url}` goes on with it",
+            url=url,
+        )
     if not store.exists("job.json") and not store.list(LOG_FOLDER):
         raise _no_checkpoint(url, "neither job.json nor epochs/ is there")
     return store
@@ -69,15 +90,37 @@ def _no_checkpoint(url: str, found: str) -> NoCheckpointError:
 def list_epochs(store: Store, *, everything: bool = False) -> Facts:
     """The epochs on the current lineage, newest first; or every record of the log."""
     log = Log(store)
+    lineage = list(_lineage(log))
+    restored_by = _restored_by(log, lineage)
     if everything:
-        current = {epoch.number for epoch in _lineage(log)}
-        records = [
-            _record_facts(record, on_lineage=record.number in current)
-            for record in reversed(list(log.records()))
-        ]
+        current = {epoch.number for epoch in lineage}
+        found = reversed(list(log.records()))
     else:
-        records = [_record_facts(epoch, on_lineage=True) for epoch in _lineage(log)]
+        current, found = {epoch.number for epoch in lineage}, iter(lineage)
+    records = [_record_facts(record, current, restored_by) for record in found]
     return {"checkpoint": store.url, "job": _job_facts(_job(store)), "records": records}
+
+
+def _restored_by(log: Log, lineage: list[Epoch]) -> dict[int, int]:
+    """The epochs of the lineage that a rollback went back to, and its record.
+
+    It lies right before the epoch that came next, with nothing but takeovers between.
+    """
+    found: dict[int, int] = {}
+    newest_number = log.newest_number() or 0
+    for after, epoch in zip(
+        [newest_number + 1, *(e.number for e in lineage)], lineage, strict=False
+    ):
+        number = after - 1
+        while number > epoch.number and log.store.exists(record_path(number)):
+            record = log.read(number)
+            if isinstance(record, Epoch):
+                break
+            if isinstance(record, Restore):
+                found[record.epoch] = number
+                break
+            number -= 1
+    return found
 
 
 def _lineage(log: Log) -> Iterator[Epoch]:
@@ -96,7 +139,7 @@ def _lineage(log: Log) -> Iterator[Epoch]:
 
 
 def show_epoch(store: Store, number: int | None) -> Facts:
-    """Everything a manifest says, but for the lists of files: those are counted."""
+    """Everything a manifest says."""
     log = Log(store)
     epoch = log.newest_epoch() if number is None else log.epoch(number)
     if epoch is None:
@@ -104,17 +147,30 @@ def show_epoch(store: Store, number: int | None) -> Facts:
             f"no epoch is committed yet\n  checkpoint: {store.url}\n"
             "  next: `cairn ls --all` shows who has started the job"
         )
+    lineage = list(_lineage(log))
+    current = [found.number for found in lineage]
+    offsets = _source_offsets(epoch.spark.offsets)
+    names = epoch.spark.sources or [str(index) for index in range(len(offsets))]
     return {
         "checkpoint": store.url,
         "job": _job_facts(_job(store)),
         **epoch_facts(epoch),
+        "on_lineage": epoch.number in current,
+        "lineage": _ancestors(log, epoch),
+        "newest": current[0] if current else None,
+        "restored_by": _restored_by(log, lineage).get(epoch.number),
+        "retired": epoch.number < log.retired_below(),
+        "oldest_kept": epoch.oldest_kept,
         "now_ms": epoch.now_ms,
         "watermarks": epoch.watermarks,
         "spark": {
             "folder": epoch.spark.folder,
             "batch_id": epoch.spark.batch_id,
-            "offsets": _source_offsets(epoch.spark.offsets),
+            "offsets": offsets,
         },
+        "sources": [
+            {"name": name, "offset": offset} for name, offset in zip(names, offsets, strict=False)
+        ],
         "operators": {
             uid: {
                 **epoch.metrics.get("operators", {}).get(uid, {}),
@@ -122,8 +178,22 @@ def show_epoch(store: Store, number: int | None) -> Facts:
             }
             for uid, entry in epoch.operators.items()
         },
+        "subtasks": epoch.timings.get("subtasks", []),
         "committables": {uid: len(found) for uid, found in epoch.committables.items()},
     }
+
+
+def _ancestors(log: Log, epoch: Epoch) -> list[int]:
+    """The epochs it was made from, newest first, as far back as they are kept."""
+    found: list[int] = []
+    try:
+        retired_below = log.retired_below()
+        while epoch.parent is not None and epoch.parent >= retired_below:
+            epoch = log.epoch(epoch.parent)
+            found.append(epoch.number)
+    except RestoreError:
+        pass  # Retired by a running job while we were walking back to it.
+    return found
 
 
 def epoch_facts(epoch: Epoch) -> Facts:
@@ -152,11 +222,20 @@ def epoch_facts(epoch: Epoch) -> Facts:
     }
 
 
+def check_facts(url: str, progress: Callable[[int, int], None] | None = None) -> Facts:
+    """What checking a checkpoint or a savepoint found, whichever is there."""
+    store = open_folder(url)
+    if store.exists(SAVEPOINT_PATH):
+        return savepoint_facts(store, progress)
+    return verify_facts(open_checkpoint(url), progress)
+
+
 def verify_facts(store: Store, progress: Callable[[int, int], None] | None = None) -> Facts:
     """What `storage.verify` found."""
-    report = verify(store, progress)
+    report = verify(store, progress, checkers=_checkers())
     return {
         "checkpoint": store.url,
+        "kind": "checkpoint",
         "job": _job_facts(report.job),
         "ok": report.ok,
         "records": report.records,
@@ -168,12 +247,46 @@ def verify_facts(store: Store, progress: Callable[[int, int], None] | None = Non
             {"path": o.path, "bytes": o.size, "modified_ms": round(o.modified_s * 1000)}
             for o in report.orphans
         ],
+        "stale_holds": [{"path": h.path, "what": h.what} for h in report.stale_holds],
     }
 
 
-def _record_facts(record: Record, *, on_lineage: bool) -> Facts:
+def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = None) -> Facts:
+    """What checking a savepoint found, under the names of `verify_facts`."""
+    from cairn.snapshots.savepoint import open_savepoint
+
+    savepoint = open_savepoint(store.url)
+    damage = savepoint.verify(progress)
+    info = savepoint.info
+    return {
+        "checkpoint": store.url,
+        "kind": "savepoint",
+        "job": {"name": info.job, "max_parallelism": info.max_parallelism},
+        "ok": not damage,
+        "epoch": info.epoch,
+        "files": len(info.files),
+        "bytes": info.bytes,
+        "damage": [{"path": d.path, "what": d.what} for d in damage],
+        "orphans": [],
+        "stale_holds": [],
+    }
+
+
+def _checkers() -> dict[str, Any]:
+    """For files in other formats than segments."""
+    from cairn import backends
+
+    check = getattr(backends, "verify_rocksdb_base", None)
+    return {} if check is None else {"rocksdb": check}
+
+
+def _record_facts(record: Record, current: set[int], restored_by: dict[int, int]) -> Facts:
     if isinstance(record, Epoch):
-        return {**epoch_facts(record), "on_lineage": on_lineage}
+        return {
+            **epoch_facts(record),
+            "on_lineage": record.number in current,
+            "restored_by": restored_by.get(record.number),
+        }
     common = {"number": record.number, "term": record.term, "wall_ms": record.wall_ms}
     if isinstance(record, Restore):
         return {"kind": "restore", **common, "epoch": record.epoch}
@@ -186,7 +299,7 @@ def _operator_facts(entry: OperatorEntry) -> Facts:
         "key_types": entry.key_types,
         "states": {name: msgspec.to_builtins(decl) for name, decl in entry.states.items()},
         "parallelism": entry.parallelism,
-        "ranges": [_range_facts(part) for part in entry.ranges],
+        "ranges": [{"subtask": i, **_range_facts(part)} for i, part in enumerate(entry.ranges)],
     }
 
 
@@ -199,7 +312,28 @@ def _range_facts(part: RangeState) -> Facts:
         "state_bytes": part.state_bytes,
         "bases": sum(ref.kind == "base" for ref in part.files),
         "deltas": sum(ref.kind == "delta" for ref in part.files),
-        "file_bytes": sum(ref.length for ref in part.files),
+        "file_bytes": sum(ref.size for ref in part.files),
+        "files": [_file_facts(ref) for ref in part.files],
+    }
+
+
+def _file_facts(ref: FileRef) -> Facts:
+    return {
+        "id": ref.id,
+        "kind": ref.kind,
+        "format": ref.format,
+        "tier": ref.tier,
+        "bytes": ref.size,
+        "rows": ref.rows,
+        "first_epoch": ref.first_epoch,
+        "last_epoch": ref.last_epoch,
+        "first_group": ref.first_group,
+        "group_count": ref.group_count,
+        "store": ref.store or None,
+        "path": ref.path,
+        "offset": ref.offset,
+        "length": ref.length,
+        "objects": ref.objects,
     }
 
 

@@ -1,4 +1,4 @@
-"""What `ls`, `show` and `verify` print: tables for people, JSON for programs."""
+"""What `ls` and `verify` print, and what all tables share; JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from cairn.view import PART_STYLES, age, count, duration, millis, mishaps, size, split_ms
+from cairn.view import age, count, millis, mishaps, size
 
 Facts = dict[str, Any]
 
@@ -28,8 +27,8 @@ def print_json(facts: Facts) -> None:
 
 
 def print_epochs(facts: Facts, *, everything: bool) -> None:
-    console = _console()
-    console.print(_head(facts))
+    console = stdout_console()
+    console.print(head(facts))
     records = facts["records"]
     if not records:
         console.print("no epochs yet; `--all` shows who has started the job")
@@ -42,7 +41,7 @@ def print_epochs(facts: Facts, *, everything: bool) -> None:
 
 def _record_cells(record: Facts) -> tuple[list[str], Text]:
     """A record as cells, and what there is to remark."""
-    old = age(_passed_s(record["wall_ms"]))
+    old = age(passed_s(record["wall_ms"]))
     if record["kind"] == "takeover":
         said = f"takeover by {record['host']}, pid {record['pid']}"
         return [str(record["number"]), old], Text(said, "cyan")
@@ -58,8 +57,10 @@ def _record_cells(record: Facts) -> tuple[list[str], Text]:
         millis(record["epoch_ms"]),
         "" if record["parent"] is None else str(record["parent"]),
     ]
-    remark = mishaps(record) if record["on_lineage"] else "rolled back"
-    return cells, Text(remark, "magenta")
+    remarks = [mishaps(record) if record["on_lineage"] else "rolled back"]
+    if record["restored_by"] is not None:
+        remarks.append(f"restored by record {record['restored_by']}")
+    return cells, Text(", ".join(filter(None, remarks)), "magenta")
 
 
 def _lines(names: list[str], rows: list[tuple[list[str], Text]]) -> Iterator[Text]:
@@ -76,56 +77,30 @@ def _lines(names: list[str], rows: list[tuple[list[str], Text]]) -> Iterator[Tex
         yield line + Text("  ") + remark if remark.plain else line
 
 
-def print_epoch(facts: Facts) -> None:
-    console = _console()
-    parent = "none" if facts["parent"] is None else facts["parent"]
-    console.print(_head(facts))
-    console.print(Text(f"epoch {facts['epoch']}", "bold"))
-    about = Table.grid(padding=(0, 2))
-    about.add_column(style="dim")
-    about.add_column()
-    about.add_row("parent", f"{parent}, term {facts['term']}")
-    about.add_row(
-        "committed", f"{_when(facts['wall_ms'])}, {duration(_passed_s(facts['wall_ms']))} ago"
-    )
-    about.add_row("now", _when(facts["now_ms"]))
-    spark = facts["spark"]
-    about.add_row("spark", f"batch {spark['batch_id']} of {spark['folder']}")
-    for index, offset in enumerate(spark["offsets"]):
-        text = offset if isinstance(offset, str) else json.dumps(offset)
-        about.add_row(f"source {index}", Text(text, overflow="fold"))
-    about.add_row("rows", f"{count(facts['rows_in'])} in, {count(facts['rows_out'])} out")
-    about.add_row("time", _times(facts))
-    alignment = facts["timings"].get("alignment_ms", {})
-    if alignment:
-        spread = ", ".join(f"level {level} {ms} ms" for level, ms in alignment.items())
-        about.add_row("alignment", spread)
-    about.add_row("attempts", f"{facts['attempts']}, {facts['restored']} slots restored")
-    for uid, number in facts["committables"].items():
-        about.add_row("sink", f"{uid}: {number} committables")
-    console.print(_indented(about))
-    for uid, operator in facts["operators"].items():
-        console.print(_operator(uid, operator))
-
-
 def print_report(facts: Facts) -> None:
-    console = _console()
-    console.print(_head(facts))
+    console = stdout_console()
+    console.print(head(facts))
     for damage in facts["damage"]:
         first, *rest = damage["what"].splitlines()
         text = Text.assemble(("damaged ", "bold red"), damage["path"], f": {first}")
         more = (Text(f"  {line.strip()}", "dim") for line in rest)
         console.print(text, *more, sep="\n", soft_wrap=True)
     for orphan in facts["orphans"]:
-        old = age(_passed_s(orphan["modified_ms"]))
+        old = age(passed_s(orphan["modified_ms"]))
         said = f"{orphan['path']}, {size(orphan['bytes'])}, {old} old"
         console.print(Text.assemble(("orphan ", "yellow"), said), soft_wrap=True)
     if facts["orphans"]:
         console.print(Text("orphans are no damage: collection removes them in time", "dim"))
-    checked = (
-        f"{count(facts['records'])} records, {count(facts['epochs'])} epochs, "
-        f"{count(facts['files'])} files, {size(facts['bytes'])} checked"
-    )
+    for hold in facts["stale_holds"]:
+        first, *rest = hold["what"].splitlines()
+        text = Text.assemble(("stale hold ", "yellow"), hold["path"], f": {first}")
+        more = (Text(f"  {line.strip()}", "dim") for line in rest)
+        console.print(text, *more, sep="\n", soft_wrap=True)
+    checked = f"{count(facts['files'])} files, {size(facts['bytes'])} checked"
+    if facts["kind"] == "savepoint":
+        checked = f"savepoint of epoch {facts['epoch']}, {checked}"
+    else:
+        checked = f"{count(facts['records'])} records, {count(facts['epochs'])} epochs, {checked}"
     if facts["ok"]:
         console.print(Text.assemble(("whole: ", "bold green"), checked))
     else:
@@ -145,73 +120,35 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _console() -> Console:
+def stdout_console() -> Console:
     console = Console(highlight=False)
     # Nobody wraps a pipe: what is cut to 80 columns there is lost.
     return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
 
 
-def _table(*names: str) -> Table:
+def table(*names: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _head(facts: Facts) -> Text:
+def head(facts: Facts) -> Text:
+    """The job, where it is kept, and where it came from."""
     job = facts["job"]
     name = "job.json is missing or damaged" if job is None else job["name"]
     more = "" if job is None else f"  max_parallelism {job['max_parallelism']}"
     style = "bold red" if job is None else "bold cyan"
-    return Text.assemble((name, style), (f"  {facts['checkpoint']}{more}", "dim"))
-
-
-def _operator(uid: str, facts: Facts) -> Group:
-    keys = ", ".join(f"{name} {kind}" for name, kind in facts["key_types"].items())
-    head = Text.assemble(
-        "\n", ("operator ", "dim"), (uid, "bold"),
-        (f"  keyed by {keys}, parallelism {facts['parallelism']}, ", "dim"),
-        (f"function {facts['function_version'][:12]}", "dim"),
-    )  # fmt: skip
-    states = Table.grid(padding=(0, 2))
-    for name, decl in facts["states"].items():
-        kind = decl["type"]
-        if decl["entry_type"] is not None:
-            kind = f"{decl['entry_type']} → {kind}"
-        states.add_row(name, Text(decl["kind"], "dim"), kind)
-    ranges = _table("key groups", "keys", "state", "bases", "deltas", "files")
-    for part in facts["ranges"]:
-        last = part["first_group"] + part["group_count"] - 1
-        ranges.add_row(
-            f"{part['first_group']}–{last}",
-            count(part["state_keys"]),
-            size(part["state_bytes"]),
-            str(part["bases"]),
-            str(part["deltas"]),
-            size(part["file_bytes"]),
-        )
-    return Group(
-        head,
-        Padding(states, (0, 0, 0, 2), expand=False),
-        Padding(ranges, (0, 0, 0, 2), expand=False),
-    )
-
-
-def _indented(table: Table) -> Padding:
-    return Padding(table, (0, 0, 0, 2), expand=False)
-
-
-def _times(facts: Facts) -> Text:
-    text = Text(millis(facts["epoch_ms"]))
-    for name, ms in split_ms(facts).items():
-        if ms >= 0.05:
-            text.append("  ").append(name, PART_STYLES[name]).append(f" {ms:.1f}")
+    text = Text.assemble((name, style), (f"  {facts['checkpoint']}{more}", "dim"))
+    origin = None if job is None else job.get("origin")
+    if origin is not None:
+        text.append(f"\n  {origin['kind']} of epoch {origin['epoch']}, {origin['url']}", "magenta")
     return text
 
 
-def _passed_s(wall_ms: int) -> float:
+def passed_s(wall_ms: int) -> float:
     return time.time() - wall_ms / 1000
 
 
-def _when(ms: int) -> str:
+def when(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"

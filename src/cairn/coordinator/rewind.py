@@ -25,6 +25,7 @@ from cairn.storage.spark_log import (
     match_sources,
     read_offsets,
     same_offsets,
+    spark_folder,
 )
 from cairn.storage.store import NotFoundError, Store
 
@@ -44,10 +45,6 @@ class Stand(Enum):
 class Position(NamedTuple):
     folder: str
     stand: Stand
-
-
-def spark_folder(term: int) -> str:
-    return f"spark/{term:012d}"
 
 
 def compare(store: Store, newest: Epoch | None) -> Stand:

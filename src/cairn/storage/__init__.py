@@ -8,6 +8,7 @@ from cairn.storage.files import (
     encode_segment,
     open_segment,
 )
+from cairn.storage.holds import Holds, read_holds
 from cairn.storage.log import Log, create_or_open_job, new_nonce, read_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
@@ -15,6 +16,7 @@ from cairn.storage.manifest import (
     FileRef,
     JobInfo,
     OperatorEntry,
+    Origin,
     RangeState,
     Record,
     Restore,
@@ -24,7 +26,8 @@ from cairn.storage.manifest import (
     next_version,
 )
 from cairn.storage.pack import state_path, write_pack, write_segment, write_segment_file
-from cairn.storage.retention import Collected, Collector, collect, read_holds, retained
+from cairn.storage.removal import Removed, delete_checkpoint, delete_savepoint
+from cairn.storage.retention import Collected, Collector, collect, retained
 from cairn.storage.store import NotFoundError, Store, StoredObject, open_store
 from cairn.storage.verify import Report, verify
 
@@ -35,12 +38,15 @@ __all__ = [
     "EncodedSegment",
     "Epoch",
     "FileRef",
+    "Holds",
     "JobInfo",
     "Log",
     "NotFoundError",
     "OperatorEntry",
+    "Origin",
     "RangeState",
     "Record",
+    "Removed",
     "Report",
     "Restore",
     "SegmentReader",
@@ -53,6 +59,8 @@ __all__ = [
     "Takeover",
     "collect",
     "create_or_open_job",
+    "delete_checkpoint",
+    "delete_savepoint",
     "encode_segment",
     "new_nonce",
     "next_version",

@@ -28,7 +28,7 @@ import xxhash
 
 from cairn.errors import CorruptFileError
 from cairn.storage.manifest import FileRef
-from cairn.storage.store import NotFoundError, Store
+from cairn.storage.store import NotFoundError, Store, other_store
 
 MAGIC: Final = b"CAIRNSG1"
 GROUP_COLUMN: Final = "group"
@@ -396,6 +396,7 @@ class SegmentReader:
 
 def open_segment(store: Store, ref: FileRef) -> SegmentReader:
     """A reader for a segment of a manifest; it must be exactly the one the manifest names."""
+    store = other_store(ref.store) if ref.store else store
     return SegmentReader(
         lambda offset, length: store.get_range(ref.path, ref.offset + offset, length),
         ref.length,

@@ -29,11 +29,13 @@ from cairn.errors import (
     RestoreError,
 )
 from cairn.storage import manifest
-from cairn.storage.manifest import Epoch, JobInfo, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.manifest import Epoch, JobInfo, Origin, Record, Restore, StoredEpoch, Takeover
 from cairn.storage.store import NotFoundError, Store
 
 FIRST_NUMBER: Final = 1
 JOB_PATH: Final = "job.json"
+# While it is there, the checkpoint is being removed: nobody may start from what is left.
+REMOVAL_PATH: Final = "removing.json"
 LOG_FOLDER: Final = "epochs"
 SETTLE_ATTEMPTS_MAX: Final = 5
 TAKEOVER_ATTEMPTS_MAX: Final = 100
@@ -341,10 +343,6 @@ class Log:
             self._cache.popitem(last=False)
         return record
 
-    def remember_at_least(self, records: int) -> None:
-        """Make room in the cache for someone who walks this far back every epoch."""
-        self._cache_records_max = max(self._cache_records_max, records)
-
     def forget(self, number: int) -> None:
         """A record has been removed from the store."""
         self._cache.pop(number, None)
@@ -382,7 +380,16 @@ def create_or_open_job(
     store: Store, name: str, max_parallelism: int, *, clock_ms: Callable[[], int] | None = None
 ) -> JobInfo:
     """The job this checkpoint belongs to; made now if it is empty."""
+    if store.exists(REMOVAL_PATH):
+        raise RestoreError(
+            f"this checkpoint was being removed, and only a part of it may be left\n"
+            f"  file: {store.url}/{REMOVAL_PATH}\n"
+            "  next: finish with `cairn rm`, or pass another checkpoint",
+            url=store.url,
+        )
     job = read_job(store)
+    if job is not None and job.origin is not None and job.origin.kind == "branch":
+        _check_finished(store, job.origin)
     if job is None:
         job = JobInfo(
             name=name,
@@ -420,3 +427,15 @@ def create_or_open_job(
             found=job.max_parallelism,
         )
     return job
+
+
+def _check_finished(store: Store, origin: Origin) -> None:
+    """A branch begins with an epoch; without one, making it was interrupted."""
+    if not store.list(LOG_FOLDER):
+        raise RestoreError(
+            f"this branch of {origin.url} was not finished\n"
+            f"  expected: epoch {origin.epoch} of that checkpoint as its first record, found none\n"
+            f"  checkpoint: {store.url}\n"
+            "  next: remove it with `cairn rm`, then branch again",
+            url=store.url,
+        )

@@ -26,6 +26,7 @@ from cairn.errors import RestoreError
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import NotFoundError, Store
 
+SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
 # Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
 COMPACT_INTERVAL: Final = 10
@@ -34,6 +35,11 @@ _NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
 
 
 # Offsets
+
+
+def spark_folder(term: int) -> str:
+    """Where Spark's log of a leader lies."""
+    return f"{SPARK_FOLDER}/{term:012d}"
 
 
 def read_offsets(store: Store, folder: str, batch_id: int) -> str:

@@ -16,11 +16,13 @@ Always true here:
 
 from __future__ import annotations
 
+import builtins
 import errno
+import functools
 import os
 import random
 import re
-import threading
+import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -32,7 +34,8 @@ import obstore
 from obstore import exceptions as obstore_errors
 from obstore import store as obstore_stores
 
-from cairn.errors import CommitUnknownError
+from cairn.errors import CommitUnknownError, RestoreError
+from cairn.storage.memory import memory_folder
 
 T = TypeVar("T")
 
@@ -111,6 +114,10 @@ class Store(ABC):
     def delete(self, paths: Iterable[str]) -> None:
         """Remove objects, in no particular order. Missing ones are fine."""
 
+    def delete_folder(self, prefix: str) -> None:
+        """Remove everything under a folder, in no particular order; hidden names too."""
+        self.delete([found.path for found in self.list(prefix)])
+
     @abstractmethod
     def list(self, prefix: str = "") -> list[StoredObject]:
         """All objects under a folder, sorted by path. Hidden names are left out."""
@@ -162,41 +169,47 @@ def is_not_found(error: BaseException) -> bool:
     return isinstance(error, NotFoundError | FileNotFoundError | obstore_errors.NotFoundError)
 
 
-def open_store(url: str, *, retry: Retry | None = None) -> Store:
-    """A store for a local path, file://, s3://, gs://, az:// or memory:// url.
+def open_store(url: str, *, retry: Retry | None = None, create: bool = True) -> Store:
+    """A store for a local path, file://, s3://, gs://, az:// or memory: url.
 
-    `memory:` makes a new store that lives as long as this process; its `url` then
-    has a name of its own, and opening that url gives the same store again.
+    `memory:` is a new local folder in memory, `memory:name` the same one each time within
+    this process; both go with it (see `memory`). A local folder that is not there is
+    made, or with `create=False` a NotFoundError.
     """
     retry = retry or Retry()
-    if url in ("memory:", "memory://", "memory:///"):
-        url = f"memory://{uuid.uuid4().hex}"
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        with _MEMORY_LOCK:
-            inner = _MEMORY.setdefault(url, obstore_stores.MemoryStore())
-        return ObjectStore(url, inner, retry)
+        # Other processes cannot know the name, so the store goes by its folder.
+        return LocalStore(memory_folder(url[len("memory:") :].strip("/")), retry)
     if parts.scheme in _BUCKET_SCHEMES:
         # Retries are ours: inside obstore they would hide that a put may have been done twice.
         bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0})
         return ObjectStore(url.rstrip("/"), bucket, retry)
-    if parts.scheme == "file":
-        return LocalStore(file_path(url), retry)
-    if "://" in url:
+    if parts.scheme != "file" and "://" in url:
         raise ValueError(
             f"cannot open a store at {url!r}: unknown scheme {parts.scheme!r}\n"
-            "  next: use a local path, file://, s3://, gs://, az:// or memory://"
+            "  next: use a local path, file://, s3://, gs://, az:// or memory:"
         )
-    return LocalStore(url, retry)
+    return LocalStore(file_path(url) if parts.scheme == "file" else url, retry, create=create)
+
+
+@functools.lru_cache(maxsize=64)
+def other_store(url: str) -> Store:
+    """The store of another checkpoint that this one refers to. RestoreError when it is gone."""
+    try:
+        return open_store(url, create=False)
+    except NotFoundError:
+        raise RestoreError(
+            f"the checkpoint that holds a part of this one's state is gone\n"
+            f"  expected: {url}\n"
+            "  next: put it back where it was",
+            url=url,
+        ) from None
 
 
 def file_path(url: str) -> str:
     """The path in a file: url, taken literally as Spark does: `#` and `%` are part of names."""
     return re.sub(r"^file:(//[^/]*)?", "", url, flags=re.IGNORECASE)
-
-
-_MEMORY: dict[str, obstore_stores.MemoryStore] = {}
-_MEMORY_LOCK = threading.Lock()
 
 
 class ObjectStore(Store):
@@ -261,24 +274,35 @@ class ObjectStore(Store):
                 raise
 
     def delete(self, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        try:
+            # In bulk: a bucket takes a thousand in one request.
+            self._call("", lambda: self._inner.delete(paths) if paths else None)
+            return
+        except NotFoundError:
+            pass  # Some stores stop at one that is missing.
         for path in paths:
             try:
                 self._call(path, lambda path=path: self._inner.delete(path))  # type: ignore[misc]
             except NotFoundError:
                 continue
 
-    def list(self, prefix: str = "") -> list[StoredObject]:
-        def read() -> list[StoredObject]:
-            found = []
-            for chunk in obstore.list(self._inner, prefix.rstrip("/") or None, chunk_size=1000):
-                for meta in chunk:
-                    path = meta["path"]
-                    if not path.rpartition("/")[2].startswith("."):
-                        modified_s = meta["last_modified"].timestamp()
-                        found.append(StoredObject(path, meta["size"], modified_s))
-            return sorted(found)
+    def delete_folder(self, prefix: str) -> None:
+        found = self._retry(lambda: self._listed(prefix, hidden=True))
+        self.delete([o.path for o in found])
 
-        return self._retry(read)
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        return self._retry(lambda: self._listed(prefix, hidden=False))
+
+    def _listed(self, prefix: str, *, hidden: bool) -> builtins.list[StoredObject]:
+        found = []
+        for chunk in obstore.list(self._inner, prefix.rstrip("/") or None, chunk_size=1000):
+            for meta in chunk:
+                path = meta["path"]
+                if hidden or not path.rpartition("/")[2].startswith("."):
+                    modified_s = meta["last_modified"].timestamp()
+                    found.append(StoredObject(path, meta["size"], modified_s))
+        return sorted(found)
 
     def exists(self, path: str) -> bool:
         try:
@@ -302,9 +326,12 @@ class ObjectStore(Store):
 class LocalStore(ObjectStore):
     """A local folder. Reads like any other store; writes survive a power cut."""
 
-    def __init__(self, root: str, retry: Retry) -> None:
+    def __init__(self, root: str, retry: Retry, *, create: bool = True) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
-        os.makedirs(self.root, exist_ok=True)
+        if create:
+            os.makedirs(self.root, exist_ok=True)
+        elif not os.path.isdir(self.root):
+            raise NotFoundError(self.root)
         super().__init__(f"file://{self.root}", obstore_stores.LocalStore(self.root), retry)
 
     def __reduce__(self) -> Any:
@@ -358,6 +385,13 @@ class LocalStore(ObjectStore):
             except (FileNotFoundError, NotADirectoryError):
                 continue
         # Not fsynced: a deletion undone by a power cut leaves an orphan, nothing worse.
+
+    def delete_folder(self, prefix: str) -> None:
+        folder = os.path.join(self.root, _checked(prefix.rstrip("/")))
+        try:
+            self._retry(lambda: shutil.rmtree(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            pass
 
     def local_path(self, path: str) -> str | None:
         return os.path.join(self.root, _checked(path))

@@ -1,31 +1,45 @@
 """Check a checkpoint from end to end: is everything there, and is it what was written?
 
 Damage is listed, not raised, so that one report shows all of it. Nothing is changed.
+A branch is checked with the files it shares, where they lie. Other formats than segments are
+checked by whoever knows them: `checkers`.
 
 Always true here:
 - a report without damage means that every epoch in the log can be restored;
-- an orphan is no damage: it is an object that collection may not remove yet.
+- an orphan is no damage: it is an object that collection may not remove yet;
+- a stale hold is no damage: it keeps files that nobody needs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
-from typing import NamedTuple
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import psutil
 
 from cairn.errors import CairnError
 from cairn.storage.files import open_segment
-from cairn.storage.log import JOB_PATH, Log, read_job, record_path
+from cairn.storage.holds import HOLDS_FOLDER, Hold, branch_of_hold, find_holds
+from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, JobInfo, Restore
 from cairn.storage.pack import STATE_FOLDER
-from cairn.storage.retention import read_holds
-from cairn.storage.store import NotFoundError, Store, StoredObject
+from cairn.storage.retention import files_of
+from cairn.storage.store import NotFoundError, Store, StoredObject, open_store, other_store
+
+_WRITER: Final = re.compile(r"pid (\d+) on (.+)")
 
 
 class Damage(NamedTuple):
     path: str
     what: str
+
+
+Checker = Callable[[Store, FileRef], None]
+"""Reads a file of one format; raises a CairnError that says what is wrong with it."""
 
 
 class Report(NamedTuple):
@@ -36,16 +50,22 @@ class Report(NamedTuple):
     bytes: int
     damage: list[Damage]
     orphans: list[StoredObject]
+    stale_holds: Sequence[Damage] = ()
 
     @property
     def ok(self) -> bool:
         return not self.damage
 
 
-def verify(store: Store, progress: Callable[[int, int], None] | None = None) -> Report:
+def verify(
+    store: Store,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    checkers: Mapping[str, Checker] | None = None,
+) -> Report:
     """Read and check everything that a record of the log references.
 
-    `progress(done, total)` counts segments.
+    `progress(done, total)` counts files; `checkers` are by `FileRef.format`.
     """
     damage: list[Damage] = []
     job = _check_job(store, damage)
@@ -57,32 +77,35 @@ def verify(store: Store, progress: Callable[[int, int], None] | None = None) -> 
             damage.append(Damage(record_path(before + 1), f"records up to {after - 1} are missing"))
     epochs = _read_epochs(log, numbers, damage)
     refs = {
-        (file.path, file.offset, file.length): file
+        (file.store, file.path, file.offset, file.length): file
         for epoch in epochs
-        for operator in epoch.operators.values()
-        for state in operator.ranges
-        for file in state.files
+        for file in files_of(epoch)
     }
-    sizes = {found.path: found for found in store.list(STATE_FOLDER)}
-    checked_packs: set[str] = set()
+    files = _Files(store, {"segment": _check_segment, **(checkers or {})})
     for done, ref in enumerate(refs.values(), start=1):
-        found = sizes.get(ref.path)
-        what = _check_file(store, ref, found, checked_packs)
-        if what is not None:
-            damage.append(Damage(ref.path, what))
+        for path, what in files.check(ref):
+            found = Damage(f"{ref.store}/{path}" if ref.store else path, what)
+            if found not in damage:
+                damage.append(found)
         if progress is not None:
             progress(done, len(refs))
-    referenced = {ref.path for ref in refs.values()}
-    held = _check_holds(store, damage)
-    orphans = [o for o in sizes.values() if o.path not in referenced and o.path not in held]
+    referenced = {(r.store, path) for r in refs.values() for path in (r.path, *r.objects)}
+    held, stale_holds = _check_holds(store, damage)
+    orphans = [
+        found
+        for found in files.there("").values()
+        if ("", found.path) not in referenced and found.path not in held
+    ]
+    bases = {(r.store, r.path): r for r in refs.values()}
     return Report(
         job=job,
         records=len(numbers),
         epochs=len(epochs),
         files=len(referenced),
-        bytes=sum(ref.length for ref in refs.values()),
+        bytes=sum(r.length for r in refs.values()) + sum(r.objects_bytes for r in bases.values()),
         damage=damage,
         orphans=orphans,
+        stale_holds=stale_holds,
     )
 
 
@@ -94,6 +117,8 @@ def _check_job(store: Store, damage: list[Damage]) -> JobInfo | None:
         return None
     if job is None:
         damage.append(Damage(JOB_PATH, "the file is missing"))
+    if store.exists(REMOVAL_PATH):
+        damage.append(Damage(REMOVAL_PATH, "its removal was interrupted; `cairn rm` goes on"))
     return job
 
 
@@ -125,31 +150,101 @@ def _read_epochs(log: Log, numbers: list[int], damage: list[Damage]) -> list[Epo
     return epochs
 
 
-def _check_file(
-    store: Store, ref: FileRef, found: StoredObject | None, checked_packs: set[str]
-) -> str | None:
-    if found is None:
-        return f"the file is missing; segment {ref.id} needs it"
-    if ref.offset + ref.length > found.size:
-        return f"it has {found.size} bytes; segment {ref.id} ends at {ref.offset + ref.length}"
+class _Files:
+    """Checks files of state, in this checkpoint and in those it shares files with."""
+
+    def __init__(self, store: Store, checkers: Mapping[str, Checker]) -> None:
+        self._stores = {"": store}
+        self._checkers = checkers
+        self._there: dict[str, dict[str, StoredObject]] = {}
+        self._packs: set[tuple[str, str]] = set()
+
+    def there(self, url: str) -> dict[str, StoredObject]:
+        """The objects under state/ of a store."""
+        if url not in self._there:
+            store = self._stores.setdefault(url, other_store(url)) if url else self._stores[url]
+            self._there[url] = {found.path: found for found in store.list(STATE_FOLDER)}
+        return self._there[url]
+
+    def check(self, ref: FileRef) -> Iterator[tuple[str, str]]:
+        """(path, what is wrong) for each object of a file."""
+        try:
+            there = self.there(ref.store)
+        except CairnError as error:
+            yield ref.path, error.message
+            return
+        missing = [path for path in (ref.path, *ref.objects) if path not in there]
+        for path in missing:
+            yield path, f"the file is missing; segment {ref.id} needs it"
+        if missing:
+            return
+        end = ref.offset + ref.length
+        if end > there[ref.path].size:
+            yield ref.path, f"it has {there[ref.path].size} bytes; segment {ref.id} ends at {end}"
+            return
+        objects_bytes = sum(there[path].size for path in ref.objects)
+        if objects_bytes != ref.objects_bytes:
+            yield ref.path, f"its objects have {objects_bytes} bytes, not {ref.objects_bytes}"
+            return
+        what = self._read(ref)
+        if what is not None:
+            yield ref.path, what
+
+    def _read(self, ref: FileRef) -> str | None:
+        store = self._stores[ref.store]
+        checker = self._checkers.get(ref.format)
+        try:
+            if checker is not None:
+                checker(store, ref)
+            if ref.path.endswith(".pack") and (ref.store, ref.path) not in self._packs:
+                self._packs.add((ref.store, ref.path))
+                digest = hashlib.blake2b(store.get(ref.path), digest_size=16).hexdigest()
+                if digest not in ref.path:
+                    return f"its content has the digest {digest}"
+        except CairnError as error:
+            return error.message
+        except NotFoundError:
+            return "it vanished during the check"
+        return None
+
+
+def _check_segment(store: Store, ref: FileRef) -> None:
+    open_segment(store, ref).verify()
+
+
+def _check_holds(store: Store, damage: list[Damage]) -> tuple[frozenset[str], list[Damage]]:
+    """What is held, and the holds that nobody needs any more."""
     try:
-        if ref.path.endswith((".delta", ".base", ".pack")):
-            open_segment(store, ref).verify()
-        if ref.path.endswith(".pack") and ref.path not in checked_packs:
-            checked_packs.add(ref.path)
-            digest = hashlib.blake2b(store.get(ref.path), digest_size=16).hexdigest()
-            if digest not in ref.path:
-                return f"its content has the digest {digest}"
+        found = find_holds(store)
     except CairnError as error:
-        return error.message
+        damage.append(Damage(HOLDS_FOLDER, error.message))
+        return frozenset(), []
+    stale = []
+    for path, hold in found.holds.items():
+        why = _why_stale(path, hold)
+        if why is not None:
+            kept = f"{len(hold.paths)} objects" if hold.paths else f"epochs {hold.epochs}"
+            advice = f"next: if it is gone for good, delete {store.url}/{path}"
+            stale.append(Damage(path, f"{why}\n  it keeps {kept} from being collected\n  {advice}"))
+    return found.all.paths, stale
+
+
+def _why_stale(path: str, hold: Hold) -> str | None:
+    job_id = branch_of_hold(path)
+    if job_id is None or not hold.url:
+        writer = _WRITER.fullmatch(hold.by)
+        is_here = writer is not None and writer[2] == socket.gethostname()
+        if writer and is_here and not psutil.pid_exists(int(writer[1])):
+            return f"the process that wrote it is gone: {hold.by}"
+        return None
+    try:
+        branch = open_store(hold.url, create=False)
+        job = read_job(branch)
+        has_epoch = bool(branch.list(LOG_FOLDER))
     except NotFoundError:
-        return "it vanished during the check"
-    return None
-
-
-def _check_holds(store: Store, damage: list[Damage]) -> frozenset[str]:
-    try:
-        return read_holds(store).paths
-    except CairnError as error:
-        damage.append(Damage("holds", error.message))
-        return frozenset()
+        return f"there is no branch at {hold.url}"
+    except Exception as error:
+        return f"the branch at {hold.url} cannot be read: {error}"
+    if job is None or job.job_id != job_id:
+        return f"there is no branch at {hold.url}"
+    return None if has_epoch else f"the branch at {hold.url} was not finished"

@@ -88,6 +88,9 @@ class FaultyStore(Store):
     def delete(self, paths: Iterable[str]) -> None:
         self._run("delete", lambda: self.inner.delete(paths))
 
+    def delete_folder(self, prefix: str) -> None:
+        self._run("delete", lambda: self.inner.delete_folder(prefix))
+
     def list(self, prefix: str = "") -> list[StoredObject]:
         return self._run("list", lambda: self.inner.list(prefix))
 

@@ -2,128 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import logging
+import os
 import time
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
-from cairn.storage.files import StatePart, encode_segment
-from cairn.storage.log import Log, create_or_open_job, new_nonce, record_path
-from cairn.storage.manifest import (
-    EMPTY_VERSION,
-    Epoch,
-    FileRef,
-    OperatorEntry,
-    RangeState,
-    Restore,
-    SparkPosition,
-)
-from cairn.storage.pack import state_path, write_segment
-from cairn.storage.retention import (
-    Collector,
-    collect,
-    read_holds,
-    referenced_paths,
-    retained,
-)
-from cairn.storage.store import Store, open_store
+from cairn.storage.holds import read_holds
+from cairn.storage.lineage import Window
+from cairn.storage.log import FIRST_NUMBER, Log, record_path
+from cairn.storage.manifest import Epoch, is_full
+from cairn.storage.pack import state_path
+from cairn.storage.retention import Collector, collect, referenced_paths, retained
+from cairn.storage.store import Store
 from cairn.storage.verify import verify
+from cairn.testing.clock import ManualClock
 from cairn.testing.faulty_store import Fault, FaultyStore
-
-LATER_S = 10_000.0
-
-
-class Driver:
-    """A leader reduced to storage: each epoch adds a delta, now and then a base."""
-
-    def __init__(self, store: Store, keep: int = 2) -> None:
-        self.store = store
-        self.log = Log(store, sleep=lambda seconds: None)
-        self.term = self.log.take_over(host="h", pid=1, wall_ms=1).term
-        self.collector = Collector(store, self.log, keep, self.term)
-        self.counter = itertools.count()
-
-    def write(self, kind: Any) -> FileRef:
-        n = next(self.counter)
-        batch = pa.record_batch({"group": np.array([0], np.int32), "v": [n]})
-        epoch = (self.log.last or 0) + 1
-        segment = encode_segment(
-            kind, "op", [StatePart("s", batch)], first_epoch=epoch, last_epoch=epoch
-        )
-        place = write_segment(self.store, segment, self.term)
-        return FileRef(
-            id=segment.id,
-            path=place.path,
-            offset=0,
-            length=place.length,
-            kind=kind,
-            tier=0,
-            rows=1,
-            first_epoch=epoch,
-            last_epoch=epoch,
-            first_group=0,
-            group_count=128,
-        )
-
-    def epoch(self, *, base: bool = False) -> Epoch:
-        parent = self.log.newest_epoch()
-        files = parent.operators["op"].ranges[0].files if parent else []
-        files = [self.write("base")] if base or len(files) > 6 else [*files, self.write("delta")]
-        state = RangeState(
-            first_group=0,
-            group_count=8,
-            version=EMPTY_VERSION,
-            files=files,
-            state_keys=0,
-            state_bytes=0,
-        )
-        entry = OperatorEntry(
-            uid="op", function_version="1", key_types={}, states={}, parallelism=1, ranges=[state]
-        )
-        oldest = self.collector.oldest_to_keep()
-        return self.log.append(
-            lambda number: Epoch(
-                number=number,
-                parent=parent.number if parent else None,
-                term=self.term,
-                nonce=new_nonce(),
-                wall_ms=1,
-                now_ms=1,
-                watermarks={},
-                operators={"op": entry},
-                spark=SparkPosition(folder="", batch_id=0, offsets=""),
-                oldest_kept=oldest,
-            )
-        )
-
-    def restore(self, epoch: int) -> None:
-        self.log.append(
-            lambda number: Restore(
-                number=number, term=self.term, nonce=new_nonce(), wall_ms=1, epoch=epoch
-            )
-        )
-
-
-def new_store() -> Store:
-    store = open_store("memory:")
-    create_or_open_job(store, "j", 8)
-    return store
+from tests.unit.storage.leading import LATER_S, Driver, lay_spark_folder, new_store, state_paths
 
 
 @pytest.fixture
 def store() -> Store:
     return new_store()
-
-
-def state_paths(store: Store) -> set[str]:
-    return {found.path for found in store.list("state")}
 
 
 def test_old_epochs_go_and_the_last_ones_stay_with_their_files(store: Store) -> None:
@@ -249,6 +153,214 @@ def test_rollback_keeps_what_the_restored_lineage_needs(store: Store) -> None:
         driver.collector.after_epoch()
         assert verify(store).ok
     assert target in driver.log.numbers()
+
+
+def test_after_a_rollback_the_abandoned_epochs_go_in_time_and_retirement_stands(
+    store: Store,
+) -> None:
+    driver = Driver(store, keep=3)
+    abandoned = driver.epochs(50)[-10:]
+    driver.restore(abandoned[0].number)
+    retired_below = driver.log.retired_below()
+    for _ in range(60):
+        driver.epoch(base=True, collect=True)
+        assert driver.log.retired_below() >= retired_below
+        retired_below = driver.log.retired_below()
+        assert verify(store).ok
+    assert not {epoch.number for epoch in abandoned} & set(driver.log.numbers())
+    assert not referenced_paths(abandoned) & state_paths(store)
+
+
+def test_an_epoch_is_kept_while_it_is_among_the_last_or_young_enough(store: Store) -> None:
+    clock = ManualClock(1_000_000)
+    driver = Driver(store, keep=2, keep_s=60.0, clock=clock)
+    for _ in range(50):
+        driver.epoch(collect=True)
+        clock.advance_ms(1000)
+    assert driver.log.retired_below() <= 2, "all epochs are younger than a minute"
+    for _ in range(100):
+        driver.epoch(collect=True)
+        clock.advance_ms(1000)
+    newest = driver.log.newest_epoch()
+    assert newest is not None
+    kept = [epoch for epoch in driver.log.lineage() if epoch.number >= driver.log.retired_below()]
+    assert newest.wall_ms - kept[-1].wall_ms >= 58_000, "one young enough is retired"
+    assert len(kept) <= 60 + 2 * 20, "old ones are kept by the run of a full manifest only"
+    clock.advance_ms(3_600_000)
+    for _ in range(21):
+        driver.epoch(collect=True)
+    assert driver.log.numbers()[0] > newest.number - 20, "by age nothing before is kept"
+    assert verify(store).ok
+
+
+def walked_back(log: Log, keep: int, keep_ms: float, now_ms: int) -> int:
+    """What Window promises, said by a walk: whole runs, as long as anything in them counts."""
+    runs: list[list[Epoch]] = [[]]
+    for epoch in log.lineage():
+        runs[-1].append(epoch)
+        if is_full(epoch.number, epoch.parent):
+            runs.append([])
+    runs = [run for run in runs if run]
+    oldest, position = FIRST_NUMBER, 0
+    for run in runs:
+        is_young = any(now_ms - epoch.wall_ms < keep_ms for epoch in run)
+        if position >= keep and not is_young:
+            break
+        position += len(run)
+        oldest = run[-1].number
+    return oldest
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 30),
+    st.sampled_from([0.0, 5.0, 40.0]),
+    st.lists(
+        st.tuples(st.sampled_from(["epochs", "restore", "restart", "wait"]), st.integers(1, 40)),
+        max_size=8,
+    ),
+)
+def test_the_window_is_what_a_walk_back_finds(
+    keep: int, keep_s: float, script: list[tuple[str, int]]
+) -> None:
+    store, clock = new_store(), ManualClock(1_000_000)
+    driver = Driver(store, keep, keep_s=keep_s, clock=clock)
+    window = Window(driver.log, keep, keep_s, clock)
+    for action, n in script:
+        if action == "restore" and driver.log.newest_epoch() is not None:
+            epochs = list(driver.log.lineage())
+            driver.restore(epochs[n % len(epochs)].number)
+        elif action == "restart":
+            driver = Driver(store, keep, keep_s=keep_s, clock=clock)
+            window = Window(driver.log, keep, keep_s, clock)
+        elif action == "wait":
+            clock.advance_ms(n * 1000)
+        elif action == "epochs":
+            for _ in range(n):
+                driver.epoch(collect=True)
+                clock.advance_ms(500)
+                assert window.oldest() == walked_back(driver.log, keep, keep_s * 1000, clock())
+        assert verify(store).ok
+
+
+def test_thousands_of_epochs_kept_by_age_cost_an_epoch_no_more_reads(store: Store) -> None:
+    faulty = FaultyStore(store)
+    clock = ManualClock(1_000_000)
+    driver = Driver(faulty, keep=1, keep_s=1e6, clock=clock)
+    driver.epochs(30)
+    costs = []
+    for _ in range(300):
+        before = dict(faulty.calls)
+        driver.epoch(collect=True)
+        costs.append({name: n - before.get(name, 0) for name, n in faulty.calls.items()})
+    assert all(cost == costs[0] for cost in costs)
+    assert not costs[0].get("get") and not costs[0]["list"]
+
+
+def hold_objects(store: Store, epoch: Epoch, name: str = "branch-x") -> str:
+    path = f"holds/{name}.json"
+    store.put(path, json.dumps({"paths": sorted(referenced_paths([epoch]))}).encode())
+    return path
+
+
+def test_objects_kept_by_a_hold_alone_go_without_a_restart_once_it_is_gone(store: Store) -> None:
+    driver = Driver(store)
+    first = driver.epoch(base=True)
+    hold = hold_objects(store, first)
+    driver.epochs(50, base=True)
+    assert not store.exists(record_path(first.number))
+    assert referenced_paths([first]) <= state_paths(store)
+    store.delete([hold])
+    collected = driver.collector.after_epoch()
+    assert (collected.objects_removed, collected.epochs_removed) == (1, 0)
+    assert not referenced_paths([first]) & state_paths(store)
+    assert verify(store).ok
+
+
+def test_a_leader_that_finds_objects_kept_by_a_hold_alone_frees_them_too(store: Store) -> None:
+    driver = Driver(store)
+    first = driver.epoch(base=True)
+    hold = hold_objects(store, first)
+    driver.epochs(50, base=True)
+    later = Driver(store)
+    later.collector.sweep(time.time())
+    later.epochs(2)
+    assert referenced_paths([first]) <= state_paths(store)
+    store.delete([hold])
+    later.epochs(1)
+    assert not referenced_paths([first]) & state_paths(store)
+
+
+def test_a_hold_that_shrinks_frees_what_it_no_longer_names(store: Store) -> None:
+    driver = Driver(store)
+    first, second = driver.epoch(base=True), driver.epoch(base=True)
+    hold_objects(store, first, "branch-x")
+    hold_objects(store, second, "branch-y")
+    driver.epochs(50, base=True)
+    store.put("holds/branch-x.json", b'{"paths": []}')
+    driver.collector.after_epoch()
+    assert not referenced_paths([first]) & state_paths(store)
+    assert referenced_paths([second]) <= state_paths(store)
+
+
+@pytest.mark.parametrize("operation", ["delete", "list", "get"])
+def test_a_failure_to_collect_is_told_and_made_up_for_later(
+    store: Store, operation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = FaultyStore(store)
+    driver = Driver(faulty)
+    driver.epochs(20, base=True)
+    store.put("holds/other.json", b"{}")
+    with caplog.at_level(logging.WARNING, "cairn"):
+        for _ in range(60):
+            epoch = driver.epoch(base=True)
+            for nth in range(1, 30):
+                faulty.plan(Fault(operation, faulty.calls[operation] + nth, "before"))
+            driver.collector.after_epoch()
+            faulty._plan.clear()
+            assert Log(store).epoch(epoch.number) == epoch
+            assert verify(store).ok
+    assert "could not remove" in caplog.text
+    driver.epochs(1, base=True)
+    report = verify(store)
+    assert report.ok and not report.orphans
+    assert Log(store).numbers()[0] == driver.log.retired_below()
+
+
+def test_an_unreadable_hold_retires_nothing_and_fails_no_epoch(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver(store)
+    store.put("holds/x", b"{")
+    driver.epochs(60)
+    assert driver.log.retired_below() == 0
+    assert "holds cannot be read" in caplog.text
+    store.delete(["holds/x"])
+    driver.epochs(20)
+    assert driver.log.numbers()[0] == driver.log.retired_below() > 40
+
+
+def test_spark_folders_go_when_no_epoch_names_them_and_nobody_writes_there(store: Store) -> None:
+    first = Driver(store, folder=lay_spark_folder(store, 1))
+    first.epochs(5)
+    second = Driver(store, folder=lay_spark_folder(store, first.log.last + 1))  # type: ignore[operator]
+    second.epochs(1)
+    third = Driver(store, folder=lay_spark_folder(store, 99))
+    third.collector.sweep(time.time() + LATER_S)
+    folders = {first.folder, second.folder, third.folder}
+    there = {o.path.rsplit("/", 2)[0] for o in store.list("spark") if "/offsets/" in o.path}
+    assert there == folders, "the log still names them, or a later term made them"
+    third.epochs(60)
+    fourth = Driver(store)
+    mine = lay_spark_folder(store, fourth.term)
+    fourth.collector.sweep(time.time())
+    assert store.list(first.folder), "somebody may still write there"
+    fourth.collector.sweep(time.time() + LATER_S)
+    assert not store.list(first.folder) and not store.list(second.folder)
+    assert store.list(third.folder) and store.list(mine)
+    local = store.local_path(first.folder)
+    assert local is not None
+    assert not os.path.exists(local), "hidden files are left"
 
 
 @pytest.mark.parametrize("call", range(1, 40))

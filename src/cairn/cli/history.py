@@ -1,0 +1,153 @@
+"""The commands that change a checkpoint as a whole: rollback, branch, rm.
+
+Always true here:
+- what cannot be taken back is said first, then asked; `--yes` answers for scripts;
+- where nobody can answer and `--yes` is missing, nothing is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
+from cairn.cli.job_file import UsageError
+from cairn.cli.tables import passed_s, print_json, stdout_console, when
+from cairn.snapshots.branch import branch
+from cairn.snapshots.rollback import RollbackPlan, plan_rollback, rollback
+from cairn.storage import Store, delete_checkpoint, delete_savepoint
+from cairn.storage.removal import branches_of, is_being_removed, is_savepoint
+from cairn.view import age, count, duration, size
+
+Facts = dict[str, Any]
+
+EPOCHS_SHOWN_MAX = 6
+
+
+def roll_back(checkpoint: str, epoch: int, *, yes: bool, as_json: bool) -> None:
+    store = open_checkpoint(checkpoint)
+    plan = plan_rollback(store, epoch)
+    if not as_json:
+        _print_plan(plan)
+    _confirm("Roll back?", yes=yes, as_json=as_json)
+    restore = rollback(store, epoch)
+    facts = {**_plan_facts(plan), "record": restore.number}
+    if as_json:
+        print_json(facts)
+    else:
+        said = f"epoch {epoch} is the newest one (record {restore.number}); the next start "
+        _done("rolled back: ", f"{said}goes on from there")
+
+
+def make_branch(checkpoint: str, new: str, *, as_json: bool) -> None:
+    url, epoch = split_epoch(checkpoint)
+    info = branch(open_checkpoint(url), epoch, new)
+    if as_json:
+        print_json(info._asdict())
+        return
+    shared = f"{count(info.objects)} objects ({size(info.bytes)}) shared, nothing copied"
+    _done("branched: ", f"{info.url} begins with epoch {info.parent_epoch}; {shared}")
+
+
+def remove(checkpoint: str, *, yes: bool, force: bool, as_json: bool) -> None:
+    store = open_folder(checkpoint)
+    saved = is_savepoint(store)
+    if not saved and not is_being_removed(store):
+        store = open_checkpoint(checkpoint)
+    what = "savepoint" if saved else "checkpoint"
+    branches = {} if saved or force else branches_of(store)
+    if not as_json and not branches:
+        _print_removal(store, what, force=force)
+    if not branches:  # Otherwise it is refused anyway.
+        _confirm("Remove it?", yes=yes, as_json=as_json)
+    removed = delete_savepoint(store) if saved else delete_checkpoint(store, force=force)
+    if as_json:
+        print_json({"removed": store.url, "kind": what, **removed._asdict()})
+        return
+    _done("removed: ", f"{count(removed.objects)} objects, {size(removed.bytes)}")
+    for line in removed.unreleased:
+        said = f"a hold may be left on {line}\n  next: `cairn verify` there tells what to delete"
+        stdout_console().print(Text(said, "yellow"), soft_wrap=True)
+
+
+def _print_plan(plan: RollbackPlan) -> None:
+    console = stdout_console()
+    first_ms, last_ms = plan.span_ms
+    span = f"{when(first_ms)} to {when(last_ms)}, the last {age(passed_s(last_ms))} ago"
+    lines = [
+        Text(f"rolling back {plan.url} from epoch {plan.newest} to {plan.epoch}", "bold"),
+        Text(f"  undone    {_epochs([epoch.epoch for epoch in plan.undone])}"),
+        Text(f"            {count(plan.rows)} rows in, committed {span}"),
+    ]
+    if not plan.undone:
+        lines[1:] = [Text("  undone    nothing")]
+    if plan.regained:
+        lines.append(Text(f"  regained  {_epochs(plan.regained)}"))
+    for uid, epochs in plan.output.items():
+        said = f"{_epochs(list(epochs))}, {count(sum(epochs.values()))} committables"
+        lines.append(Text(f"  published {uid}: {said}; this output stays", "yellow"))
+    if not plan.output:
+        lines.append(Text("  published nothing by the epochs undone"))
+    for index, offset in enumerate(plan.offsets):
+        name = plan.sources[index] if index < len(plan.sources) else str(index)
+        lines.append(Text(f"  replayed  source {name} from {offset}"))
+    lines.append(Text("  a job that runs on this checkpoint is stopped by it", "yellow"))
+    console.print(*lines, sep="\n", soft_wrap=True)
+
+
+def _epochs(numbers: list[int]) -> str:
+    """Newest first."""
+    word = "epoch" if len(numbers) == 1 else f"{count(len(numbers))} epochs:"
+    shown = ", ".join(map(str, numbers[:EPOCHS_SHOWN_MAX]))
+    more = f", … {numbers[-1]}" if len(numbers) > EPOCHS_SHOWN_MAX else ""
+    return f"{word} {shown}{more}"
+
+
+def _plan_facts(plan: RollbackPlan) -> Facts:
+    facts: Facts = msgspec.to_builtins(plan._asdict())
+    facts["undone"] = [undone._asdict() for undone in plan.undone]
+    first_ms, last_ms = plan.span_ms
+    return {
+        **facts,
+        "rows": plan.rows,
+        "first_ms": first_ms,
+        "last_ms": last_ms,
+        "output": {
+            uid: [{"epoch": epoch, "committables": n} for epoch, n in epochs.items()]
+            for uid, epochs in plan.output.items()
+        },
+    }
+
+
+def _print_removal(store: Store, what: str, *, force: bool) -> None:
+    found = store.list()
+    newest_s = passed_s(round(max((o.modified_s for o in found), default=0.0) * 1000))
+    said = f"{count(len(found))} objects, {size(sum(o.size for o in found))}"
+    console = stdout_console()
+    console.print(Text(f"removing the {what} at {store.url}", "bold"), soft_wrap=True)
+    console.print(f"  {said}, last written {duration(newest_s)} ago")
+    if what == "checkpoint":
+        console.print(Text("  a job that runs on it is stopped", "yellow"))
+    if force:
+        console.print(Text("  branches of it, if there are any, lose their state", "yellow"))
+
+
+def _confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "this asks before it does anything, and there is no terminal to answer from\n"
+            "  nothing was done\n"
+            "  next: pass --yes"
+        )
+    typer.confirm(question, abort=True, err=as_json)
+
+
+def _done(title: str, said: str) -> None:
+    text = Text.assemble((title, "bold green"), said)
+    stdout_console().print(text, soft_wrap=True)

@@ -1,0 +1,180 @@
+"""What `show` prints: an epoch, its operators, their files, and where the time went.
+
+Always true here:
+- it fits into 80 columns; what is cut short is whole in `--json`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cairn.cli.tables import head, passed_s, stdout_console, table, when
+from cairn.view import PART_STYLES, count, duration, millis, size, split_ms
+
+Facts = dict[str, Any]
+
+FILES_SHOWN_MAX = 40
+LINEAGE_SHOWN_MAX = 8
+_STATE_FILE = re.compile(r"state/0*(\d+)/([0-9a-f]{8})[0-9a-f]*(.*)")
+
+
+def print_epoch(facts: Facts) -> None:
+    console = stdout_console()
+    console.print(head(facts))
+    console.print(Text(f"epoch {facts['epoch']}", "bold"))
+    console.print(_indented(_about(facts)))
+    for uid, operator in facts["operators"].items():
+        console.print(_operator(uid, operator))
+    if facts["subtasks"]:
+        console.print(Text("\ntimes in ms", "dim"))
+        console.print(_indented(_subtasks(facts["subtasks"])))
+
+
+def _about(facts: Facts) -> Table:
+    about = Table.grid(padding=(0, 2))
+    about.add_column(style="dim", no_wrap=True)
+    about.add_column()
+    parent = "none" if facts["parent"] is None else facts["parent"]
+    about.add_row("parent", f"{parent}, term {facts['term']}")
+    about.add_row("lineage", _lineage(facts))
+    committed_ms = facts["wall_ms"]
+    about.add_row("committed", f"{when(committed_ms)}, {duration(passed_s(committed_ms))} ago")
+    about.add_row("now", when(facts["now_ms"]))
+    for name, watermark_ms in facts["watermarks"].items():
+        about.add_row(
+            "watermark", f"{name}: {'none yet' if watermark_ms is None else when(watermark_ms)}"
+        )
+    about.add_row("spark", f"batch {facts['spark']['batch_id']} of {facts['spark']['folder']}")
+    for source in facts["sources"]:
+        offset = source["offset"]
+        text = offset if isinstance(offset, str) else json.dumps(offset)
+        about.add_row(f"source {source['name']}", Text(text, overflow="fold"))
+    about.add_row("rows", f"{count(facts['rows_in'])} in, {count(facts['rows_out'])} out")
+    about.add_row("time", _times(facts))
+    alignment = facts["timings"].get("alignment_ms", {})
+    if alignment:
+        spread = ", ".join(f"level {level} {ms} ms" for level, ms in alignment.items())
+        about.add_row("alignment", spread)
+    about.add_row("attempts", f"{facts['attempts']}, {facts['restored']} slots restored")
+    for uid, number in facts["committables"].items():
+        about.add_row("sink", f"{uid}: {number} committables")
+    return about
+
+
+def _lineage(facts: Facts) -> Text:
+    if facts["retired"]:
+        text = Text("retired; its files may be gone", "magenta")
+    elif not facts["on_lineage"]:
+        text = Text("rolled back", "magenta")
+    else:
+        text = Text("newest" if facts["newest"] == facts["epoch"] else "current")
+    if facts["restored_by"] is not None:
+        text.append(f", restored by record {facts['restored_by']}", "magenta")
+    numbers = facts["lineage"]
+    if numbers:
+        shown = " ← ".join(map(str, [facts["epoch"], *numbers[:LINEAGE_SHOWN_MAX]]))
+        more = len(numbers) - LINEAGE_SHOWN_MAX
+        text.append(f": {shown}" + (f" and {more} more" if more > 0 else ""), "dim")
+    return text
+
+
+def _operator(uid: str, facts: Facts) -> Group:
+    keys = ", ".join(f"{name} {kind}" for name, kind in facts["key_types"].items())
+    title = Text.assemble(
+        "\n", ("operator ", "dim"), (uid, "bold"),
+        (f"  keyed by {keys}, parallelism {facts['parallelism']}, ", "dim"),
+        (f"function {facts['function_version'][:12]}", "dim"),
+    )  # fmt: skip
+    states = Table.grid(padding=(0, 2))
+    for name, decl in facts["states"].items():
+        kind = decl["type"]
+        if decl["entry_type"] is not None:
+            kind = f"{decl['entry_type']} → {kind}"
+        states.add_row(name, Text(decl["kind"], "dim"), kind)
+    ranges = table("subtask", "key groups", "keys", "state", "bases", "deltas", "in files")
+    for part in facts["ranges"]:
+        ranges.add_row(
+            str(part["subtask"]),
+            _groups(part),
+            count(part["state_keys"]),
+            size(part["state_bytes"]),
+            str(part["bases"]),
+            str(part["deltas"]),
+            size(part["file_bytes"]),
+        )
+    return Group(title, _indented(states), _indented(ranges), *_files(facts["ranges"]))
+
+
+def _files(ranges: list[Facts]) -> list[Padding | Text]:
+    """The files of each range, oldest first; those of other checkpoints are marked."""
+    files = [(part, file) for part in ranges for file in part["files"]]
+    if not files:
+        return []
+    stores = sorted({file["store"] for _, file in files if file["store"]})
+    listed = table("subtask", "file", "tier", "bytes", "rows", "epochs")
+    listed.add_column("where", no_wrap=True)
+    for part, file in files[:FILES_SHOWN_MAX]:
+        first, last = file["first_epoch"], file["last_epoch"]
+        mark = "" if file["store"] is None else "*" * (1 + stores.index(file["store"]))
+        listed.add_row(
+            str(part["subtask"]),
+            file["kind"] if file["format"] == "segment" else f"{file['kind']}, {file['format']}",
+            str(file["tier"]),
+            size(file["bytes"]),
+            count(file["rows"]),
+            str(first) if first == last else f"{first}–{last}",
+            _where(file) + mark,
+        )
+    notes = [f"{'*' * (1 + index)} in {store}" for index, store in enumerate(stores)]
+    if len(files) > FILES_SHOWN_MAX:
+        notes.append(f"and {len(files) - FILES_SHOWN_MAX} more files; --json lists them all")
+    return [_indented(listed), *(Text(f"  {note}", "dim") for note in notes)]
+
+
+def _where(file: Facts) -> str:
+    """Short: the writer's term, the first digits of the name, and where in a pack."""
+    match = _STATE_FILE.fullmatch(file["path"])
+    name = file["path"] if match is None else f"{match[1]}/{match[2]}{match[3]}"
+    if file["offset"]:
+        name += f"+{file['offset']}"
+    return name if not file["objects"] else f"{name} and {len(file['objects'])} objects"
+
+
+def _subtasks(measured: list[Facts]) -> Table:
+    rows = table("level", "subtask", "begin", "process", "snapshot", "base", "restored", "executor")
+    for one in sorted(measured, key=lambda m: (m.get("level", 0), m.get("subtask", 0))):
+        rows.add_row(
+            str(one.get("level", "")),
+            str(one.get("subtask", "")),
+            *(_ms(one.get(name)) for name in ("begin_ms", "process_ms", "snapshot_ms", "base_ms")),
+            "yes" if one.get("restored") else "",
+            str(one.get("executor", "")),
+        )
+    return rows
+
+
+def _ms(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:,.1f}"
+
+
+def _groups(part: Facts) -> str:
+    return f"{part['first_group']}–{part['first_group'] + part['group_count'] - 1}"
+
+
+def _indented(inner: Table) -> Padding:
+    return Padding(inner, (0, 0, 0, 2), expand=False)
+
+
+def _times(facts: Facts) -> Text:
+    text = Text(millis(facts["epoch_ms"]))
+    for name, ms in split_ms(facts).items():
+        if ms >= 0.05:
+            text.append("  ").append(name, PART_STYLES[name]).append(f" {ms:.1f}")
+    return text

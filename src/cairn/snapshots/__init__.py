@@ -1,0 +1,1 @@
+"""Snapshots people can steer: savepoints, rollbacks, branches, reading and comparing epochs."""

@@ -1,0 +1,248 @@
+"""Branch a job: a second job starts from an epoch of the first, in a checkpoint of its own.
+
+Nothing is copied but Spark's offsets. The branch's first epoch names the parent's files where they
+lie, and a hold in the parent keeps them: `holds/branch-<job id>.json`. What the branch still needs
+of them shrinks as it writes bases of its own; its collector shrinks the hold.
+
+    hold in the parent -> is the epoch still kept? -> job.json -> Spark's folder -> first epoch
+
+Always true here:
+- the parent is not disturbed: nothing but the hold is written there;
+- the branch exists from its first epoch on; before that no job starts in its folder;
+- a failure half way leaves at most a hold, which `cairn verify` calls stale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.errors import CairnError, CommitUnknownError, RestoreError
+from cairn.ids import new_id
+from cairn.storage import (
+    Epoch,
+    FileRef,
+    JobInfo,
+    Log,
+    OperatorEntry,
+    Origin,
+    Store,
+    new_nonce,
+    open_store,
+    read_job,
+)
+from cairn.storage.holds import Hold, branch_hold_path, write_hold
+from cairn.storage.log import FIRST_NUMBER, JOB_PATH
+from cairn.storage.manifest import encode_record
+from cairn.storage.removal import delete_checkpoint
+from cairn.storage.retention import files_of
+from cairn.storage.spark_log import lay_out, spark_folder
+from cairn.storage.store import other_store
+
+
+class BranchInfo(NamedTuple):
+    url: str
+    job_id: str
+    epoch: int
+    """Its first epoch, in its own log."""
+    parent_url: str
+    parent_epoch: int
+    objects: int
+    """Shared with the parent, or with the checkpoints the parent shares them with."""
+    bytes: int
+
+
+def branch(
+    store: Store,
+    epoch: int | None,
+    dest_url: str,
+    *,
+    spark_store: Store | None = None,
+    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> BranchInfo:
+    """A new checkpoint at `dest_url` that begins with an epoch of `store`; default: the newest.
+
+    `spark_store` is where Spark's folders lie, when that is not the checkpoint itself.
+    """
+    job = _job(store)
+    parent = _epoch(store, epoch)
+    dest = _empty(store, dest_url)
+    child = JobInfo(
+        name=job.name,
+        job_id=new_id(),
+        max_parallelism=job.max_parallelism,
+        created_ms=clock_ms(),
+        origin=Origin(kind="branch", id=job.job_id, url=store.url, epoch=parent.number),
+    )
+    shared = _shared(store, files_of(parent))
+    held: list[Store] = []
+    try:
+        for url, paths in shared.items():
+            held.append(store if url == store.url else other_store(url))
+            hold = Hold(paths=sorted(paths), url=dest.url)
+            write_hold(held[-1], branch_hold_path(child.job_id), hold)
+        # Only now is it certain: a collector that retires the epoch after this sees the hold.
+        _check_kept(Log(store), parent.number)
+        number = _make(dest, child, parent, store, spark_store or store, clock_ms())
+    except CommitUnknownError as error:
+        # The first epoch may be there: then the branch is whole and needs its holds.
+        error.add_note(f"next: `cairn verify {dest.url}` tells whether the branch is whole")
+        raise
+    except BaseException:
+        _clean_up(dest, held, child)
+        raise
+    return BranchInfo(
+        url=dest.url,
+        job_id=child.job_id,
+        epoch=number,
+        parent_url=store.url,
+        parent_epoch=parent.number,
+        objects=sum(map(len, shared.values())),
+        bytes=sum({(f.store, f.path, f.offset): f.size for f in files_of(parent)}.values()),
+    )
+
+
+def _make(
+    dest: Store, child: JobInfo, parent: Epoch, store: Store, spark_store: Store, wall_ms: int
+) -> int:
+    if not dest.put_if_absent(JOB_PATH, encode_record(child)):
+        raise _not_empty(dest, JOB_PATH)
+    folder = spark_folder(FIRST_NUMBER)
+    lay_out(parent, folder, source=spark_store, target=dest)
+    operators = {uid: _adopted(entry, store.url) for uid, entry in parent.operators.items()}
+    # An epoch without a takeover before it: nobody leads this job yet.
+    first = Log(dest).append(
+        lambda number: Epoch(
+            number=number,
+            parent=None,
+            term=number,
+            nonce=new_nonce(),
+            wall_ms=wall_ms,
+            now_ms=parent.now_ms,
+            watermarks=parent.watermarks,
+            spark=msgspec.structs.replace(parent.spark, folder=folder),
+            operators=operators,
+            metrics=_metrics(operators),
+        )
+    )
+    return first.number
+
+
+def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
+    """An operator's state as a branch lists it. Epoch numbers are the branch's own."""
+    ranges = [
+        msgspec.structs.replace(
+            part,
+            files=[
+                msgspec.structs.replace(
+                    file,
+                    store=file.store or parent_url,
+                    first_epoch=FIRST_NUMBER,
+                    last_epoch=FIRST_NUMBER,
+                )
+                for file in part.files
+            ],
+        )
+        for part in entry.ranges
+    ]
+    return msgspec.structs.replace(entry, ranges=ranges)
+
+
+def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:
+    nothing = {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "delta_bytes": 0}
+    return {
+        "operators": {
+            uid: {**nothing, "state_keys": sum(part.state_keys for part in entry.ranges)}
+            for uid, entry in operators.items()
+        },
+        "restored": 0,
+    }
+
+
+def _shared(store: Store, files: Iterable[FileRef]) -> dict[str, set[str]]:
+    """The objects behind these files, by the url of the checkpoint they lie in."""
+    shared: dict[str, set[str]] = {}
+    for file in files:
+        shared.setdefault(file.store or store.url, set()).update((file.path, *file.objects))
+    return shared
+
+
+def _job(store: Store) -> JobInfo:
+    job = read_job(store)
+    if job is None:
+        raise RestoreError(
+            f"there is nothing to branch at {store.url}\n"
+            f"  expected: {JOB_PATH}\n"
+            "  next: give the checkpoint of a job",
+            url=store.url,
+        )
+    return job
+
+
+def _epoch(store: Store, number: int | None) -> Epoch:
+    log = Log(store)
+    epoch = log.newest_epoch() if number is None else None
+    if number is not None:
+        _check_kept(log, number)
+        epoch = log.epoch(number)
+    if epoch is None:
+        raise RestoreError(
+            f"no epoch is committed yet, so there is nothing to branch\n"
+            f"  checkpoint: {store.url}\n"
+            "  next: start the new job on an empty checkpoint",
+            url=store.url,
+        )
+    return epoch
+
+
+def _check_kept(log: Log, number: int) -> None:
+    retired_below = log.retired_below()
+    if number < retired_below:
+        raise RestoreError(
+            f"epoch {number} is retired; its files may be gone\n"
+            f"  the oldest record kept is {retired_below}\n"
+            f"  checkpoint: {log.store.url}\n"
+            "  next: branch a newer epoch; `cairn ls` shows them",
+            epoch=number,
+        )
+
+
+def _empty(store: Store, dest_url: str) -> Store:
+    dest = open_store(dest_url)
+    inner, outer = sorted((f"{dest.url}/", f"{store.url}/"), key=len, reverse=True)
+    if inner.startswith(outer):
+        raise RestoreError(
+            f"a branch cannot lie inside the checkpoint it is made of, nor around it\n"
+            f"  checkpoint: {store.url}\n"
+            f"  branch: {dest.url}\n"
+            "  next: give it a folder of its own",
+            url=dest.url,
+        )
+    found = dest.list()
+    if found:
+        raise _not_empty(dest, found[0].path)
+    return dest
+
+
+def _not_empty(dest: Store, path: str) -> CairnError:
+    return RestoreError(
+        f"a branch needs an empty folder\n"
+        f"  found: {dest.url}/{path}\n"
+        "  next: give another folder, or remove what is there (`cairn rm` for a checkpoint)",
+        url=dest.url,
+    )
+
+
+def _clean_up(dest: Store, held: list[Store], child: JobInfo) -> None:
+    """As far as it goes; what is left is harmless, see above."""
+    try:
+        found = read_job(dest)
+        if found is not None and found.job_id == child.job_id:
+            delete_checkpoint(dest, force=True)
+        for store in held:
+            store.delete([branch_hold_path(child.job_id)])
+    except Exception:
+        pass

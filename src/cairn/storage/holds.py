@@ -1,0 +1,126 @@
+"""Holds: what others need kept of a checkpoint, said by a file in its `holds/` folder.
+
+A hold names epochs, which then stay in the log, or objects, which then stay though no
+record names them any more. A branch holds the objects it shares with the checkpoint it was
+made from: `holds/branch-<job id of the branch>.json`.
+
+Whoever writes a hold looks afterwards whether what it holds has been retired meanwhile. The
+collector reads holds after it has retired something, and before it removes anything. So
+one of the two always sees the other.
+
+Always true here:
+- holds are read as they were at one moment, even when one is written while another is read;
+- a hold that cannot be read is an error, never an empty hold;
+- a branch's hold only ever shrinks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cairn.errors import CorruptFileError
+from cairn.storage.store import NotFoundError, Store, StoredObject
+
+HOLDS_FOLDER: Final = "holds"
+_BRANCH: Final = re.compile(rf"{HOLDS_FOLDER}/branch-(\w+)\.json")
+_READ_ATTEMPTS_MAX: Final = 10
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file in `holds/` says. The rest tells people who still needs it."""
+
+    epochs: list[int] = []
+    paths: list[str] = []
+    url: str = ""
+    """Of the branch."""
+    by: str = ""
+    """The process that holds an epoch while it reads it: "pid 17 on host"."""
+
+
+class Holds(NamedTuple):
+    """Everything that is held."""
+
+    epochs: frozenset[int]
+    paths: frozenset[str]
+
+
+class Found(NamedTuple):
+    """All holds, by path, and the listing they were read from."""
+
+    listing: list[StoredObject]
+    holds: dict[str, Hold]
+
+    @property
+    def all(self) -> Holds:
+        return Holds(
+            frozenset(number for hold in self.holds.values() for number in hold.epochs),
+            frozenset(path for hold in self.holds.values() for path in hold.paths),
+        )
+
+
+def branch_hold_path(job_id: str) -> str:
+    return f"{HOLDS_FOLDER}/branch-{job_id}.json"
+
+
+def branch_of_hold(path: str) -> str | None:
+    """The job id of the branch that a hold belongs to; None when it is no branch's."""
+    match = _BRANCH.fullmatch(path)
+    return match[1] if match else None
+
+
+def read_holds(store: Store) -> Holds:
+    """Everything that `holds/` asks to keep."""
+    return find_holds(store).all
+
+
+def find_holds(store: Store) -> Found:
+    """All holds. CorruptFileError when one of them cannot be read."""
+    listing = store.list(HOLDS_FOLDER)
+    for _ in range(_READ_ATTEMPTS_MAX):
+        holds = {}
+        for found in listing:
+            try:
+                holds[found.path] = decode_hold(store.get(found.path), store, found.path)
+            except NotFoundError:
+                continue  # Released since it was listed.
+        # A branch of a branch writes its hold here before that branch gives up its own. Whoever
+        # lists before the one and reads after the other would see neither.
+        again = store.list(HOLDS_FOLDER) if listing else listing
+        if again == listing:
+            break
+        listing = again
+    return Found(listing, holds)
+
+
+def decode_hold(data: bytes, store: Store, path: str) -> Hold:
+    try:
+        return msgspec.json.decode(data, type=Hold)
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(
+            f"a hold cannot be read: {error}\n"
+            f"  file: {store.url}/{path}\n"
+            "  next: nothing is collected until it is repaired or removed",
+            file=path,
+        ) from error
+
+
+def write_hold(store: Store, path: str, hold: Hold) -> None:
+    store.put(path, msgspec.json.encode(hold))
+
+
+def shrink_branch_hold(store: Store, job_id: str, needed: Collection[str]) -> None:
+    """Hold no more for a branch than the objects it still needs; nothing when there are none."""
+    path = branch_hold_path(job_id)
+    try:
+        hold = decode_hold(store.get(path), store, path)
+    except NotFoundError:
+        return
+    paths = [held for held in hold.paths if held in needed]
+    if not paths:
+        store.delete([path])
+    elif len(paths) < len(hold.paths):
+        write_hold(store, path, msgspec.structs.replace(hold, paths=paths))

@@ -1,0 +1,96 @@
+"""`memory:` checkpoints: folders in memory that go when their process goes.
+
+For tests and first tries, on one machine. Slots are processes of their own, so this cannot be
+memory of ours: it is a private folder in /dev/shm, or in the temporary folder where there is
+none, and other processes open it by its file url.
+
+Always true here:
+- a folder is removed when the process that made it exits; when that was killed, the
+  next process that makes one removes it;
+- the folder of a living process is never removed by another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+import uuid
+from typing import Final
+
+import psutil
+
+SHARED_MEMORY: Final = "/dev/shm"
+_PREFIX: Final = "cairn-memory"
+_ROOT_NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(\d+)-\w+")
+_NAME: Final = re.compile(r"[\w.-]+")
+# What psutil computes a start time from may be adjusted by a second while a process runs.
+_START_TOLERANCE_S: Final = 5
+
+_lock = threading.Lock()
+_root: str | None = None
+
+
+def memory_folder(name: str = "") -> str:
+    """A new folder, or within this process always the same one for a name."""
+    global _root
+    if name and (not _NAME.fullmatch(name) or name.startswith(".")):
+        raise ValueError(
+            f"cannot open a store at 'memory:{name}'\n"
+            "  expected: memory: or memory:name, the name of letters, digits, '-', '_' and '.'"
+        )
+    with _lock:
+        if _root is None or not os.path.isdir(_root):
+            _remove_stale(_parent())
+            own = psutil.Process()
+            prefix = f"{_PREFIX}-{_pid_namespace()}-{own.pid}-{int(own.create_time())}-"
+            _root = tempfile.mkdtemp(prefix=prefix, dir=_parent())
+            atexit.register(_remove, _root, own.pid)
+        return os.path.join(_root, name or uuid.uuid4().hex)
+
+
+def _parent() -> str:
+    usable = os.path.isdir(SHARED_MEMORY) and os.access(SHARED_MEMORY, os.W_OK)
+    return SHARED_MEMORY if usable else tempfile.gettempdir()
+
+
+def _remove(root: str, owner: int) -> None:
+    # A forked child exits too, while its parent still works.
+    if os.getpid() == owner:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_stale(parent: str) -> None:
+    with os.scandir(parent) as entries:
+        for entry in entries:
+            match = _ROOT_NAME.fullmatch(entry.name)
+            if match is None:
+                continue
+            namespace, pid, started_s = map(int, match.groups())
+            # Process ids of another container mean nothing here.
+            if namespace != _pid_namespace() or _is_alive(pid, started_s):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _is_alive(pid: int, started_s: int) -> bool:
+    try:
+        found_s = psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+    return bool(abs(found_s - started_s) <= _START_TOLERANCE_S)
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,159 @@
+"""Remove a whole checkpoint or savepoint, so that half of one is never taken for a whole one.
+
+First a mark is written, `removing.json`. From then on nobody starts from what is left; only
+removal goes on. Then the running driver is fenced, then everything goes, the mark last.
+Without the mark no order would do: a log cut at its end looks like an older one, a log cut
+to nothing beside Spark's folder makes a new job skip input.
+
+Always true here:
+- a checkpoint that a branch still needs is not touched, unless forced;
+- what is interrupted can be repeated;
+- in a checkpoint only what cairn and Spark have made is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cairn.errors import CairnError, RestoreError
+from cairn.storage.holds import (
+    HOLDS_FOLDER,
+    Hold,
+    branch_hold_path,
+    branch_of_hold,
+    find_holds,
+)
+from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job
+from cairn.storage.manifest import Epoch, JobInfo
+from cairn.storage.pack import STATE_FOLDER
+from cairn.storage.retention import files_of
+from cairn.storage.spark_log import SPARK_FOLDER
+from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
+
+SAVEPOINT_PATH: Final = "savepoint.json"
+UNFINISHED_SAVEPOINT_PATH: Final = "unfinished.json"
+
+
+class Removed(NamedTuple):
+    objects: int
+    bytes: int
+    unreleased: list[str]
+    """Checkpoints on which a hold of the removed one may be left, and why."""
+
+
+def is_savepoint(store: Store) -> bool:
+    """Whether this is a savepoint, finished or not."""
+    return store.exists(SAVEPOINT_PATH) or store.exists(UNFINISHED_SAVEPOINT_PATH)
+
+
+def is_being_removed(store: Store) -> bool:
+    return store.exists(REMOVAL_PATH)
+
+
+def branches_of(store: Store) -> dict[str, Hold]:
+    """The holds of branches on a checkpoint, by path."""
+    holds = find_holds(store).holds
+    return {path: hold for path, hold in holds.items() if branch_of_hold(path) is not None}
+
+
+def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
+    """Remove a checkpoint with all its epochs. RestoreError when branches still need it."""
+    if not force:
+        branches = branches_of(store)
+        if branches:
+            listed = "\n".join(
+                f"  branch: {hold.url or path}" for path, hold in sorted(branches.items())
+            )
+            raise RestoreError(
+                f"checkpoint {store.url} is needed by its branches\n{listed}\n"
+                "  next: remove the branches first; `cairn verify` tells which of them are gone",
+                url=store.url,
+                branches=[hold.url for hold in branches.values()],
+            )
+    store.put(REMOVAL_PATH, _mark())
+    job = _job(store)
+    _fence(store)
+    unreleased = _release_holds(store, job)
+    found = [o for o in store.list() if _is_ours(o.path)]
+    for folder in (STATE_FOLDER, SPARK_FOLDER, HOLDS_FOLDER):
+        store.delete_folder(folder)
+    # Oldest first: a driver that has not noticed yet finds the newest, and loses.
+    for path in sorted(o.path for o in found if o.path.startswith(f"{LOG_FOLDER}/")):
+        store.delete([path])
+    store.delete_folder(LOG_FOLDER)
+    store.delete([JOB_PATH])
+    store.delete([REMOVAL_PATH])
+    _remove_empty_folder(store)
+    return Removed(len(found), sum(o.size for o in found), unreleased)
+
+
+def delete_savepoint(store: Store) -> Removed:
+    """Remove a savepoint: everything in its folder."""
+    store.put(REMOVAL_PATH, _mark())
+    found = [o for o in store.list() if o.path != REMOVAL_PATH]
+    store.delete([SAVEPOINT_PATH])
+    store.delete([o.path for o in found])
+    for folder in sorted({o.path.partition("/")[0] for o in found if "/" in o.path}):
+        store.delete_folder(folder)
+    store.delete([REMOVAL_PATH])
+    _remove_empty_folder(store)
+    return Removed(len(found), sum(o.size for o in found), [])
+
+
+def _mark() -> bytes:
+    return msgspec.json.encode({"started_ms": time.time_ns() // 1_000_000, "pid": os.getpid()})
+
+
+def _is_ours(path: str) -> bool:
+    folders = (STATE_FOLDER, SPARK_FOLDER, HOLDS_FOLDER, LOG_FOLDER)
+    return path == JOB_PATH or path.partition("/")[0] in folders
+
+
+def _job(store: Store) -> JobInfo | None:
+    try:
+        return read_job(store)
+    except CairnError:
+        return None  # Damaged; that is no reason to keep it.
+
+
+def _fence(store: Store) -> None:
+    """Whoever still drives the job loses its next put, instead of writing into the void."""
+    log = Log(store)
+    if log.newest_number() is not None:
+        log.take_over(
+            host=os.uname().nodename, pid=os.getpid(), wall_ms=time.time_ns() // 1_000_000
+        )
+
+
+def _release_holds(store: Store, job: JobInfo | None) -> list[str]:
+    """Give up what a branch holds elsewhere. What cannot be reached is told, not raised."""
+    if job is None or job.origin is None or job.origin.kind != "branch":
+        return []
+    urls = {job.origin.url}
+    try:
+        for record in Log(store).records():
+            if isinstance(record, Epoch):
+                urls.update(file.store for file in files_of(record) if file.store)
+    except CairnError:
+        pass  # Half removed already; the parent itself is known from job.json.
+    unreleased = []
+    for url in sorted(urls):
+        try:
+            other_store(url).delete([branch_hold_path(job.job_id)])
+        except (RestoreError, NotFoundError):
+            continue  # It is gone, and the hold with it.
+        except Exception as error:
+            unreleased.append(f"{url}: {error}")
+    return unreleased
+
+
+def _remove_empty_folder(store: Store) -> None:
+    if isinstance(store, LocalStore):
+        try:
+            os.rmdir(store.root)
+        except OSError:
+            pass  # Somebody else keeps something in it.
