@@ -14,18 +14,24 @@ Always true here:
 
 from __future__ import annotations
 
-import json
-import re
 from enum import Enum
 from typing import NamedTuple
 
-from cairn.errors import RestoreError
 from cairn.storage.manifest import Epoch
+from cairn.storage.spark_log import COMPACT_INTERVAL, read_offsets, same_offsets, source_files
 from cairn.storage.store import NotFoundError, Store
 
-# Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
-COMPACT_INTERVAL = 10
-_NUMBERED = re.compile(r"(\d+)(\.compact)?")
+__all__ = [
+    "COMPACT_INTERVAL",
+    "Position",
+    "Stand",
+    "compare",
+    "lay_out",
+    "read_offsets",
+    "same_offsets",
+    "settle",
+    "spark_folder",
+]
 
 
 class Stand(Enum):
@@ -46,27 +52,6 @@ class Position(NamedTuple):
 
 def spark_folder(term: int) -> str:
     return f"spark/{term:012d}"
-
-
-def read_offsets(store: Store, folder: str, batch_id: int) -> str:
-    """The raw text of Spark's offset file of a batch."""
-    return store.get(f"{folder}/offsets/{batch_id}").decode()
-
-
-def same_offsets(left: str, right: str) -> bool:
-    """Whether two offset files name the same input. The line of settings and clock is not input."""
-    return _source_lines(left) == _source_lines(right)
-
-
-def _source_lines(text: str) -> list[str]:
-    return [_canonical(line) for line in text.strip().split("\n")[2:]]
-
-
-def _canonical(line: str) -> str:
-    try:
-        return json.dumps(json.loads(line), sort_keys=True)
-    except ValueError:
-        return line.strip()
 
 
 def compare(store: Store, newest: Epoch | None) -> Stand:
@@ -101,7 +86,8 @@ def settle(store: Store, newest: Epoch | None, term: int) -> Position:
 def lay_out(store: Store, epoch: Epoch, folder: str) -> None:
     """A folder from which Spark resumes right after an epoch."""
     old, batch_id = epoch.spark.folder, epoch.spark.batch_id
-    _copy_sources(store, epoch, folder)
+    for name, data in source_files(store, epoch).items():
+        store.put(f"{folder}/sources/{name}", data)
     try:
         store.put(f"{folder}/metadata", store.get(f"{old}/metadata"))
     except NotFoundError:
@@ -111,68 +97,6 @@ def lay_out(store: Store, epoch: Epoch, folder: str) -> None:
     for number in {max(0, batch_id - 1), batch_id}:
         store.put(f"{folder}/offsets/{number}", offsets)
     store.put(f"{folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
-
-
-def _copy_sources(store: Store, epoch: Epoch, folder: str) -> None:
-    """What sources keep beside their offsets: for files, the list of those already seen."""
-    old = f"{epoch.spark.folder}/sources/"
-    lines = epoch.spark.offsets.strip().split("\n")[2:]
-    cuts = {index: _log_offset(line) for index, line in enumerate(lines)}
-    logs: dict[int, dict[str, bytes]] = {}
-    for found in store.list(old):
-        name = found.path[len(old) :]
-        source, _, entry = name.partition("/")
-        data = store.get(found.path)
-        if source.isdigit() and cuts.get(int(source)) is not None and _NUMBERED.fullmatch(entry):
-            logs.setdefault(int(source), {})[entry] = data
-        else:
-            store.put(f"{folder}/sources/{name}", data)
-    for index, last in cuts.items():
-        if last is None or last < 0:
-            continue
-        cut = _cut_file_log(logs.get(index, {}), last)
-        if cut is None:
-            raise RestoreError(
-                f"Spark's list of files already read by source {index} is gone\n"
-                f"  expected: {store.url}/{old}{index}/{last}\n"
-                "  going on without it would read every file again\n"
-                "  next: restore that folder from a backup",
-                file=f"{old}{index}/{last}",
-            )
-        for entry, data in cut.items():
-            store.put(f"{folder}/sources/{index}/{entry}", data)
-
-
-def _cut_file_log(log: dict[str, bytes], last: int) -> dict[str, bytes] | None:
-    """The file source's log as it was after entry `last`; None if it cannot be told.
-
-    Entries are files `n`, and every tenth is `n.compact`, which holds all before it.
-    """
-    start = (last + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1
-    needed = [str(number) for number in range(start + 1, last + 1)]
-    if start >= 0:
-        needed.insert(0, f"{start}.compact")
-    if all(name in log for name in needed):
-        return {name: log[name] for name in needed}
-    # Spark has cleaned them up since: a later compact file still lists what they held.
-    later = [name for name in log if name.endswith(".compact") and int(name[:-8]) >= last]
-    if not later:
-        return None
-    head, *entries = log[min(later, key=lambda name: int(name[:-8]))].decode().split("\n")
-    kept = [line for line in entries if line and json.loads(line).get("batchId", 0) <= last]
-    cut = {name: head.encode() for name in needed}
-    cut[needed[0]] = "\n".join([head, *kept]).encode()
-    return cut
-
-
-def _log_offset(line: str) -> int | None:
-    """The file source's offset; None for other sources."""
-    try:
-        parsed = json.loads(line)
-    except ValueError:
-        return None
-    value = parsed.get("logOffset") if isinstance(parsed, dict) else None
-    return value if isinstance(value, int) else None
 
 
 def _numbers(store: Store, folder: str) -> set[int]:

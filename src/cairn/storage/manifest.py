@@ -255,20 +255,20 @@ def encode_epoch(epoch: Epoch, parent: Epoch | None) -> bytes:
     }
     fields = {name: getattr(epoch, name) for name in epoch.__struct_fields__}
     fields["operators"] = operators
-    return _seal(StoredEpoch(base=base.number if base else None, **fields))
+    return seal(StoredEpoch(base=base.number if base else None, **fields))
 
 
 def encode_record(record: Takeover | Restore | JobInfo) -> bytes:
-    return _seal(record)
+    return seal(record)
 
 
 def decode_record(data: bytes, name: str) -> StoredRecord:
     """A record as stored. An epoch still needs `resolve`."""
-    return _unseal(data, name, _decode_record)
+    return unseal(data, name, _decode_record)
 
 
 def decode_job(data: bytes, name: str) -> JobInfo:
-    return _unseal(data, name, _decode_job)
+    return unseal(data, name, _decode_job)
 
 
 def resolve(stored: StoredEpoch, base: Epoch | None, name: str = "") -> Epoch:
@@ -383,7 +383,8 @@ def _checksum(format: str, needs: str, record: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(f"{format}\n{needs}\n".encode() + record)
 
 
-def _seal(record: Any) -> bytes:
+def seal(record: Any) -> bytes:
+    """A record in its envelope, as it lies on disk."""
     body = _encoder.encode(record)
     return _encoder.encode(
         _Envelope(
@@ -395,15 +396,23 @@ def _seal(record: Any) -> bytes:
     )
 
 
-def _unseal(data: bytes, name: str, decode: Callable[[bytes], S]) -> S:
+def unseal(
+    data: bytes,
+    name: str,
+    decode: Callable[[bytes], S],
+    *,
+    damaged: Callable[[str, str], CorruptFileError] | None = None,
+) -> S:
+    """What `seal` was given. `damaged(name, what)` makes the error of a file that is no record."""
+    corrupt = damaged or _corrupt
     try:
         envelope = _decode_envelope(data)
         body = bytes(envelope.record)
         found = _checksum(envelope.format, envelope.needs, body)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise _corrupt(name, f"not a record: {error}") from error
+        raise corrupt(name, f"not a record: {error}") from error
     if found != envelope.checksum:
-        raise _corrupt(name, f"its checksum is {found}, the record says {envelope.checksum}")
+        raise corrupt(name, f"its checksum is {found}, the record says {envelope.checksum}")
     if int(envelope.format.split(".")[0]) > int(FORMAT.split(".")[0]):
         raise RestoreError(
             f"cannot read {name}\n"
@@ -416,7 +425,7 @@ def _unseal(data: bytes, name: str, decode: Callable[[bytes], S]) -> S:
     try:
         return decode(body)
     except msgspec.MsgspecError as error:
-        raise _corrupt(name, f"its content does not fit: {error}") from error
+        raise corrupt(name, f"its content does not fit: {error}") from error
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:
