@@ -22,6 +22,7 @@ SOURCE = Path(cairn.__file__).parent
 LAYERS = [
     {"storage"},
     {"backends"},
+    {"snapshots"},
     {"slot", "sinks"},
     {"plan", "coordinator", "session"},
     {"stream", "run", "job"},
