@@ -41,6 +41,14 @@ class NoCheckpointError(CairnError):
     """There is no checkpoint where the command was told to look."""
 
 
+def split_epoch(text: str) -> tuple[str, int | None]:
+    """CHECKPOINT[@EPOCH]; an @ without digits behind it to the end is part of the name."""
+    url, at, number = text.rpartition("@")
+    if at and url and number.isascii() and number.isdigit():
+        return url, int(number)
+    return text, None
+
+
 def open_checkpoint(url: str) -> Store:
     """The store of a checkpoint that exists."""
     parts = urlsplit(url)
