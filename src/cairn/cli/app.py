@@ -282,6 +282,56 @@ def demo(
             raise typer.Exit(FAILED)
 
 
+@app.command()
+def savepoint(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT[@EPOCH]", help="The checkpoint; default: its newest epoch."
+        ),
+    ],
+    dest: Annotated[str, typer.Argument(help="An empty folder, or an object store url.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write an epoch to a folder of its own, in Parquet, whether the job runs or not.
+
+    A job can be started from it, with any parallelism and in any other checkpoint.
+
+    [dim]cairn savepoint ckpt@42 savepoints/friday[/dim]
+    """
+    from cairn.cli.savepoint import print_saved, save
+    from cairn.cli.tables import print_json, progress_bar
+
+    with reported(debug=debug):
+        with progress_bar("saving key groups") as progress:
+            facts = save(source, dest, progress)
+        print_json(facts) if as_json else print_saved(facts)
+
+
+@app.command()
+def diff(
+    checkpoint: Checkpoint,
+    before: Annotated[int, typer.Argument(metavar="A", help="An epoch's number.")],
+    after: Annotated[int, typer.Argument(metavar="B", help="Another's, to compare with it.")],
+    operator: Annotated[str | None, typer.Option(help="Only this operator, by its uid.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only this state.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Examples of each sort, per state.")] = 10,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compare the state of two epochs: keys added, changed and removed.
+
+    [dim]cairn diff ckpt 41 42 --operator score[/dim]
+    """
+    from cairn.cli.diff import diff_facts, print_diff
+    from cairn.cli.tables import print_json
+
+    with reported(debug=debug):
+        facts = diff_facts(checkpoint, before, after, operator=operator, state=state, limit=limit)
+        print_json(facts) if as_json else print_diff(facts)
+
+
 def main(argv: list[str] | None = None) -> None:
     """The entry point `cairn`."""
     app(args=sys.argv[1:] if argv is None else argv, prog_name="cairn")

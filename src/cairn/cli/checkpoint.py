@@ -46,7 +46,7 @@ class NoCheckpointError(CairnError):
 
 def split_epoch(text: str) -> tuple[str, int | None]:
     """CHECKPOINT or CHECKPOINT@EPOCH: digits after the last '@' are an epoch."""
-    match = re.fullmatch(r"(.+)@(\d+)", text, re.DOTALL)
+    match = re.fullmatch(r"(.+)@([0-9]+)", text, re.DOTALL)
     return (match[1], int(match[2])) if match else (text, None)
 
 
