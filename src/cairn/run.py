@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 import msgspec
 
-from cairn.coordinator.epoch import Coordinator
+from cairn.coordinator.epoch import Coordinator, clock_ms
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
@@ -26,7 +26,8 @@ from cairn.session import check_session
 from cairn.sinks.base import SinkContext
 from cairn.slot.spec import OperatorSpec
 from cairn.snapshots.load import load_savepoint, open_job
-from cairn.snapshots.savepoint import Savepoint, SavepointInfo, open_savepoint, write_savepoint
+from cairn.snapshots.savepoint import Savepoint, SavepointInfo, open_savepoint
+from cairn.snapshots.saving import write_savepoint
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.removal import delete_checkpoint
@@ -204,6 +205,7 @@ class Run:
             number=coordinator.term + 1,
             parallelism=coordinator.parallelism,
             spark_folder=folder,
+            wall_ms=clock_ms(),
         )
         rewrite = self._check_resume(loaded)
         lay_out_from(loaded.spark, savepoint.source_files(), folder, target=self._spark_store)
@@ -435,7 +437,7 @@ class Run:
         return self._coordinator.parallelism
 
     def rescale(self, parallelism: int) -> None:
-        """From the next epoch on, run with this many subtasks. State moves, nothing is rewritten."""
+        """From the next epoch on, run with this many subtasks. No state is rewritten."""
         _check_parallelism(parallelism, self._graph.group_count)
         self._ask(lambda change: setattr(change, "parallelism", parallelism))
 
@@ -535,18 +537,18 @@ def _key_types(operator: OperatorSpec) -> dict[str, str]:
 def _summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     operators = epoch.metrics.get("operators", {})
     total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
-    rows_in = sum(op["rows_in"] for op in operators.values())
+    rows_in = _total(operators, "rows_in")
     return {
         "epoch": epoch.number,
         "parent": epoch.parent,
         "wall_ms": epoch.wall_ms,
         "rows_in": rows_in,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
-        "state_keys": sum(op["state_keys"] for op in operators.values()),
+        "state_keys": _total(operators, "state_keys"),
         "state_bytes": sum(
             part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
         ),
-        "delta_bytes": sum(op["delta_bytes"] for op in operators.values()),
+        "delta_bytes": _total(operators, "delta_bytes"),
         "epoch_ms": round(total_ms, 1),
         "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
         "restored": epoch.metrics.get("restored", 0),
@@ -555,3 +557,8 @@ def _summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "operators": operators,
         "timings": epoch.timings,
     }
+
+
+def _total(operators: dict[str, dict[str, int]], name: str) -> int:
+    # An epoch that came from a savepoint or a branch has run no rows.
+    return sum(operator.get(name, 0) for operator in operators.values())

@@ -14,22 +14,58 @@ from __future__ import annotations
 import os
 import tempfile
 
-from cairn.errors import CorruptFileError
+from cairn.errors import CorruptFileError, KeyGroupCountError, RestoreError
 from cairn.ids import new_id
 from cairn.plan.keygroups import groups_of
 from cairn.snapshots.savepoint import CheckedFiles, Progress, SavedOperator, Savepoint
 from cairn.storage.files import SegmentWriter
+from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
     FileRef,
+    JobInfo,
     OperatorEntry,
+    Origin,
     RangeState,
     SparkPosition,
     next_version,
 )
 from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
+
+
+def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | None) -> JobInfo:
+    """The job of a checkpoint, made now if it is empty; `savepoint` is what it is to start from.
+
+    A checkpoint that came from this savepoint goes on where it is, so that a program can be
+    started again as it was; any other that has epochs is refused.
+    """
+    if savepoint is None:
+        return create_or_open_job(store, name, group_count)
+    info = savepoint.info
+    if info.max_parallelism != group_count:
+        raise KeyGroupCountError(
+            f"cannot start job {name!r} from this savepoint\n"
+            f"  it has max_parallelism={info.max_parallelism}, the job declares {group_count}\n"
+            f"  savepoint: {savepoint.url}\n"
+            f"  next: declare max_parallelism={info.max_parallelism}",
+            expected=group_count,
+            found=info.max_parallelism,
+        )
+    origin = Origin(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
+    job = create_or_open_job(store, name, group_count, origin=origin)
+    came_from = None if job.origin is None else job.origin.id
+    newest = Log(store).newest_epoch()
+    if newest is not None and came_from != info.id:
+        raise RestoreError(
+            f"this checkpoint has epochs of its own; a savepoint needs an empty one\n"
+            f"  checkpoint: {store.url}, newest epoch {newest.number}\n"
+            f"  savepoint: {savepoint.url}\n"
+            "  next: pass another checkpoint, or leave savepoint= out to go on with this one",
+            epoch=newest.number,
+        )
+    return job
 
 
 def load_savepoint(
