@@ -12,7 +12,10 @@ Always true here:
 
 from __future__ import annotations
 
+import os
+import tempfile
 import traceback
+import uuid
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice, repeat
@@ -21,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.backends import BACKENDS
+from cairn.backends import make_backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.codec import codec
@@ -49,7 +52,9 @@ class Operator:
         self.version = EMPTY_VERSION
         self.pending: str | None = None
         """The version that the epoch just finished would have, once it is committed."""
-        self.backend = BACKENDS[backend]()
+        self.backend = make_backend(
+            backend, os.path.join(tempfile.gettempdir(), f"cairn-state-{uuid.uuid4().hex}")
+        )
         self.context = SlotContext()
         self.function: KeyedProcess[Any] | None = None
         self.function_version = ""

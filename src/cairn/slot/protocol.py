@@ -14,9 +14,11 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+
+from cairn.storage.pack import Stored as Stored
 
 
 class Token(NamedTuple):
@@ -52,21 +54,6 @@ class Begin(msgspec.Struct, frozen=True):
     compactions: dict[str, dict[int, Compaction]]
     """Per operator and subtask: what to write anew before the epoch's rows."""
     inline_bytes_max: int
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A file of state: in the store under `path`, or small enough to travel as `data`."""
-
-    id: str
-    length: int
-    rows: int
-    path: str | None = None
-    data: bytes | None = None
-    format: Literal["segment", "rocksdb"] = "segment"
-    objects: tuple[str, ...] = ()
-    objects_bytes: int = 0
-    uploaded_bytes: int = 0
-    """Of `length` and `objects_bytes`, what the store did not have yet."""
 
 
 class Compacted(msgspec.Struct, frozen=True):

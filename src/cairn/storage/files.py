@@ -14,12 +14,13 @@ Always true here:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ import xxhash
 
 from cairn.errors import CorruptFileError
 from cairn.storage.manifest import FileRef
-from cairn.storage.store import NotFoundError, Store
+from cairn.storage.store import NotFoundError, Store, open_store
 
 MAGIC: Final = b"CAIRNSG1"
 GROUP_COLUMN: Final = "group"
@@ -291,6 +292,15 @@ class SegmentReader:
             raise self._corrupt("index", str(error)) from error
         self._states = {state.name: state for state in self.index.states}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held open between reads; here for readers that do."""
+
     @property
     def states(self) -> list[str]:
         return list(self._states)
@@ -394,8 +404,19 @@ class SegmentReader:
         )
 
 
+def store_of(store: Store, ref: FileRef) -> Store:
+    """Where a file lies: in this checkpoint, or in the one it was branched from."""
+    return _other_store(ref.store) if ref.store else store
+
+
+@functools.lru_cache(maxsize=8)
+def _other_store(url: str) -> Store:
+    return open_store(url)
+
+
 def open_segment(store: Store, ref: FileRef) -> SegmentReader:
     """A reader for a segment of a manifest; it must be exactly the one the manifest names."""
+    store = store_of(store, ref)
     return SegmentReader(
         lambda offset, length: store.get_range(ref.path, ref.offset + offset, length),
         ref.length,
