@@ -11,6 +11,7 @@ Always true here:
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,11 +43,9 @@ class NoCheckpointError(CairnError):
 
 
 def split_epoch(text: str) -> tuple[str, int | None]:
-    """CHECKPOINT[@EPOCH]; an @ without digits behind it to the end is part of the name."""
-    url, at, number = text.rpartition("@")
-    if at and url and number.isascii() and number.isdigit():
-        return url, int(number)
-    return text, None
+    """CHECKPOINT or CHECKPOINT@EPOCH: digits after the last '@' are an epoch."""
+    match = re.fullmatch(r"(.+)@(\d+)", text, re.DOTALL)
+    return (match[1], int(match[2])) if match else (text, None)
 
 
 def open_checkpoint(url: str) -> Store:
