@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cairn.codec import codec
-from cairn.coordinator.rewind import lay_out, spark_folder
 from cairn.plan.keygroups import key_group
 from cairn.snapshots import (
     EpochReader,
@@ -83,6 +82,7 @@ def start_from(savepoint: Savepoint, parallelism: int) -> Store:
     create_or_open_job(store, savepoint.info.job, savepoint.info.max_parallelism)
     log = Log(store)
     term = log.take_over(host="", pid=0, wall_ms=0).term
+    folder = f"spark/{term:012d}"
     epoch = log.append(
         lambda number: load_savepoint(
             savepoint,
@@ -90,11 +90,13 @@ def start_from(savepoint: Savepoint, parallelism: int) -> Store:
             number=number,
             term=term,
             parallelism=parallelism,
-            spark_folder=spark_folder(term),
+            spark_folder=folder,
             wall_ms=0,
         )
     )
-    lay_out(store, epoch, spark_folder(term))
+    batch_id = epoch.spark.batch_id
+    store.put(f"{folder}/offsets/{batch_id}", epoch.spark.offsets.encode())
+    store.put(f"{folder}/commits/{batch_id}", b"v1\n{}")
     return store
 
 
