@@ -12,7 +12,6 @@ from cairn.errors import PlanError
 from cairn.functions import KeyedProcess
 from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
 from cairn.slot.spec import (
-    DEFAULT_MEMORY_BYTES,
     JobSpec,
     LevelSpec,
     OperatorSpec,

@@ -14,7 +14,6 @@ Always true here:
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import struct

@@ -127,7 +127,7 @@ def test_a_base_is_written_while_another_thread_promotes(slot: Slot) -> None:
 def test_dropping_rows_cancels_the_base(slot: Slot) -> None:
     slot.fill(100)
     base = slot.backend.begin_base(slot.tables, slot.groups)
-    slot.tables["value"].reset()
+    slot.tables["value"].forget(slot.tables["value"].groups)
     with pytest.raises(BaseCancelledError):
         base.write(slot.target(), no_pace)
     base.close()
