@@ -274,10 +274,9 @@ def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = 
 
 def _checkers() -> dict[str, Any]:
     """For files in other formats than segments."""
-    from cairn import backends
+    from cairn.backends.rocksdb_files import verify_rocksdb_base
 
-    check = getattr(backends, "verify_rocksdb_base", None)
-    return {} if check is None else {"rocksdb": check}
+    return {"rocksdb": verify_rocksdb_base}
 
 
 def _record_facts(record: Record, current: set[int], restored_by: dict[int, int]) -> Facts:
