@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import Backend, HeapBackend
+from cairn.backends.files import RowsReader, open_rows
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
 from cairn.snapshots.columns import StateColumns
