@@ -371,6 +371,11 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(RestoreError, match="unknown scheme 'ftp'"):
+        open_savepoint("ftp://somewhere/s")
+
+
 def test_an_empty_folder_is_no_savepoint(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match=r"found: no savepoint\.json"):
         open_savepoint(str(tmp_path))
