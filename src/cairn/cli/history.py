@@ -88,7 +88,7 @@ def _print_plan(plan: RollbackPlan) -> None:
     if plan.regained:
         lines.append(Text(f"  regained  {_epochs(plan.regained)}"))
     for uid, epochs in plan.output.items():
-        said = f"{_epochs(list(epochs))}, {count(sum(epochs.values()))} committables"
+        said = f"{count(sum(epochs.values()))} committables of {_epochs(list(epochs))}"
         lines.append(Text(f"  published {uid}: {said}; this output stays", "yellow"))
     if not plan.output:
         lines.append(Text("  published nothing by the epochs undone"))

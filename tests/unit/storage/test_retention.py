@@ -393,6 +393,7 @@ actions = st.lists(
         st.tuples(st.just("restart"), st.integers(1, 5)),
         st.tuples(st.just("orphan"), st.just(0)),
         st.tuples(st.just("hold"), st.integers(0, 60)),
+        st.tuples(st.just("branch"), st.integers(0, 60)),
         st.tuples(st.just("release"), st.just(0)),
     ),
     max_size=14,
@@ -433,11 +434,15 @@ def test_everything_a_kept_manifest_references_exists(script: list[tuple[str, in
         elif action == "hold":
             held = {"epochs": [kept[n % len(kept)]]}
             store.put("holds/h", json.dumps(held).encode())
+        elif action == "branch":
+            hold_objects(store, Log(store).epoch(kept[n % len(kept)]))
         else:
+            store.delete(["holds/branch-x.json"])
             store.delete(["holds/h"])
         report = verify(store)
         assert report.damage == []
         for number in read_holds(store).epochs:
             assert referenced_paths([Log(store).epoch(number)]) <= state_paths(store)
+        assert read_holds(store).paths <= state_paths(store)
     newest = Log(store).newest_epoch()
     assert newest is not None and newest.number in Log(store).numbers()
