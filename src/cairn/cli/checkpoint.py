@@ -46,7 +46,7 @@ class NoCheckpointError(CairnError):
 
 def split_epoch(text: str) -> tuple[str, int | None]:
     """CHECKPOINT or CHECKPOINT@EPOCH: digits after the last '@' are an epoch."""
-    match = re.fullmatch(r"(.+)@(\d+)", text, re.DOTALL)
+    match = re.fullmatch(r"(.+)@([0-9]+)", text, re.DOTALL)
     return (match[1], int(match[2])) if match else (text, None)
 
 
@@ -273,11 +273,12 @@ def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = 
 
 
 def _checkers() -> dict[str, Any]:
-    """For files in other formats than segments."""
-    from cairn import backends
-
-    check = getattr(backends, "verify_rocksdb_base", None)
-    return {} if check is None else {"rocksdb": check}
+    """For files in other formats than segments. Without one, a file's objects must be there."""
+    try:
+        from cairn.backends.rocksdb_files import verify_rocksdb_base
+    except ImportError:
+        return {}
+    return {"rocksdb": verify_rocksdb_base}
 
 
 def _record_facts(record: Record, current: set[int], restored_by: dict[int, int]) -> Facts:
