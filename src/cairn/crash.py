@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 POINTS: dict[str, str] = {
     "driver.takeover.written": "the takeover record is in the log, nothing else has been done",
+    "driver.savepoint.loaded": "a savepoint is the first epoch, no query has started",
     "driver.rewind.laid": "a new Spark folder is laid out, the query has not started",
     "driver.recovered": "the newest epoch's sinks are committed again, the query has not started",
     "driver.epoch.begun": "Spark has planned the epoch, no subtask has begun",
@@ -31,6 +32,10 @@ POINTS: dict[str, str] = {
     "driver.sinks.committed": "all sinks have published the epoch",
     "driver.collected": "garbage of older epochs is deleted",
     "driver.epoch.ended": "the epoch is done, Spark's own commit log does not know yet",
+    "driver.deployed": "another parallelism or function is planned, no epoch has run with it",
+    "slot.restored": "the slot has restored state from files, the epoch has not begun",
+    "slot.base.begun": "a base is being written in the background, nothing of it is stored",
+    "slot.base.written": "a base is stored, the driver has not heard of it",
     "slot.begun": "the slot has accepted the epoch and holds the parent's state",
     "slot.batch": "the slot has processed a batch of rows",
     "slot.delta.written": "the delta is stored, the acknowledgement is not sent",

@@ -45,6 +45,12 @@ class KeyedProcess(Generic[Row]):
     def on_timer(self, time_ms: int, ctx: Context) -> Any:
         """A timer of this key is due. Nothing registers timers yet."""
 
+    def on_epoch_committed(self, epoch: int) -> None:
+        """An epoch is committed and will not be undone: told at the beginning of the next one.
+
+        Told to every slot, in order; epochs may be left out when a slot was lost.
+        """
+
     def close(self) -> None:
         """Before the slot ends or the function is replaced."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_name, check_uid
@@ -57,25 +58,49 @@ class Job:
         checkpoint: str,
         parallelism: int | None = None,
         backend: str = "heap",
+        backend_memory_mb: int = 512,
         trigger: str = "1 second",
-        retained_epochs: int = 10,
+        savepoint: str | None = None,
+        reset_sources: Sequence[str] = (),
         allow_dropped_state: bool = False,
+        retained_epochs: int = 10,
+        retained_for: str | None = None,
+        on_stop: Literal["retain", "delete"] = "retain",
+        spark_checkpoint: str | None = None,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
         `trigger` is an interval between epochs, or "available-now" to process what is there
-        and end.
+        and end. `backend="rocksdb"` keeps state on local disk, with at most `backend_memory_mb`
+        of memory per slot and operator.
+
+        An empty checkpoint may start from a `savepoint`. Sources may be added and reordered;
+        `reset_sources` are read from their beginning. `allow_dropped_state` goes on without
+        operators, states and sources that the program no longer has.
+
+        An epoch is kept while it is among the last `retained_epochs`, or younger than
+        `retained_for` ("7 days"). `on_stop="delete"` removes the checkpoint when the run ends
+        without an error. `spark_checkpoint` is where Spark keeps its own log, if its file
+        systems do not reach the checkpoint.
         """
-        from cairn.run import Run
+        from cairn.run import Options, Run
 
         return Run(
             self.graph(),
-            checkpoint=str(checkpoint),
-            parallelism=parallelism,
-            backend=backend,
-            trigger=trigger,
-            retained_epochs=retained_epochs,
-            allow_dropped_state=allow_dropped_state,
+            Options(
+                checkpoint=str(checkpoint),
+                parallelism=parallelism,
+                backend=backend,
+                backend_memory_mb=backend_memory_mb,
+                trigger=trigger,
+                savepoint=None if savepoint is None else str(savepoint),
+                reset_sources=tuple(reset_sources),
+                allow_dropped_state=allow_dropped_state,
+                retained_epochs=retained_epochs,
+                retained_for=retained_for,
+                on_stop=on_stop,
+                spark_checkpoint=None if spark_checkpoint is None else str(spark_checkpoint),
+            ),
         )
 
     def _sources(self) -> list[SourceNode]:

@@ -4,28 +4,51 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.resume import check_resume
-from cairn.coordinator.rewind import lay_out, read_offsets, same_offsets, settle, spark_folder
+import cloudpickle
+import msgspec
+
+from cairn.coordinator.epoch import Coordinator, clock_ms
+from cairn.coordinator.resume import check_resume, check_sources
+from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
+from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
+from cairn.functions import KeyedProcess, declared_state
 from cairn.ids import new_id
-from cairn.plan.deploy import job_spec
+from cairn.plan.check import check_function
+from cairn.plan.deploy import job_spec, pickled_function
 from cairn.plan.graph import Graph
 from cairn.session import check_session
 from cairn.sinks.base import SinkContext
-from cairn.storage.log import Log, create_or_open_job
+from cairn.slot.spec import OperatorSpec
+from cairn.snapshots.load import load_savepoint, open_job
+from cairn.snapshots.savepoint import Savepoint, SavepointInfo, open_savepoint
+from cairn.snapshots.saving import write_savepoint
+from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.removal import delete_checkpoint
+from cairn.storage.spark_log import (
+    SPARK_FOLDER,
+    lay_out_for,
+    lay_out_from,
+    read_offsets,
+    same_offsets,
+    spark_folder,
+)
 from cairn.storage.store import open_store
 from cairn.types import type_ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Status = Literal["running", "finished", "stopped", "failed"]
+OnStop = Literal["retain", "delete"]
 
+BACKEND_MEMORY_MB_MIN = 16
 STOP_PATIENCE_S = 60.0
 
 
@@ -43,65 +66,96 @@ class _StoppingError(Exception):
         )
 
 
+@dataclass(frozen=True)
+class Options:
+    """What `job.start` was told; see there."""
+
+    checkpoint: str
+    parallelism: int | None = None
+    backend: str = "heap"
+    backend_memory_mb: int = 512
+    trigger: str = "1 second"
+    savepoint: str | None = None
+    reset_sources: tuple[str, ...] = ()
+    allow_dropped_state: bool = False
+    retained_epochs: int = 10
+    retained_for: str | None = None
+    on_stop: OnStop = "retain"
+    spark_checkpoint: str | None = None
+
+
+@dataclass
+class _Change:
+    """What the next epoch is to run with, asked for while this one runs."""
+
+    parallelism: int | None = None
+    functions: dict[str, bytes] = field(default_factory=dict)
+    allow_dropped_state: bool = False
+
+
 class Run:
     """A running job. Use it as a context manager: leaving the block stops the run."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        *,
-        checkpoint: str,
-        parallelism: int | None,
-        backend: str,
-        trigger: str,
-        retained_epochs: int,
-        allow_dropped_state: bool,
-    ) -> None:
-        from cairn.backends import BACKENDS
-        from cairn.coordinator.driver import SparkDriver, check_trigger
+    def __init__(self, graph: Graph, options: Options) -> None:
+        from cairn.coordinator.driver import SparkDriver
 
         spark = graph.sources[0].dataframe.sparkSession
-        check_session(spark)
-        if backend not in BACKENDS:
-            raise PlanError(f"no backend {backend!r}\n  found: {', '.join(BACKENDS)}")
-        parallelism = parallelism or min(spark.sparkContext.defaultParallelism, graph.group_count)
-        if not 1 <= parallelism <= graph.group_count:
-            raise PlanError(
-                f"parallelism must be between 1 and max_parallelism ({graph.group_count}), "
-                f"found {parallelism}"
-            )
-        check_trigger(spark, trigger)
-        if retained_epochs < 1:
-            raise PlanError(f"retained_epochs must be at least 1, found {retained_epochs}")
+        parallelism = _check_options(graph, options, spark)
         # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
-        spark.conf.set("spark.sql.streaming.minBatchesToRetain", max(100, 2 * retained_epochs))
+        retained = max(100, 2 * options.retained_epochs)
+        spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
         self.name = graph.name
-        self.parallelism = parallelism
         self._graph = graph
-        self._trigger = trigger
-        self._store = open_store(checkpoint)
-        job = create_or_open_job(self._store, graph.name, graph.group_count)
-        spec = job_spec(graph, job_id=job.job_id, checkpoint=self._store.url, backend=backend)
+        self._options = options
+        self._store = open_store(options.checkpoint)
+        self._spark_store = (
+            open_store(options.spark_checkpoint) if options.spark_checkpoint else self._store
+        )
+        savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
+        job = open_job(self._store, graph.name, graph.group_count, savepoint)
+        spec = job_spec(
+            graph,
+            job_id=job.job_id,
+            checkpoint=self._store.url,
+            backend=options.backend,
+            backend_memory_bytes=options.backend_memory_mb << 20,
+        )
         for sink in graph.sinks:
             sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, graph.input_schema(sink)))
-        self._coordinator = Coordinator(
+        coordinator = self._coordinator = Coordinator(
             spec,
             self._store,
             {sink.uid: sink.sink for sink in graph.sinks},
             parallelism=parallelism,
-            retained_epochs=retained_epochs,
+            retained_epochs=options.retained_epochs,
+            retained_s=None
+            if options.retained_for is None
+            else duration_ms(options.retained_for, "retained_for") / 1000,
             run_id=new_id(),
         )
-        self._check_resume(allow_dropped_state)
-        newest = self._coordinator.take_over()
-        self._position = settle(self._store, newest, self._coordinator.term)
+        # Before the takeover: a program that does not fit must not stop the one that runs.
+        newest = coordinator.log.newest_epoch()
+        rewrite = self._check_resume(newest) if newest is not None else frozenset()
+        newest = coordinator.take_over()
+        if newest is None and savepoint is not None:
+            rewrite = self._load_savepoint(savepoint)
+        coordinator.deploy(spec, rewrite=rewrite)
+        self._position = settle(
+            coordinator.newest,
+            coordinator.term,
+            store=self._spark_store,
+            sources=self._source_names(),
+            reset_sources=options.reset_sources,
+        )
         crash_point("driver.rewind.laid")
-        self._coordinator.recover()
+        coordinator.recover()
         self._driver = SparkDriver(
-            graph, spec, spark, parallelism=parallelism, run_id=self._coordinator.run_id
+            graph, spec, spark, parallelism=parallelism, run_id=coordinator.run_id
         )
         self.status: Status = "running"
         self.error: BaseException | None = None
+        self._change_lock = threading.Lock()
+        self._change: _Change | None = None
         self._epoch_lock = threading.Lock()
         self._stopping = False
         self._stop_called = threading.Event()
@@ -113,29 +167,54 @@ class Run:
         )
         self._supervisor.start()
 
-    def _check_resume(self, allow_dropped_state: bool) -> None:
-        """Before the takeover: a program that does not fit must not stop the one that runs."""
-        newest = self._coordinator.log.newest_epoch()
-        if newest is None:
-            return
-        operators = {
-            uid: (
-                {name: type_ddl(op.schema.field(name).type) for name in op.keys},
-                self._coordinator.states[uid],
-            )
-            for uid, op in self._coordinator.operators.items()
-        }
-        check_resume(
-            newest,
-            operators,
+    # Starting
+
+    def _source_names(self) -> list[str]:
+        return [source.name for source in self._graph.sources]
+
+    def _check_resume(self, epoch: Epoch) -> frozenset[str]:
+        """May this program go on from there? The operators whose state gets another form."""
+        coordinator = self._coordinator
+        check_sources(
+            epoch,
+            self._source_names(),
+            reset_sources=self._options.reset_sources,
             job_name=self.name,
             url=self._store.url,
-            allow_dropped_state=allow_dropped_state,
+            allow_dropped_state=self._options.allow_dropped_state,
+        )
+        return check_resume(
+            epoch,
+            {
+                uid: (_key_types(op), declared_state(op.load()))
+                for uid, op in coordinator.operators.items()
+            },
+            job_name=self.name,
+            url=self._store.url,
+            allow_dropped_state=self._options.allow_dropped_state,
         )
 
+    def _load_savepoint(self, savepoint: Savepoint) -> frozenset[str]:
+        """A savepoint becomes the first epoch of an empty checkpoint."""
+        coordinator = self._coordinator
+        folder = f"{spark_folder(coordinator.term)}-savepoint"
+        loaded = load_savepoint(
+            savepoint,
+            self._store,
+            term=coordinator.term,
+            number=coordinator.term + 1,
+            parallelism=coordinator.parallelism,
+            spark_folder=folder,
+            wall_ms=clock_ms(),
+        )
+        rewrite = self._check_resume(loaded)
+        lay_out_from(loaded.spark, savepoint.source_files(), folder, target=self._spark_store)
+        coordinator.adopt(loaded)
+        return rewrite
+
     def _start_query(self) -> Any:
-        url = f"{self._store.url}/{self._position.folder}"
-        return self._driver.start_query(url, self._trigger, self._run_epoch)
+        url = f"{self._spark_store.url}/{self._position.folder}"
+        return self._driver.start_query(url, self._options.trigger, self._run_epoch)
 
     # Epochs, on Spark's thread
 
@@ -164,8 +243,10 @@ class Run:
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         folder = self._position.folder
-        offsets = read_offsets(self._store, folder, batch_id)
-        position = SparkPosition(folder=folder, batch_id=batch_id, offsets=offsets)
+        offsets = read_offsets(self._spark_store, folder, batch_id)
+        position = SparkPosition(
+            folder=folder, batch_id=batch_id, offsets=offsets, sources=self._source_names()
+        )
         newest = self._coordinator.newest
         if newest is not None and newest.spark.folder == folder:
             if newest.spark.batch_id == batch_id and same_offsets(newest.spark.offsets, offsets):
@@ -176,11 +257,55 @@ class Run:
                     f"which is batch {newest.spark.batch_id}"
                 )
         started = time.perf_counter()
+        parallelism = self.parallelism
+        self._apply_change()
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin)
         )
         self._last = _summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
+        if self.parallelism < parallelism:
+            # They would hold their state until their lease ends. Not waited for: one may be stuck.
+            threading.Thread(
+                target=self._driver.end_slots, args=(self.parallelism,), daemon=True
+            ).start()
+
+    def _apply_change(self) -> None:
+        """What was asked for since the last epoch takes effect: from here on, all of it."""
+        with self._change_lock:
+            change, self._change = self._change, None
+        if change is None:
+            return
+        coordinator = self._coordinator
+        spec = coordinator.spec
+        for uid, function in change.functions.items():
+            spec = spec.with_function(uid, function)
+        rewrite = frozenset().union(
+            *(
+                self._check_upgrade(uid, function, change.allow_dropped_state)
+                for uid, function in change.functions.items()
+            )
+        )
+        coordinator.parallelism = change.parallelism or coordinator.parallelism
+        coordinator.deploy(spec, rewrite=rewrite)
+        self._driver.deploy(spec, coordinator.parallelism)
+        crash_point("driver.deployed")
+
+    def _check_upgrade(
+        self, uid: str, function: bytes, allow_dropped_state: bool
+    ) -> frozenset[str]:
+        newest = self._coordinator.newest
+        entry = None if newest is None else newest.operators.get(uid)
+        if newest is None or entry is None:
+            return frozenset()
+        operator = self._coordinator.operators[uid]
+        return check_resume(
+            msgspec.structs.replace(newest, operators={uid: entry}),
+            {uid: (_key_types(operator), declared_state(cloudpickle.loads(function)))},
+            job_name=self.name,
+            url=self._store.url,
+            allow_dropped_state=allow_dropped_state,
+        )
 
     # The end, on a thread of our own
 
@@ -206,7 +331,17 @@ class Run:
                 sink.sink.close()
         except Exception:
             pass  # Spark may be gone already; slots end by themselves then.
+        if self._options.on_stop == "delete" and self.error is None:
+            try:
+                self._delete()
+            except Exception as error:
+                self.error = error
         self._ended.set()
+
+    def _delete(self) -> None:
+        delete_checkpoint(self._store)
+        if self._spark_store is not self._store:
+            self._spark_store.delete([o.path for o in self._spark_store.list(SPARK_FOLDER)])
 
     def _go_on_elsewhere(self, failure: BaseException) -> bool:
         """A driver we have fenced still writes to Spark's folder: leave it that one."""
@@ -220,7 +355,10 @@ class Run:
         folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
         if folder == self._position.folder:
             return False
-        lay_out(coordinator.newest, folder, source=self._store, target=self._store)
+        # An epoch of this run has them behind it: a reset is done once.
+        is_ours = coordinator.newest.term == coordinator.term
+        reset = () if is_ours else self._options.reset_sources
+        lay_out_for(coordinator.newest, folder, self._spark_store, self._source_names(), reset)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
@@ -257,9 +395,17 @@ class Run:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error or error from error
 
-    def stop(self) -> None:
-        """End the run after the epoch under way. Nothing is lost: the next start goes on."""
+    def stop(self, savepoint: str | None = None) -> None:
+        """End the run after the epoch under way. Nothing is lost: the next start goes on.
+
+        With `savepoint`, the state as of the last epoch is written there, once the run has ended.
+        """
         self._stopping = True
+        if savepoint is not None and self._options.on_stop == "delete":
+            raise PlanError(
+                "the checkpoint is deleted when this run stops (on_stop='delete')\n"
+                "  next: take run.savepoint(path) first, then stop"
+            )
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._epoch_lock.acquire(timeout=STOP_PATIENCE_S)
         try:
@@ -269,6 +415,58 @@ class Run:
             if finished:
                 self._epoch_lock.release()
         self._ended.wait(STOP_PATIENCE_S)
+        if savepoint is not None:
+            self.savepoint(savepoint)
+
+    def savepoint(self, path: str) -> SavepointInfo:
+        """Write the newest committed epoch to a folder: full, self-contained, movable.
+
+        The run goes on meanwhile.
+        """
+        newest = self._coordinator.newest
+        if newest is None:
+            raise EpochError(
+                f"job {self.name!r} has no committed epoch yet\n"
+                "  next: wait for the first one, for example with run.process_all_available()"
+            )
+        return write_savepoint(self._store, newest.number, path, spark_store=self._spark_store)
+
+    @property
+    def parallelism(self) -> int:
+        """How many subtasks the newest epoch of this run ran with, or the first one will."""
+        return self._coordinator.parallelism
+
+    def rescale(self, parallelism: int) -> None:
+        """From the next epoch on, run with this many subtasks. No state is rewritten."""
+        _check_parallelism(parallelism, self._graph.group_count)
+        self._ask(lambda change: setattr(change, "parallelism", parallelism))
+
+    def upgrade(
+        self, uid: str, function: KeyedProcess[Any], *, allow_dropped_state: bool = False
+    ) -> None:
+        """From the next epoch on, run this function in place of an operator's. It keeps its state.
+
+        Refused when the state it declares cannot be made of what there is.
+        """
+        if uid not in self._coordinator.operators:
+            known = ", ".join(self._coordinator.operators)
+            raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
+        check_function(function, uid)
+        pickled = pickled_function(uid, function)
+        self._check_upgrade(uid, pickled, allow_dropped_state)
+
+        def ask(change: _Change) -> None:
+            change.functions[uid] = pickled
+            change.allow_dropped_state |= allow_dropped_state
+
+        self._ask(ask)
+
+    def _ask(self, ask: Callable[[_Change], None]) -> None:
+        if self._ended.is_set() or self._stopping:
+            raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
+        with self._change_lock:
+            self._change = self._change or _Change()
+            ask(self._change)
 
     def epochs(self) -> list[dict[str, Any]]:
         """The retained epochs on the current lineage, newest first."""
@@ -291,22 +489,76 @@ class Run:
         return f"<run of {self.name}: {self.status}, {at}>"
 
 
+def _check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
+    """Refuse, before anything is written, what cannot work; the parallelism to start with."""
+    from cairn.backends import BACKENDS
+    from cairn.coordinator.driver import check_trigger
+
+    check_session(spark)
+    if options.backend not in BACKENDS:
+        raise PlanError(f"no backend {options.backend!r}\n  found: {', '.join(BACKENDS)}")
+    if options.backend_memory_mb < BACKEND_MEMORY_MB_MIN:
+        raise PlanError(
+            f"backend_memory_mb must be at least {BACKEND_MEMORY_MB_MIN}, "
+            f"found {options.backend_memory_mb}"
+        )
+    if options.on_stop not in ("retain", "delete"):
+        raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
+    check_trigger(spark, options.trigger)
+    if options.retained_epochs < 1:
+        raise PlanError(f"retained_epochs must be at least 1, found {options.retained_epochs}")
+    if options.retained_for is not None:
+        duration_ms(options.retained_for, "retained_for")
+    names = [source.name for source in graph.sources]
+    unknown = [name for name in options.reset_sources if name not in names]
+    if unknown:
+        raise PlanError(
+            f"reset_sources names {unknown[0]!r}, which is no source of the job\n"
+            f"  found: {', '.join(names)}"
+        )
+    cores = spark.sparkContext.defaultParallelism
+    parallelism = options.parallelism or min(cores, graph.group_count)
+    _check_parallelism(parallelism, graph.group_count)
+    return parallelism
+
+
+def _check_parallelism(parallelism: int, group_count: int) -> None:
+    if not 1 <= parallelism <= group_count:
+        raise PlanError(
+            f"parallelism must be between 1 and max_parallelism ({group_count}), "
+            f"found {parallelism}"
+        )
+
+
+def _key_types(operator: OperatorSpec) -> dict[str, str]:
+    return {name: type_ddl(operator.schema.field(name).type) for name in operator.keys}
+
+
 def _summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     operators = epoch.metrics.get("operators", {})
     total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
-    rows_in = sum(op["rows_in"] for op in operators.values())
+    rows_in = _total(operators, "rows_in")
     return {
         "epoch": epoch.number,
         "parent": epoch.parent,
         "wall_ms": epoch.wall_ms,
         "rows_in": rows_in,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
-        "state_keys": sum(op["state_keys"] for op in operators.values()),
+        "state_keys": _total(operators, "state_keys"),
         "state_bytes": sum(
             part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
         ),
-        "delta_bytes": sum(op["delta_bytes"] for op in operators.values()),
+        "delta_bytes": _total(operators, "delta_bytes"),
         "epoch_ms": round(total_ms, 1),
+        "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
+        "restored": epoch.metrics.get("restored", 0),
+        "bases": epoch.metrics.get("bases", 0),
+        "base_bytes": epoch.metrics.get("base_bytes", 0),
         "operators": operators,
         "timings": epoch.timings,
     }
+
+
+def _total(operators: dict[str, dict[str, int]], name: str) -> int:
+    # An epoch that came from a savepoint or a branch has run no rows.
+    return sum(operator.get(name, 0) for operator in operators.values())

@@ -9,6 +9,15 @@ moved and read from outside. Inside `process` each attribute is the state of
 the current key. Types are Spark DDL, a Spark or Arrow type, or a Python type;
 `object` opts in to pickle (readable only by Python, unsafe with untrusted files).
 
+A type may change between runs. Nullable fields may be added, fields dropped and moved, and
+numbers widened, with no help. For everything else there is `migrate=`: a function from
+the stored value, as Python has it in its old type, to the new one (of a list each item, of
+a map each value). It is called when the stored type is not the declared one, also for
+values that a later one has replaced. None drops the value; an item of a list cannot be
+dropped, for others are told by their place.
+
+    spent = state.Reducing("decimal(18,2)", operator.add, migrate=lambda cents: cents / 100)
+
 Always true here:
 - a declaration is immutable and holds no state; using it outside a running
   function raises;
@@ -30,16 +39,21 @@ Out = TypeVar("Out")
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
 
+Migrate = Callable[[Any], Any]
+
 
 class Declaration:
     """What all kinds share: a type, and a name given by the class that declares it."""
 
     kind: str = ""
 
-    def __init__(self, declared: Any) -> None:
+    def __init__(self, declared: Any, *, migrate: Migrate | None = None) -> None:
         self.declared = declared
         self.type = parse_type(declared)
         self.name = ""
+        if migrate is not None and not callable(migrate):
+            raise PlanError(f"migrate= needs a function of the stored value, found {migrate!r}")
+        self.migrate = migrate
 
     def __set_name__(self, owner: type, name: str) -> None:
         if self.name and self.name != name:
@@ -81,11 +95,21 @@ class Value(Declaration, Generic[T]):
     kind = "value"
 
     @overload
-    def __init__(self: Value[T], declared: type[T], *, default: T | None = None) -> None: ...
+    def __init__(
+        self: Value[T],
+        declared: type[T],
+        *,
+        default: T | None = None,
+        migrate: Migrate | None = None,
+    ) -> None: ...
     @overload
-    def __init__(self: Value[Any], declared: Any, *, default: Any = None) -> None: ...
-    def __init__(self, declared: Any, *, default: Any = None) -> None:
-        super().__init__(declared)
+    def __init__(
+        self: Value[Any], declared: Any, *, default: Any = None, migrate: Migrate | None = None
+    ) -> None: ...
+    def __init__(
+        self, declared: Any, *, default: Any = None, migrate: Migrate | None = None
+    ) -> None:
+        super().__init__(declared, migrate=migrate)
         self.default = default
 
     def get(self, default: T | None = None) -> T | None:
@@ -128,8 +152,8 @@ class Map(Declaration, MutableMapping[K, V]):
 
     kind = "map"
 
-    def __init__(self, key: Any, value: Any) -> None:
-        super().__init__(value)
+    def __init__(self, key: Any, value: Any, *, migrate: Migrate | None = None) -> None:
+        super().__init__(value, migrate=migrate)
         self.declared_entry = key
         self._entry_type = parse_type(key)
 
@@ -164,8 +188,10 @@ class Reducing(Declaration, Generic[T]):
 
     kind = "reducing"
 
-    def __init__(self, declared: Any, reduce: Callable[[T, T], T]) -> None:
-        super().__init__(declared)
+    def __init__(
+        self, declared: Any, reduce: Callable[[T, T], T], *, migrate: Migrate | None = None
+    ) -> None:
+        super().__init__(declared, migrate=migrate)
         if not callable(reduce):
             raise PlanError(f"Reducing needs a function of two values, found {reduce!r}")
         self.reduce = reduce
@@ -197,8 +223,10 @@ class Aggregating(Declaration, Generic[V, Out]):
 
     kind = "aggregating"
 
-    def __init__(self, declared: Any, aggregate: Aggregate[V, Out]) -> None:
-        super().__init__(declared)
+    def __init__(
+        self, declared: Any, aggregate: Aggregate[V, Out], *, migrate: Migrate | None = None
+    ) -> None:
+        super().__init__(declared, migrate=migrate)
         missing = [
             name
             for name in ("create", "add", "merge", "result")

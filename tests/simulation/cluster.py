@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -26,7 +27,7 @@ from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.plan.graph import Edge, Graph, Level
 from cairn.plan.keygroups import key_hasher, subtask_of
-from cairn.slot.protocol import Ack, Begin, Token, ack_encoder
+from cairn.slot.protocol import Ack, Begin, Report, Token, ack_encoder, report_decoder
 from cairn.slot.runtime import LevelRuntime, Runtime, StaleTokenError
 from cairn.slot.spec import JobSpec, lane_name
 from cairn.storage.store import Store
@@ -67,7 +68,7 @@ class Cluster:
 
     def slot(self, subtask: int) -> Runtime:
         if subtask not in self.slots:
-            runtime = Runtime(scratch=self.scratch, store=self.store)
+            runtime = Runtime(scratch=self.scratch, store=self.store, threaded=False)
             runtime.load(self.spec_id, self._spec)
             self.slots[subtask] = runtime
         return self.slots[subtask]
@@ -83,6 +84,7 @@ class Cluster:
             for edge in self.graph.edges
         }
         acks: list[Ack] = []
+        reports: list[Report] = []
         for level in self.graph.levels:
             feeds = self._feeds(level, lanes, begin.parallelism)
             for subtask in range(begin.parallelism):
@@ -92,7 +94,23 @@ class Cluster:
                     acks.append(ack)
                 for lane, rows in emitted:
                     lanes[lane].append(rows)
-        return Outcome(acks, [])
+                reports += self._report(level, subtask)
+        return Outcome(acks, reports)
+
+    def _report(self, level: Level, subtask: int) -> list[Report]:
+        """What the slot tells beside its acknowledgement, if it still lives."""
+        slot = self.slots.get(subtask)
+        if slot is None:
+            return []
+        # What is written in the background comes to its end at some epoch or other.
+        if self.trouble.random.random() < 0.5:
+            try:
+                slot.compactor.work()
+            except SimulatedCrash:
+                self.kill(subtask)
+                return []
+        report = slot.level(level.index).report(executor="", log="", started_ms=0)
+        return [report_decoder.decode(msgspec.msgpack.encode(report))]
 
     # Routing
 

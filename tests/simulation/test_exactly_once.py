@@ -15,6 +15,10 @@ from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of
 from tests.simulation.world import DEATHS, Driver, World
 
 
+# A start from a savepoint and what RocksDB uploads are tried with Spark.
+POINTS = [p for p in crash_points() if p not in ("driver.savepoint.loaded", "slot.sst.uploaded")]
+
+
 def seeds(count: int) -> range:
     first, _, last = os.environ.get("CAIRN_SEEDS", str(count)).rpartition(":")
     return range(int(first or 0), int(last))
@@ -49,6 +53,8 @@ def test_no_row_is_lost_or_doubled_whatever_fails(seed: int, tmp_path: Path) -> 
             driver.start()
             world.check_output()
             for _ in range(chance.randrange(1, 12)):
+                if chance.random() < 0.2:
+                    driver.rescale(chance.choice([1, 2, 3, 5, 8]))
                 driver.run_batch(chance.choice([0, 1, 10, 25]))
                 world.check_output()
                 world.clock.advance_ms(chance.choice([0, 1000]))
@@ -68,7 +74,7 @@ def test_no_row_is_lost_or_doubled_whatever_fails(seed: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("point", crash_points())
+@pytest.mark.parametrize("point", POINTS)
 def test_a_crash_at_any_point_changes_nothing_but_time(
     point: str, nth: int, tmp_path: Path
 ) -> None:
@@ -81,7 +87,8 @@ def test_a_crash_at_any_point_changes_nothing_but_time(
     def lead() -> None:
         driver = Driver(world, parallelism=3)
         driver.start()
-        for _ in range(3):
+        for parallelism in (3, 2, 4, 4):
+            driver.rescale(parallelism)
             driver.run_batch()
 
     with simulated_crash(point, nth):

@@ -6,6 +6,7 @@ taken over since.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,9 @@ class Sleeper:
 
 
 @pytest.mark.parametrize("woken_at", WAKE_AT)
-@pytest.mark.parametrize("asleep_at", crash_points("driver"))
+@pytest.mark.parametrize(
+    "asleep_at", [point for point in crash_points("driver") if point != "driver.savepoint.loaded"]
+)
 def test_a_driver_that_slept_through_a_takeover_publishes_nothing_more(
     asleep_at: str, woken_at: str, tmp_path: Path
 ) -> None:
@@ -73,7 +76,8 @@ def test_a_driver_that_slept_through_a_takeover_publishes_nothing_more(
 
     def lead_until_fenced() -> None:
         old.start()
-        while True:
+        for turn in itertools.count():
+            old.rescale(1 + turn % 3)
             old.run_batch()
 
     sleeper = Sleeper(lead_until_fenced, asleep_at)

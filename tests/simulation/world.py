@@ -23,20 +23,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.rewind import read_offsets, same_offsets, settle
+from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
 from cairn.errors import CairnError
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
-from cairn.slot.operator import Operator
-from cairn.slot.restore import restore
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, SparkPosition
+from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.spark_log import read_offsets, same_offsets
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing import Fault, FaultyStore, ManualClock, SimulatedCrash
+from tests.restored import restored_operator
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.ledger import Model, Row, as_arrow, ledger_graph, rows_of
 
@@ -257,10 +257,7 @@ def stored_state(store: Store, graph: Any, epoch: Epoch) -> dict[str, dict[Any, 
     spec = job_spec(graph, job_id="", checkpoint=store.url, backend="heap")
     found: dict[str, dict[Any, dict[str, Any]]] = {}
     for operator_spec in (op for level in spec.levels for op in level.operators):
-        operator = Operator(operator_spec, backend="heap", group_count=graph.group_count)
-        operator.declare()
-        operator.reset(EMPTY_VERSION, range(graph.group_count))
-        restore(operator, Log(store), store, epoch.number)
+        operator = restored_operator(operator_spec, store, epoch.number, graph.group_count)
         keys: dict[Any, dict[str, Any]] = {}
         for name, table in operator.tables.items():
             for rows in table.rows:
@@ -322,10 +319,17 @@ class Driver:
 
     def start(self) -> None:
         newest = self.coordinator.take_over()
-        self.folder = settle(self.store, newest, self.coordinator.term).folder
+        self.folder = settle(
+            newest, self.coordinator.term, store=self.store, sources=["rows"]
+        ).folder
         crash_point("driver.rewind.laid")
         self.coordinator.recover()
         self.spark = FakeSpark(self.world.store, self.folder)
+
+    def rescale(self, parallelism: int) -> None:
+        """As `Run.rescale`: from the next epoch on."""
+        self.coordinator.parallelism = parallelism
+        crash_point("driver.deployed")
 
     def run_batch(self, rows_max: int = 10) -> None:
         batch_id, start, stop = self.spark.next_batch(rows_max)

@@ -24,13 +24,12 @@ import pyarrow.parquet as pq
 from cairn.codec import codec
 from cairn.job import Job
 from cairn.plan.deploy import job_spec
-from cairn.slot.operator import Operator
 from cairn.slot.process import runtime_root
-from cairn.slot.restore import restore
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 from cairn.types import parse_schema, schema_ddl
+from tests.restored import restored_operator
 
 ROOT = Path(__file__).parents[2]
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -107,10 +106,7 @@ def stored_state(job: Job, checkpoint: Any, epoch: int | None = None) -> dict[st
     found: dict[str, dict[str, Any]] = {}
     for level in spec.levels:
         for operator_spec in level.operators:
-            operator = Operator(operator_spec, backend="heap", group_count=spec.group_count)
-            operator.declare()
-            operator.reset("offline", range(spec.group_count))
-            restore(operator, log, store, newest.number)
+            operator = restored_operator(operator_spec, store, newest.number, spec.group_count)
             found[operator_spec.uid] = {
                 name: {
                     key: list(value) if isinstance(value, list) else value

@@ -32,7 +32,7 @@ LAYERS = [
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "java", "view",
-    "plan.keygroups",
+    "evolution", "plan.keygroups",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
 TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}

@@ -6,3 +6,7 @@ from cairn.backends.heap import HeapBackend
 BACKENDS: dict[str, type[Backend]] = {"heap": HeapBackend}
 
 __all__ = ["BACKENDS", "Backend", "HeapBackend"]
+
+
+def make_backend(name, directory, memory_bytes):
+    return BACKENDS[name]()

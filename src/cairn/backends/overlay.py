@@ -72,6 +72,14 @@ class Table(ABC):
                 self.rows[group] = self.backend.rows(self.name, group)
         self.groups = groups
 
+    def forget(self, groups: range) -> None:
+        """Hold nothing of these key groups, to be loaded anew."""
+        for group in groups:
+            if group in self.groups:
+                self.backend.drop(self.name, group)
+                self.rows[group] = self.backend.rows(self.name, group)
+                self.changes[group] = {}
+
     def reset(self) -> None:
         """Forget everything, to be loaded anew."""
         groups = self.groups

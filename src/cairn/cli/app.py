@@ -67,10 +67,30 @@ def run(
     conf: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark setting; repeat it.")
     ] = None,
-    backend: Annotated[str, typer.Option(help="Where slots keep state between epochs.")] = "heap",
+    backend: Annotated[
+        str, typer.Option(help="Where slots keep state between epochs: heap or rocksdb.")
+    ] = "heap",
+    backend_memory_mb: Annotated[
+        int, typer.Option(help="Memory of a RocksDB backend, per slot and operator.")
+    ] = 512,
+    savepoint: Annotated[
+        str | None, typer.Option(help="Start an empty checkpoint from this savepoint.")
+    ] = None,
+    reset_source: Annotated[
+        list[str] | None, typer.Option(help="Read a source from its beginning; repeat it.")
+    ] = None,
     retained_epochs: Annotated[int, typer.Option(help="Epochs to keep in the log.")] = 10,
+    retained_for: Annotated[
+        str | None, typer.Option(help='Keep epochs younger than this too: "7 days".')
+    ] = None,
+    on_stop: Annotated[
+        str, typer.Option(help="retain or delete the checkpoint when the run ends.")
+    ] = "retain",
+    spark_checkpoint: Annotated[
+        str | None, typer.Option(help="Where Spark keeps its own log, if not in the checkpoint.")
+    ] = None,
     allow_dropped_state: Annotated[
-        bool, typer.Option("--allow-dropped-state", help="Go on without operators that are gone.")
+        bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per epoch on stdout; logs on stderr.")
@@ -95,9 +115,17 @@ def run(
                 trigger=trigger,
                 master=master,
                 conf=list(conf or []),
-                backend=backend,
-                retained_epochs=retained_epochs,
-                allow_dropped_state=allow_dropped_state,
+                start={
+                    "backend": backend,
+                    "backend_memory_mb": backend_memory_mb,
+                    "savepoint": savepoint,
+                    "reset_sources": tuple(reset_source or ()),
+                    "retained_epochs": retained_epochs,
+                    "retained_for": retained_for,
+                    "on_stop": on_stop,
+                    "spark_checkpoint": spark_checkpoint,
+                    "allow_dropped_state": allow_dropped_state,
+                },
                 as_json=as_json,
             )
         )
@@ -252,6 +280,56 @@ def demo(
     with reported(debug=debug):
         if not play(events=events, seconds=seconds, seed=seed, folder=folder, tamper=tamper):
             raise typer.Exit(FAILED)
+
+
+@app.command()
+def savepoint(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT[@EPOCH]", help="The checkpoint; default: its newest epoch."
+        ),
+    ],
+    dest: Annotated[str, typer.Argument(help="An empty folder, or an object store url.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write an epoch to a folder of its own, in Parquet, whether the job runs or not.
+
+    A job can be started from it, with any parallelism and in any other checkpoint.
+
+    [dim]cairn savepoint ckpt@42 savepoints/friday[/dim]
+    """
+    from cairn.cli.savepoint import print_saved, save
+    from cairn.cli.tables import print_json, progress_bar
+
+    with reported(debug=debug):
+        with progress_bar("saving key groups") as progress:
+            facts = save(source, dest, progress)
+        print_json(facts) if as_json else print_saved(facts)
+
+
+@app.command()
+def diff(
+    checkpoint: Checkpoint,
+    before: Annotated[int, typer.Argument(metavar="A", help="An epoch's number.")],
+    after: Annotated[int, typer.Argument(metavar="B", help="Another's, to compare with it.")],
+    operator: Annotated[str | None, typer.Option(help="Only this operator, by its uid.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only this state.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Examples of each sort, per state.")] = 10,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compare the state of two epochs: keys added, changed and removed.
+
+    [dim]cairn diff ckpt 41 42 --operator score[/dim]
+    """
+    from cairn.cli.diff import diff_facts, print_diff
+    from cairn.cli.tables import print_json
+
+    with reported(debug=debug):
+        facts = diff_facts(checkpoint, before, after, operator=operator, state=state, limit=limit)
+        print_json(facts) if as_json else print_diff(facts)
 
 
 def main(argv: list[str] | None = None) -> None:

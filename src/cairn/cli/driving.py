@@ -46,9 +46,8 @@ class Settings:
     trigger: str = "1 second"
     master: str | None = None
     conf: list[str] = field(default_factory=list)
-    backend: str = "heap"
-    retained_epochs: int = 10
-    allow_dropped_state: bool = False
+    start: dict[str, Any] = field(default_factory=dict)
+    """What else is passed on to `job.start`."""
     as_json: bool = False
 
 
@@ -85,10 +84,8 @@ def drive(settings: Settings) -> None:
                 run = job.start(
                     checkpoint=store.url,
                     parallelism=settings.parallelism,
-                    backend=settings.backend,
                     trigger=settings.trigger,
-                    retained_epochs=settings.retained_epochs,
-                    allow_dropped_state=settings.allow_dropped_state,
+                    **settings.start,
                 )
                 with run:
                     _follow(run, _Follower(run, store), view, interrupts)

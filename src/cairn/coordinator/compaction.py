@@ -2,27 +2,34 @@
 
 Merging is size-tiered: ten files of a tier become one of the next, together with the
 smaller ones after them, so a range has few files however old the job is. A base is due
-when the deltas after it have outgrown it several times over; recovery then reads a bounded
-multiple of the state.
+when the deltas after it have outgrown it; recovery then reads a bounded multiple of the
+state. How far they may outgrow it follows from what a base costs: on the heap all of the
+state, in RocksDB only the files that are new.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from cairn.slot.protocol import Compaction
 from cairn.storage.manifest import FileRef
 
 FAN_IN = 10
-BASE_RATIO = 4
+BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5}
 BASE_BYTES_MIN = 4 * 1024 * 1024
 
 
-def due(files: Sequence[FileRef]) -> Compaction | None:
-    """What to do about these files, oldest first, before the next epoch."""
-    base_bytes = sum(ref.length for ref in files if ref.kind == "base")
-    delta_bytes = sum(ref.length for ref in files if ref.kind == "delta")
-    if delta_bytes > max(BASE_RATIO * base_bytes, BASE_BYTES_MIN):
+def base_ratio(backend: str) -> float:
+    """How many times its size the deltas after a base may reach; CAIRN_BASE_RATIO overrides."""
+    return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[backend])
+
+
+def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
+    """What to write anew of these files, oldest first."""
+    base_bytes = sum(ref.size for ref in files if ref.kind == "base")
+    delta_bytes = sum(ref.size for ref in files if ref.kind == "delta")
+    if delta_bytes > max(base_ratio(backend) * base_bytes, BASE_BYTES_MIN):
         return Compaction("base", len(files), 0)
     merge = None
     tier = in_tier = 0

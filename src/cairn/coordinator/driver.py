@@ -53,15 +53,25 @@ class SparkDriver:
     ) -> None:
         self.graph = graph
         self.spark = spark
-        self.parallelism = parallelism
         self.run_id = run_id
         self._reports = spark.sparkContext.accumulator([], _Reports())
+        self._planner: Planner | None = None
+        self.deploy(spec, parallelism)
+        self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
+            spark.sparkContext.master != "local"
+        )
+        self._configured = False
+        self._crowded_epochs = 0
+        self.repinned = 0
+
+    def deploy(self, spec: JobSpec, parallelism: int) -> None:
+        """Plan the epochs to come: with these functions, on so many subtasks."""
         spec_id, pickled = spec.pickled()
         forwards = [
             Forward(
-                run_id,
+                self.run_id,
                 level.index,
-                tuple(edge.index for edge in graph.levels[level.index].edges),
+                tuple(edge.index for edge in self.graph.levels[level.index].edges),
                 envelope_schema(level.lanes),
                 spec_id,
                 pickled,
@@ -69,14 +79,23 @@ class SparkDriver:
             )
             for level in spec.levels
         ]
-        self._planner = Planner(graph, parallelism, forwards, spark)
-        self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
-            spark.sparkContext.master != "local"
+        before = self._planner
+        self._planner = Planner(
+            self.graph,
+            parallelism,
+            forwards,
+            self.spark,
+            pin=before.pin if before is not None and before.parallelism == parallelism else None,
         )
-        self._configured = False
-        self._crowded_epochs = 0
+        if before is not None and before.parallelism != parallelism:
+            before.pin.unpersist()
+        self.parallelism = parallelism
         self.placement: dict[int, str] = {}
-        self.repinned = 0
+
+    @property
+    def planner(self) -> Planner:
+        assert self._planner is not None, "deployed when made"
+        return self._planner
 
     def start_query(
         self, folder_url: str, trigger: str, run_epoch: Callable[[DataFrame, int], None]
@@ -107,11 +126,11 @@ class SparkDriver:
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
         try:
-            acks = self._planner.epoch(rows).collect()
+            acks = self.planner.epoch(rows).collect()
         except Exception as error:
             raise as_cairn_error(error, begin.epoch) from error
         finally:
-            self._planner.release()
+            self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
         self._reports.value = []
@@ -131,7 +150,7 @@ class SparkDriver:
         # Twice in a row: an executor that is only late for an epoch is no reason to move.
         self._crowded_epochs = self._crowded_epochs + 1 if crowded else 0
         if self._crowded_epochs >= 2:
-            self._planner.repin(self.spark)
+            self.planner.repin(self.spark)
             self._crowded_epochs = 0
             self.repinned += 1
 
@@ -142,13 +161,17 @@ class SparkDriver:
 
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""
+        self.end_slots()
+        self.planner.pin.unpersist()
+
+    def end_slots(self, first_subtask: int = 0) -> None:
+        """End the slots from this subtask on, wherever they are."""
         from cairn.slot.process import end_slots
 
-        end_slots(self.run_id)
+        run_id = self.run_id
+        end_slots(run_id, first_subtask)
         if self._is_cluster:
-            run_id = self.run_id
-            self._planner.pin.foreach(lambda _: end_slots(run_id) and None)
-        self._planner.pin.unpersist()
+            self.planner.pin.foreach(lambda _: end_slots(run_id, first_subtask) and None)
 
 
 def check_trigger(spark: SparkSession, trigger: str) -> None:

@@ -14,6 +14,7 @@ Always true here:
 - nothing is aborted, collected or cut before the takeover is in the log;
 - sinks publish an epoch only after its manifest is written;
 - `now` never goes back, and is the same in every attempt at an epoch;
+- parallelism and functions change between two epochs, never within one;
 - an epoch that failed before its manifest never happened, and is tried again whole.
 """
 
@@ -21,19 +22,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
-from cairn.coordinator.ranges import advance, ranges_for
+from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
 from cairn.crash import crash_point
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
 from cairn.sinks.base import Sink
-from cairn.slot.protocol import Ack, Begin, Compaction, Report, Stored
+from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Report, Stored
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition, StateDecl
+from cairn.storage.manifest import (
+    EMPTY_VERSION,
+    Epoch,
+    OperatorEntry,
+    RangeState,
+    SparkPosition,
+    StateDecl,
+)
 from cairn.storage.pack import Slice, write_pack
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -69,27 +77,38 @@ class Coordinator:
         *,
         parallelism: int,
         retained_epochs: int,
+        retained_s: float | None = None,
         attempts_max: int = 4,
         clock: Callable[[], int] = clock_ms,
         sleep: Callable[[float], None] = time.sleep,
         run_id: str | None = None,
     ) -> None:
-        self.spec = spec
         self.store = store
         self.log = Log(store)
         self.run_id = run_id or new_id()
         self.parallelism = parallelism
+        """Of the epochs to come; it may change between two of them."""
         self.newest: Epoch | None = None
         self.term = 0
         self.last_commit_ms = 0.0
         self._sinks = dict(sinks)
         self._retained_epochs = retained_epochs
+        self._retained_s = retained_s
         self._attempts_max = attempts_max
         self._clock = clock
         self._sleep = sleep
-        self.operators = {op.uid: op for level in spec.levels for op in level.operators}
-        self.states = {uid: _declared(op) for uid, op in self.operators.items()}
         self._collector: Collector | None = None
+        self._settled: list[str] = []
+        self._rewrite: frozenset[str] = frozenset()
+        self.deploy(spec)
+
+    def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
+        """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
+        self.spec = spec
+        self.operators = {op.uid: op for level in spec.levels for op in level.operators}
+        self.states = {uid: state_decls(op) for uid, op in self.operators.items()}
+        # Asked for until an epoch has done it, also when another change comes first.
+        self._rewrite = (self._rewrite | frozenset(rewrite)) & self.operators.keys()
 
     # Starting
 
@@ -100,9 +119,17 @@ class Coordinator:
         )
         self.term = record.term
         self.newest = self.log.newest_epoch()
-        self._collector = Collector(self.store, self.log, self._retained_epochs, self.term)
+        self._collector = Collector(
+            self.store, self.log, self._retained_epochs, self.term, keep_s=self._retained_s
+        )
         crash_point("driver.takeover.written")
         return self.newest
+
+    def adopt(self, epoch: Epoch) -> None:
+        """Make an epoch that came from elsewhere the first one of an empty checkpoint."""
+        assert self.newest is None and epoch.parent is None, "only into an empty checkpoint"
+        self.newest = self.log.append(lambda number: _numbered(epoch, number))
+        crash_point("driver.savepoint.loaded")
 
     def recover(self) -> None:
         """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
@@ -132,9 +159,11 @@ class Coordinator:
                 outcome = outcome._replace(acks=self._complete(outcome.acks))
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                slices = self._pack(outcome.acks)
+                compacted = _announced(outcome.reports)
+                slices = self._pack(outcome.acks, compacted)
                 crash_point("driver.pack.written")
-                epoch = self._manifest(begin, ranges, position, outcome, slices, ran_ms)
+                parts = self._take_in(begin, ranges, compacted, slices)
+                epoch = self._manifest(begin, parts, position, outcome, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -163,6 +192,8 @@ class Coordinator:
             ) from error
         crash_point("driver.manifest.written")
         self.newest = epoch
+        self._settled = [file.stored.id for file in compacted]
+        self._rewrite -= frozenset(begin.rewrite)
         self._commit_sinks(epoch)
         crash_point("driver.sinks.committed")
         self._collector.after_epoch()
@@ -198,17 +229,59 @@ class Coordinator:
             versions={uid: [part.version for part in parts] for uid, parts in ranges.items()},
             compactions=compactions,
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
+            pieces=self._pieces(ranges),
+            settled=self._settled,
+            rewrite=sorted(self._rewrite),
         )
+
+    def _pieces(self, ranges: dict[str, list[RangeState]]) -> dict[str, list[list[Piece]]]:
+        """What is asked of the slots where ranges are not those of the parent epoch."""
+        found = {}
+        for uid, parts in ranges.items():
+            entry = None if self.newest is None else self.newest.operators.get(uid)
+            if entry is not None and len(entry.ranges) != len(parts):
+                found[uid] = [
+                    pieces_of(entry, range(p.first_group, p.first_group + p.group_count))
+                    for p in parts
+                ]
+        return found
 
     def _due(self, uid: str, part: RangeState) -> Compaction | None:
         """What to compact of a range. A merge reads the parent's files of that very range."""
-        compaction = due(part.files)
+        compaction = due(part.files, self.spec.backend)
         if compaction is None or compaction.kind == "base":
             return compaction
         held = None if self.newest is None else self.newest.operators.get(uid)
         # Right after a change of parallelism the parent has other ranges: merged an epoch later.
         ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
         return compaction if (part.first_group, part.group_count) in ranges else None
+
+    def _take_in(
+        self,
+        begin: Begin,
+        ranges: dict[str, list[RangeState]],
+        compacted: Sequence[Compacted],
+        slices: Mapping[str, Slice],
+    ) -> dict[str, list[RangeState]]:
+        """The ranges with what was written in the background; what no longer fits is left out."""
+        found = {uid: list(parts) for uid, parts in ranges.items()}
+        rewritten: dict[str, set[int]] = {uid: set() for uid in begin.rewrite}
+        for file in compacted:
+            for subtask, part in enumerate(found.get(file.uid, ())):
+                changed = take_in(part, file, slices)
+                if changed is not None:
+                    found[file.uid][subtask] = changed
+                    if file.kind == "base" and file.as_of == begin.parent:
+                        rewritten.get(file.uid, set()).add(subtask)
+        for uid, subtasks in rewritten.items():
+            # Files in the form before must not be left behind: nothing could read them later.
+            held = {at for at, part in enumerate(ranges[uid]) if part.version != EMPTY_VERSION}
+            if held - subtasks:
+                raise EpochError(
+                    f"operator {uid!r}: subtasks {sorted(held - subtasks)} did not write their "
+                    "migrated state; the epoch runs again"
+                )
+        return found
 
     def _complete(self, acks: Sequence[Ack]) -> list[Ack]:
         """One acknowledgement of every subtask of every level, which said one thing only."""
@@ -230,17 +303,14 @@ class Coordinator:
         # What is said twice counts once: its output must not be published twice.
         return [found[at] for at in sorted(expected)]
 
-    def _pack(self, acks: Sequence[Ack]) -> dict[str, Slice]:
-        """Store what travelled with the acknowledgements."""
-        small: dict[str, Stored] = {}
-        for ack in acks:
-            for operator in ack.operators:
-                for stored in (
-                    operator.delta,
-                    operator.compacted.stored if operator.compacted else None,
-                ):
-                    if stored is not None and stored.data is not None:
-                        small[stored.id] = stored
+    def _pack(self, acks: Sequence[Ack], compacted: Sequence[Compacted]) -> dict[str, Slice]:
+        """Store what travelled with acknowledgements and reports."""
+        deltas = [operator.delta for ack in acks for operator in ack.operators]
+        small: dict[str, Stored] = {
+            stored.id: stored
+            for stored in (*deltas, *(file.stored for file in compacted))
+            if stored is not None and stored.data is not None
+        }
         data = [small[name].data for name in sorted(small)]
         slices = write_pack(self.store, [d for d in data if d is not None], self.term)
         return dict(zip(sorted(small), slices, strict=True))
@@ -269,7 +339,7 @@ class Coordinator:
                 states=self.states[uid],
                 parallelism=self.parallelism,
                 ranges=[
-                    advance(part, by_operator[uid, subtask], begin.parent, begin.epoch, slices)
+                    advance(part, by_operator[uid, subtask], begin.epoch, slices)
                     for subtask, part in enumerate(ranges[uid])
                 ],
             )
@@ -327,7 +397,8 @@ def _numbered(epoch: Epoch, number: int) -> Epoch:
     return epoch
 
 
-def _declared(spec: OperatorSpec) -> dict[str, StateDecl]:
+def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
+    """What the manifest says of an operator's state."""
     from cairn.functions import declared_state
 
     return {
@@ -336,16 +407,41 @@ def _declared(spec: OperatorSpec) -> dict[str, StateDecl]:
     }
 
 
+def _announced(reports: Sequence[Report]) -> list[Compacted]:
+    """What slots have written in the background, each file once, older ones first."""
+    found = {file.stored.id: file for report in reports for file in report.compacted}
+    return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
+
+
 def _timings(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
-    """Where the time went: the slowest subtask of each phase, and the spread per level."""
+    """Where the time went: the slowest subtask of each phase, the spread per level, all of it.
+
+    `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs.
+    """
     timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
     for name in ("begin_ms", "process_ms", "snapshot_ms"):
         timings[name] = round(max((getattr(r, name) for r in reports), default=0.0), 1)
+    compacted = _announced(reports)
+    timings["base_ms"] = round(max((c.ms for c in compacted if c.kind == "base"), default=0.0), 1)
+    timings["merge_ms"] = round(max((c.ms for c in compacted if c.kind == "merge"), default=0.0), 1)
     alignment: dict[str, int] = {}
     for level in sorted({r.level for r in reports}):
         finished = [r.finished_ms for r in reports if r.level == level]
         alignment[str(level)] = max(finished) - min(finished)
     timings["alignment_ms"] = alignment
+    timings["subtasks"] = [
+        {
+            "level": r.level,
+            "subtask": r.subtask,
+            "executor": r.executor,
+            "restored": r.restored,
+            "begin_ms": round(r.begin_ms, 1),
+            "process_ms": round(r.process_ms, 1),
+            "snapshot_ms": round(r.snapshot_ms, 1),
+            "base_ms": round(sum(c.ms for c in r.compacted if c.kind == "base"), 1),
+        }
+        for r in sorted(reports, key=lambda r: (r.level, r.subtask))
+    ]
     return timings
 
 
@@ -362,10 +458,14 @@ def _metrics(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]:
             sums["keys_changed"] += op.keys_changed
             sums["state_keys"] += op.state_keys
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+    compacted = _announced(reports)
     return {
         "operators": operators,
         "restored": sum(report.restored for report in reports),
+        "bases": sum(file.kind == "base" for file in compacted),
+        "base_bytes": sum(f.stored.uploaded_bytes or f.stored.length for f in compacted),
+        "base_failures": sorted({r.base_failed for r in reports if r.base_failed}),
     }
 
 
-__all__ = ["Coordinator", "Execute", "Outcome", "clock_ms"]
+__all__ = ["Coordinator", "Execute", "Outcome", "clock_ms", "state_decls"]

@@ -3,19 +3,20 @@
 Always true here:
 - ranges of an operator are disjoint and cover every key group;
 - a file listed for a range counts only for the key groups it is listed with, so after a
-  change of parallelism old files are shared between ranges and nothing is rewritten.
+  change of parallelism old files are shared between ranges and nothing is rewritten;
+- deltas say last words: one that reaches back behind the base it is applied to does no harm,
+  so a base may replace the files up to its epoch whatever was merged meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from cairn.errors import EpochError
 from cairn.ids import digest
 from cairn.plan.keygroups import groups_of
-from cairn.slot.protocol import OperatorAck, Stored
+from cairn.slot.protocol import Compacted, OperatorAck, Piece, Stored
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     FileRef,
@@ -33,6 +34,15 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
     if [range(r.first_group, r.first_group + r.group_count) for r in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
+
+
+def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
+    """Which of the parent's ranges these key groups come from."""
+    return [
+        Piece(owned.start, len(owned), part.version)
+        for part in ([] if entry is None else entry.ranges)
+        if part.version != EMPTY_VERSION and (owned := _overlap(part, groups))
+    ]
 
 
 def _cut(held: list[RangeState], groups: range) -> RangeState:
@@ -73,43 +83,72 @@ def _overlap(part: RangeState | FileRef, groups: range) -> range:
     )
 
 
+def take_in(
+    part: RangeState, compacted: Compacted, slices: Mapping[str, Slice]
+) -> RangeState | None:
+    """A range with a file written in the background in place of those it stands for.
+
+    None when it no longer fits: the range is another one by now, or its files are.
+    """
+    if (part.first_group, part.group_count) != (compacted.first_group, compacted.group_count):
+        return None
+    files = part.files
+    ids = [ref.id for ref in files]
+    if compacted.stored.id in ids:
+        return None
+    if compacted.kind == "base":
+        if any(ref.kind == "base" and ref.last_epoch > compacted.as_of for ref in files):
+            return None
+        replaced = [ref for ref in files if ref.last_epoch <= compacted.as_of]
+        at = 0
+    else:
+        count = len(compacted.replaced)
+        starts = [i for i in range(len(ids)) if tuple(ids[i : i + count]) == compacted.replaced]
+        if not starts:
+            return None
+        at = starts[0]
+        replaced = files[at : at + count]
+    ref = _ref(
+        compacted.stored,
+        part,
+        slices,
+        kind="base" if compacted.kind == "base" else "delta",
+        tier=compacted.tier,
+        first_epoch=min((ref.first_epoch for ref in replaced), default=compacted.as_of),
+        last_epoch=compacted.as_of
+        if compacted.kind == "base"
+        else max(ref.last_epoch for ref in replaced),
+    )
+    kept = [other for other in files if not any(other is gone for gone in replaced)]
+    return msgspec.structs.replace(part, files=[*kept[:at], ref, *kept[at:]])
+
+
 def advance(
-    part: RangeState, ack: OperatorAck, parent: int | None, epoch: int, slices: Mapping[str, Slice]
+    part: RangeState, ack: OperatorAck, epoch: int, slices: Mapping[str, Slice]
 ) -> RangeState:
-    """A range after an epoch: compacted files in place of old ones, then the delta."""
+    """A range after an epoch: its delta comes last."""
     files = list(part.files)
-    if ack.compacted is not None:
-        compaction = ack.compacted.compaction
-        replaced = files[-compaction.count :]
-        if len(replaced) != compaction.count:
-            raise EpochError(f"operator {ack.uid!r} compacted {compaction.count} of {len(files)}")
-        files[-compaction.count :] = [
-            _ref(
-                ack.compacted.stored,
-                part,
-                slices,
-                kind="base" if compaction.kind == "base" else "delta",
-                tier=compaction.tier,
-                first_epoch=replaced[0].first_epoch,
-                last_epoch=parent or 0,
-            )
-        ]
     version = part.version
     if ack.delta is not None:
         files.append(
             _ref(ack.delta, part, slices, kind="delta", tier=0, first_epoch=epoch, last_epoch=epoch)
         )
         version = next_version(version, ack.delta.id)
-    bases = [ref for ref in files if ref.kind == "base"] or files
-    row_bytes = sum(r.length for r in bases) / max(1, sum(r.rows for r in bases))
     return RangeState(
         first_group=part.first_group,
         group_count=part.group_count,
         version=version,
         files=files,
         state_keys=ack.state_keys,
-        state_bytes=int(row_bytes * ack.state_keys),
+        state_bytes=_state_bytes(files, ack.state_keys),
     )
+
+
+def _state_bytes(files: Sequence[FileRef], state_keys: int) -> int:
+    """About what the state would take as a file: by the rows of the base, or of the deltas."""
+    measured = [ref for ref in files if ref.kind == "base"] or files
+    row_bytes = sum(ref.size for ref in measured) / max(1, sum(ref.rows for ref in measured))
+    return int(row_bytes * state_keys)
 
 
 def _ref(

@@ -1,23 +1,36 @@
-"""May this program go on from that epoch? Compared before anything runs."""
+"""May this program go on from that epoch? Compared before anything runs.
+
+Always true here:
+- state and positions of sources are given up only where `allow_dropped_state` says so;
+- state that is let pass can be read as declared, by itself or with its migrate=.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from cairn.errors import PlanError, StateSchemaError
-from cairn.storage.manifest import Epoch, OperatorEntry, StateDecl
+from cairn.evolution import IncompatibleError, compare
+from cairn.state import Declaration
+from cairn.storage.manifest import Epoch, OperatorEntry
+from cairn.storage.spark_log import match_sources
 
 
 def check_resume(
     newest: Epoch,
-    operators: Mapping[str, tuple[dict[str, str], dict[str, StateDecl]]],
+    operators: Mapping[str, tuple[dict[str, str], Mapping[str, Declaration]]],
     *,
     job_name: str,
     url: str,
     allow_dropped_state: bool,
-) -> None:
-    """`operators`: per uid the key types and the declared state of the program."""
-    where = f"cannot go on with job {job_name!r} from epoch {newest.number} of {url}"
+) -> frozenset[str]:
+    """The uids of operators whose state must be written anew, as their stored rows do not fit.
+
+    `operators`: per uid the key types and the declared state of the program. An operator
+    that gives up a state is among them too: its rows would come back with the name.
+    """
+    where = _where(newest, job_name, url)
+    anew = set()
     for uid, entry in newest.operators.items():
         if uid not in operators:
             if allow_dropped_state:
@@ -31,7 +44,51 @@ def check_resume(
             )
         keys, states = operators[uid]
         _check_keys(where, entry, keys)
-        _check_states(where, entry, states, allow_dropped_state=allow_dropped_state)
+        if not _fits(where, entry, states, allow_dropped_state=allow_dropped_state):
+            anew.add(uid)
+    return frozenset(anew)
+
+
+def check_sources(
+    newest: Epoch,
+    sources: Sequence[str],
+    *,
+    reset_sources: Collection[str] = (),
+    job_name: str,
+    url: str,
+    allow_dropped_state: bool,
+) -> None:
+    """`sources`: the program's, in the order in which Spark numbers them."""
+    unknown = [name for name in reset_sources if name not in sources]
+    if unknown:
+        raise PlanError(
+            f"reset_sources names {unknown[0]!r}, which job {job_name!r} does not read\n"
+            f"  found: {', '.join(sources)}",
+            source=unknown[0],
+        )
+    where = _where(newest, job_name, url)
+    held = ", ".join(newest.spark.sources) or "unnamed sources"
+    change = match_sources(newest.spark, sources, reset_sources)
+    if change is None:
+        raise PlanError(
+            f"{where}\n  the epoch was made from {held}; the job reads {', '.join(sources)}\n"
+            "  which position is whose cannot be told, as one of them is several inputs to Spark\n"
+            "  next: start with the sources it had, in that order, and without reset_sources",
+            expected=list(sources),
+            found=list(newest.spark.sources),
+        )
+    if change.dropped and not allow_dropped_state:
+        raise PlanError(
+            f"{where}\n  the epoch was made from {held}; the job does not read "
+            f"{', '.join(change.dropped)}\n"
+            "  how far it was read would be forgotten: added again, it starts from its beginning\n"
+            "  next: give the source its old name back, or pass allow_dropped_state=True",
+            source=change.dropped[0],
+        )
+
+
+def _where(newest: Epoch, job_name: str, url: str) -> str:
+    return f"cannot go on with job {job_name!r} from epoch {newest.number} of {url}"
 
 
 def _check_keys(where: str, entry: OperatorEntry, keys: dict[str, str]) -> None:
@@ -48,13 +105,20 @@ def _check_keys(where: str, entry: OperatorEntry, keys: dict[str, str]) -> None:
         )
 
 
-def _check_states(
-    where: str, entry: OperatorEntry, states: dict[str, StateDecl], *, allow_dropped_state: bool
-) -> None:
+def _fits(
+    where: str,
+    entry: OperatorEntry,
+    states: Mapping[str, Declaration],
+    *,
+    allow_dropped_state: bool,
+) -> bool:
+    """Whether the stored rows can be read as they are."""
+    fits = True
     for name, held in entry.states.items():
-        declared = states.get(name)
-        if declared is None:
+        declaration = states.get(name)
+        if declaration is None:
             if allow_dropped_state:
+                fits = False
                 continue
             raise StateSchemaError(
                 f"{where}\n  operator {entry.uid!r}: the epoch holds state {name!r}, which the "
@@ -63,18 +127,23 @@ def _check_states(
                 operator=entry.uid,
                 state=name,
             )
-        if declared != held:
+        try:
+            fits = compare(held, declaration) == "same" and fits
+        except IncompatibleError as error:
+            found = _shown(held.kind, held.type, held.entry_type)
+            declared = _shown(declaration.kind, declaration.ddl, declaration.entry_ddl)
             raise StateSchemaError(
                 f"{where}\n  operator {entry.uid!r}, state {name!r}: the epoch holds "
-                f"{_shown(held)}, the job declares {_shown(declared)}\n"
-                "  next: declare the type it has, or give the state a new name",
+                f"{found}, the job declares {declared}\n"
+                f"  {error.reason}\n  next: {error.next_step}",
                 operator=entry.uid,
                 state=name,
-                expected=_shown(declared),
-                found=_shown(held),
-            )
+                expected=declared,
+                found=found,
+                reason=error.reason,
+            ) from None
+    return fits
 
 
-def _shown(state: StateDecl) -> str:
-    types = state.type if state.entry_type is None else f"{state.entry_type}, {state.type}"
-    return f"{state.kind} of {types}"
+def _shown(kind: str, type: str, entry_type: str | None) -> str:
+    return f"{kind} of {type if entry_type is None else f'{entry_type}, {type}'}"

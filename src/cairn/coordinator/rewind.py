@@ -1,43 +1,33 @@
 """Spark's own streaming checkpoint, compared with the log: the log wins.
 
-    spark/<term>/metadata, offsets/<batch>, commits/<batch>, sources/<i>/…
-
 After a takeover the newest epoch is compared with Spark's folder. If Spark is about to
 run the batch that the epoch records, that batch is skipped; if Spark stands right
-behind it, Spark goes on; in every other case a new folder is laid out from the offsets
-in the manifest, and Spark resumes after them.
+behind it, Spark goes on; in every other case, and where the program reads other sources
+than the epoch was made from, a new folder is laid out from the offsets in the manifest,
+and Spark resumes after them.
 
 Always true here:
 - a folder is laid out under the new leader's term, so nobody else writes to it;
-- an old folder is read, never changed.
+- an old folder is read, never changed;
+- a source keeps its position by its name, wherever it stands among the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from cairn.storage.manifest import Epoch
 from cairn.storage.spark_log import (
-    COMPACT_INTERVAL,
     lay_out,
+    lay_out_for,
+    match_sources,
     read_offsets,
     same_offsets,
     spark_folder,
 )
 from cairn.storage.store import NotFoundError, Store
-
-__all__ = [
-    "COMPACT_INTERVAL",
-    "Position",
-    "Stand",
-    "compare",
-    "lay_out",
-    "read_offsets",
-    "same_offsets",
-    "settle",
-    "spark_folder",
-]
 
 
 class Stand(Enum):
@@ -49,6 +39,7 @@ class Stand(Enum):
     AHEAD = "Spark has committed batches the log does not know"
     DIFFERENT = "the offsets of the batch differ"
     MISSING = "Spark does not know the batch"
+    SOURCES = "the program reads other sources, or some from their beginning"
 
 
 class Position(NamedTuple):
@@ -73,15 +64,32 @@ def compare(store: Store, newest: Epoch | None) -> Stand:
     return Stand.EQUAL if position.batch_id in committed else Stand.BEHIND
 
 
-def settle(store: Store, newest: Epoch | None, term: int) -> Position:
-    """The folder Spark is to run in: the one it has, or a new one laid out from the manifest."""
-    stand = compare(store, newest)
-    if stand in (Stand.EQUAL, Stand.BEHIND):
-        assert newest is not None
-        return Position(newest.spark.folder, stand)
+def settle(
+    epoch: Epoch | None,
+    term: int,
+    *,
+    store: Store,
+    sources: Sequence[str],
+    reset_sources: Collection[str] = (),
+) -> Position:
+    """The folder Spark is to run in: the one it has, or a new one laid out from the manifest.
+
+    `store` is the one with Spark's folders; `sources` are the program's, in the order in
+    which Spark numbers them. Those in `reset_sources` start from their beginning, whatever
+    of them the state holds already. A source that is gone is forgotten here: whether it
+    may be is asked before the takeover, by `resume.check_sources`.
+    """
     folder = spark_folder(term)
-    if newest is not None:
-        lay_out(newest, folder, source=store, target=store)
+    if epoch is None:
+        return Position(folder, Stand.FRESH)
+    change = match_sources(epoch.spark, sources, reset_sources)
+    if change is None or not change.is_same:
+        lay_out_for(epoch, folder, store, sources, reset_sources)
+        return Position(folder, Stand.SOURCES)
+    stand = compare(store, epoch)
+    if stand in (Stand.EQUAL, Stand.BEHIND):
+        return Position(epoch.spark.folder, stand)
+    lay_out(epoch, folder, source=store, target=store)
     return Position(folder, stand)
 
 

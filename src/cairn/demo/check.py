@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from cairn.demo.fraud import ALERT, LARGE_CENTS, LEDGER, PAYMENT, TINY_CENTS, build
-from cairn.plan.deploy import job_spec
-from cairn.slot.operator import Operator
-from cairn.slot.restore import restore
-from cairn.storage import EMPTY_VERSION, Log, open_store
+from cairn.functions import declared_state
+from cairn.snapshots.reader import EpochReader
+from cairn.storage import Log, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,20 +121,17 @@ def read_state(
     newest = log.newest_epoch()
     assert newest is not None, "there is an epoch: its output has been read"
     graph = build(spark, str(payments), str(out)).graph()
-    spec = job_spec(graph, job_id="", checkpoint=store.url, backend="heap")
-    operator = Operator(spec.levels[0].operators[0], backend="heap", group_count=graph.group_count)
-    operator.declare()
-    operator.reset(EMPTY_VERSION, range(graph.group_count))
-    restore(operator, log, store, newest.number)
+    (operator,) = graph.levels[0].operators
     found = {}
-    for name, table in operator.tables.items():
-        batches = list(table.dump())
-        empty = f"key long, entry string, value {table.declaration.ddl}"
-        found[name] = (
-            spark.createDataFrame(pa.Table.from_batches(batches))
-            if batches
-            else spark.createDataFrame([], empty)
-        )
+    with EpochReader(store, newest) as reader:
+        for name, declaration in declared_state(operator.function).items():
+            batches = list(reader.rows(operator.uid, name))
+            empty = f"key long, entry string, value {declaration.ddl}"
+            found[name] = (
+                spark.createDataFrame(pa.Table.from_batches(batches))
+                if batches
+                else spark.createDataFrame([], empty)
+            )
     return found
 
 

@@ -78,8 +78,15 @@ class Planner:
     """Builds an epoch's DataFrame. Made once per run: the Python functions are reused."""
 
     def __init__(
-        self, graph: Graph, parallelism: int, forwards: Sequence[Forward], spark: SparkSession
+        self,
+        graph: Graph,
+        parallelism: int,
+        forwards: Sequence[Forward],
+        spark: SparkSession,
+        *,
+        pin: DataFrame | None = None,
     ) -> None:
+        """`pin`: the table of a planner before this one, of the same parallelism."""
         self.graph = graph
         self.parallelism = parallelism
         self._taps = taps(graph)
@@ -97,19 +104,21 @@ class Planner:
             self._columns.append(columns)
             # Pickling the function costs more than the rest of planning: done once.
             self._functions.append(udf(*(F.col(name) for name in columns)))
-        self._lay_pin(spark)
+        self._lay_pin(spark, pin)
 
     def _output_ddl(self, level: Level) -> str:
         return schema_ddl(envelope_schema(lanes_out(self.graph, level)))
 
-    def _lay_pin(self, spark: SparkSession) -> None:
-        self.pin = (
-            spark.range(self.parallelism)
-            .select(F.col("id").cast("int").alias("pin"))
-            .repartitionById(self.parallelism, F.col("pin"))
-            .persist()
-        )
-        self.pin.count()
+    def _lay_pin(self, spark: SparkSession, pin: DataFrame | None = None) -> None:
+        if pin is None:
+            pin = (
+                spark.range(self.parallelism)
+                .select(F.col("id").cast("int").alias("pin"))
+                .repartitionById(self.parallelism, F.col("pin"))
+                .persist()
+            )
+            pin.count()
+        self.pin = pin
         self._pin_side = self.pin.hint("shuffle_hash")
 
     def repin(self, spark: SparkSession) -> None:

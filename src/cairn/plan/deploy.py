@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cloudpickle
 import pyarrow as pa
 
 from cairn.errors import PlanError
+from cairn.functions import KeyedProcess
 from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
-from cairn.slot.spec import JobSpec, LevelSpec, OperatorSpec, OutletSpec, SinkSpec
+from cairn.slot.spec import (
+    BACKEND_MEMORY_BYTES,
+    JobSpec,
+    LevelSpec,
+    OperatorSpec,
+    OutletSpec,
+    SinkSpec,
+)
 
 
 def taps(graph: Graph) -> dict[Port, int]:
@@ -32,7 +42,14 @@ def lanes_out(graph: Graph, level: Level) -> tuple[tuple[int, pa.Schema], ...]:
     return tuple(sorted(lanes, key=lambda lane: lane[0]))
 
 
-def job_spec(graph: Graph, *, job_id: str, checkpoint: str, backend: str) -> JobSpec:
+def job_spec(
+    graph: Graph,
+    *,
+    job_id: str,
+    checkpoint: str,
+    backend: str,
+    backend_memory_bytes: int = BACKEND_MEMORY_BYTES,
+) -> JobSpec:
     tap_lanes = taps(graph)
     levels = tuple(
         LevelSpec(
@@ -51,20 +68,33 @@ def job_spec(graph: Graph, *, job_id: str, checkpoint: str, backend: str) -> Job
         )
         for level in graph.levels
     )
-    return JobSpec(job_id, graph.name, graph.group_count, checkpoint, backend, levels)
+    return JobSpec(
+        job_id=job_id,
+        job_name=graph.name,
+        group_count=graph.group_count,
+        checkpoint=checkpoint,
+        backend=backend,
+        levels=levels,
+        backend_memory_bytes=backend_memory_bytes,
+    )
+
+
+def pickled_function(uid: str, function: KeyedProcess[Any]) -> bytes:
+    """A function as it is sent to the slots."""
+    try:
+        return cloudpickle.dumps(function)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise PlanError(
+            f"operator {uid!r}: its function cannot be sent to the slots ({error})\n"
+            "  next: create connections, locks and the like in open(), not in __init__"
+        ) from error
 
 
 def _operator(
     graph: Graph, node: ProcessNode, level: Level, tap_lanes: dict[Port, int]
 ) -> OperatorSpec:
     edge = next(e for e in level.edges if e.consumer == node.uid)
-    try:
-        function = cloudpickle.dumps(node.function)
-    except Exception as error:
-        raise PlanError(
-            f"operator {node.uid!r}: its function cannot be sent to the slots ({error})\n"
-            "  next: create connections, locks and the like in open(), not in __init__"
-        ) from error
+    function = pickled_function(node.uid, node.function)
     outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
     return OperatorSpec(
         uid=node.uid,

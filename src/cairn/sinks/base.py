@@ -75,5 +75,8 @@ class Sink(ABC):
         one that has taken over from it since, unnoticed.
         """
 
+    def on_epoch_committed(self, epoch: int) -> None:
+        """In a slot, at the beginning of the next epoch: this one is committed for good."""
+
     def close(self) -> None:
         """When the run or the slot ends."""

@@ -1,6 +1,6 @@
 """An operator in a slot: a user function, its state, and the version that state is at.
 
-    begin    bring the state to the parent's version: keep, promote, undo or restore
+    begin    bring the state to the parent's version: keep, promote or undo, say what is missing
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.backends import BACKENDS
+from cairn.backends.base import Backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.codec import codec
@@ -30,30 +30,36 @@ from cairn.functions import KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import Outlet, _short
-from cairn.slot.protocol import Begin
+from cairn.slot.protocol import Begin, Piece
 from cairn.slot.spec import OperatorSpec
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, next_version
 from cairn.types import row_class
 
 MESSAGE_CHARS_MAX = 4000
+INCOMPLETE = ""
+"""A version that no epoch names."""
 
 
 class Operator:
     """Subtask i of an operator, resident between epochs."""
 
-    def __init__(self, spec: OperatorSpec, *, backend: str, group_count: int) -> None:
+    def __init__(self, spec: OperatorSpec, backend: Backend, *, group_count: int) -> None:
         self.spec = spec
         self.group_count = group_count
         self.groups = range(0)
         self.version = EMPTY_VERSION
         self.pending: str | None = None
         """The version that the epoch just finished would have, once it is committed."""
-        self.backend = BACKENDS[backend]()
+        self.backend = backend
         self.context = SlotContext()
         self.function: KeyedProcess[Any] | None = None
         self.function_version = ""
+        self.told_of: int | None = None
+        """The last committed epoch that the function was told of."""
         self.tables: dict[str, Table] = {}
+        self.is_adopted = False
+        """Another version of this operator has its state now."""
         self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
         self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
@@ -63,32 +69,61 @@ class Operator:
         self._key_at = [spec.schema.names.index(name) for name in spec.keys]
         self._key_codecs = [codec(spec.schema.field(name).type) for name in spec.keys]
         self._key = partial(tuple.__new__, row_class(spec.keys))
+        self._prefetches = type(backend).prefetch is not Backend.prefetch
         self._time_at = spec.schema.names.index(spec.event_time) if spec.event_time else None
 
-    def is_at(self, version: str, groups: range) -> bool:
-        """Whether the state asked for is here; keeps, promotes or undoes to make it so."""
-        if groups != self.groups:
+    def adopt(self, other: Operator) -> bool:
+        """Take over the state of the same operator with another function, if its form fits."""
+        self.declare()
+        mine = {name: _form(table) for name, table in self.tables.items()}
+        theirs = {name: _form(table) for name, table in other.tables.items()}
+        if self.spec.key_type != other.spec.key_type or theirs.items() - mine.items():
             return False
-        if self.pending == version and self.pending != self.version:
-            for table in self.tables.values():
-                table.promote()
-            self.version = version
-        elif self.version == version:
-            for table in self.tables.values():
-                table.rollback()
-        else:
-            return False
-        self.pending = None
+        self.backend.close()
+        self.backend, self.tables = other.backend, other.tables
+        self.groups, self.version, self.pending = other.groups, other.version, other.pending
+        self.told_of = other.told_of
+        self._declare(self.spec.load())
+        other.is_adopted = True
         return True
 
-    def reset(self, version: str, groups: range) -> None:
-        """Hold nothing, as the start of a restore."""
+    def bring_to(self, version: str, groups: range, pieces: Sequence[Piece]) -> list[range]:
+        """Make what is here the state asked for, and say which key groups are missing of it.
+
+        Pending changes are promoted if they belong to it, otherwise undone. `pieces` says, after
+        a change of parallelism, which versions the groups had in the ranges they come from.
+        """
+        if groups == self.groups and version in (self.version, self.pending):
+            self._settle(version)
+            return []
+        ours = {piece.version for piece in pieces} & {self.version, self.pending}
+        kept: list[range] = []
+        if groups != self.groups and ours:
+            self._settle(ours.pop())
+            kept = [
+                owned
+                for piece in pieces
+                if piece.version == self.version and (owned := _overlap(piece, self.groups))
+            ]
+        missing = _without(groups, kept)
+        # What a restore leaves behind that fails half way must not pass for the version.
+        self.version, self.pending = INCOMPLETE, None
         for table in self.tables.values():
-            table.reset()
+            for gap in missing:
+                table.forget(gap)
             table.assign(groups)
         self.groups = groups
-        self.version = version
-        self.pending = None
+        return missing
+
+    def _settle(self, version: str) -> None:
+        """Promote or undo the pending epoch."""
+        is_committed = version == self.pending and version != self.version
+        for table in self.tables.values():
+            if is_committed:
+                table.promote()
+            else:
+                table.rollback()
+        self.version, self.pending = version, None
 
     def open(self, begin: Begin, subtask: int) -> None:
         """Load the function if it is new, and tell it about the epoch."""
@@ -109,6 +144,13 @@ class Operator:
                 raise self._failed("open()", error) from error
             self.function = function
             self.function_version = self.spec.function_version
+        if begin.parent is not None and begin.parent != self.told_of:
+            assert self.function is not None
+            try:
+                self.function.on_epoch_committed(begin.parent)
+            except Exception as error:
+                raise self._failed("on_epoch_committed()", error) from error
+            self.told_of = begin.parent
         self.rows_in = 0
         for outlet in self.outlets:
             outlet.reset()
@@ -139,7 +181,11 @@ class Operator:
         if self._time_at is not None:
             times = [None if t is None else _millis(t) for t in columns[self._time_at]]
         row_tuples = map(self._row, zip(*columns, strict=True))
-        scoped = zip(groups, self._keys(columns, rows), times, row_tuples, strict=False)
+        keys = self._keys(columns, rows)
+        if self._prefetches:
+            keys = list(keys)
+            self.backend.prefetch(groups, keys)
+        scoped = zip(groups, keys, times, row_tuples, strict=False)
         self.rows_in += len(groups)
         context = self.context
         assert self.function is not None
@@ -233,7 +279,8 @@ class Operator:
         try:
             self.close_function()
         finally:
-            self.backend.close()
+            if not self.is_adopted:
+                self.backend.close()
 
     def _located(self, error: FunctionError, row: Any) -> FunctionError:
         """An error of ours raised under a row: say which."""
@@ -260,6 +307,36 @@ class Operator:
         if frames:
             lines.append(f"  at: {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}")
         return FunctionError("\n".join(lines), **facts)
+
+
+def _form(table: Table) -> tuple[Any, ...]:
+    """What state must agree in to be the same state: value, reducing and aggregating do."""
+    declaration = table.declaration
+    return type(table), declaration.type, declaration.entry_type
+
+
+def _overlap(piece: Piece, groups: range) -> range:
+    return range(
+        max(piece.first_group, groups.start),
+        min(piece.first_group + piece.group_count, groups.stop),
+    )
+
+
+def _without(groups: range, kept: Sequence[range]) -> list[range]:
+    """What is left of a range, as ranges."""
+    gaps = []
+    start = groups.start
+    for part in sorted((_cut(part, groups) for part in kept), key=lambda part: part.start):
+        if part.start > start:
+            gaps.append(range(start, part.start))
+        start = max(start, part.stop)
+    if start < groups.stop:
+        gaps.append(range(start, groups.stop))
+    return gaps
+
+
+def _cut(part: range, groups: range) -> range:
+    return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))
 
 
 def _millis(time: Any) -> int:

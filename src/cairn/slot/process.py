@@ -136,12 +136,14 @@ class SlotHome:
             )
 
 
-def end_slots(run_id: str) -> int:
-    """Say goodbye to every slot of a run on this machine. Returns how many were there."""
+def end_slots(run_id: str, first_subtask: int = 0) -> int:
+    """Say goodbye to a run's slots on this machine, from a subtask on; how many were there."""
     import pyarrow.flight as flight
 
     ended = 0
     for socket in (runtime_root() / run_id[:12]).glob("*/slot-*/socket"):
+        if int(socket.parent.name.removeprefix("slot-")) < first_subtask:
+            continue
         try:
             with flight.connect(f"grpc+unix://{socket}") as client:
                 options = flight.FlightCallOptions(timeout=5)

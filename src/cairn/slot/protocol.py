@@ -29,11 +29,19 @@ class Token(NamedTuple):
 
 
 class Compaction(msgspec.Struct, frozen=True, array_like=True):
-    """Replace the last `count` files of a range: by a base, or by one merged delta."""
+    """Write the last `count` files of a range anew: as a base, or as one merged delta."""
 
-    kind: str
+    kind: Literal["base", "merge"]
     count: int
     tier: int
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Key groups of a range and the version they are in, where they come from another range."""
+
+    first_group: int
+    group_count: int
+    version: str
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -50,8 +58,14 @@ class Begin(msgspec.Struct, frozen=True):
     versions: dict[str, list[str]]
     """Per operator, per subtask: the name of the state it must start from."""
     compactions: dict[str, dict[int, Compaction]]
-    """Per operator and subtask: what to write anew before the epoch's rows."""
+    """Per operator and subtask: what to write anew, in the background."""
     inline_bytes_max: int
+    pieces: dict[str, list[list[Piece]]] = {}
+    """Per operator and subtask, after a change of parallelism: what each range is made of."""
+    settled: list[str] = []
+    """Files written in the background that need not be announced again, by id."""
+    rewrite: list[str] = []
+    """Operators whose state gets another form: migrated, and written as a base at once."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -70,8 +84,19 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    compaction: Compaction
+    """A file written in the background: a base as of an epoch, or several deltas as one."""
+
+    uid: str
+    first_group: int
+    group_count: int
+    kind: Literal["base", "merge"]
+    tier: int
+    as_of: int
+    """The epoch whose state, or whose files, it was made from."""
+    replaced: tuple[str, ...]
+    """The ids of the deltas it stands for, in order. A base stands for all up to `as_of`."""
     stored: Stored
+    ms: float
 
 
 class OperatorAck(msgspec.Struct, frozen=True):
@@ -81,7 +106,6 @@ class OperatorAck(msgspec.Struct, frozen=True):
     keys_changed: int
     state_keys: int
     delta: Stored | None
-    compacted: Compacted | None
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -103,10 +127,15 @@ class Report(msgspec.Struct, frozen=True):
     started_ms: int
     finished_ms: int
     begin_ms: float
-    """Until the parent's state was at hand, restore and compaction included."""
+    """Until the parent's state was at hand, restore included."""
     restored: bool
     process_ms: float
     snapshot_ms: float
+    """What the epoch waited for: delta and sink output made durable."""
+    compacted: tuple[Compacted, ...] = ()
+    """What was written beside the epochs since; announced until it is settled."""
+    base_failed: str = ""
+    """Why a file could not be written in the background; it is tried again."""
 
 
 class Failure(msgspec.Struct, frozen=True):

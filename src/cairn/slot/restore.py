@@ -1,8 +1,9 @@
 """State out of files and into files: restore, bases, merged deltas.
 
 Always true here:
-- only the key groups that are owned are read, from files indexed by key group;
-- a base is written when nothing uncommitted is in the state;
+- only the key groups that are missing are read, from files indexed by key group;
+- state that the parent epoch does not name is not restored, whatever old files hold;
+- a base is of a moment when nothing uncommitted is in the state;
 - what is written is named by content, so writing it twice is harmless.
 """
 
@@ -10,100 +11,202 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from cairn.backends.base import Base, BaseTarget
+from cairn.backends.files import RowsReader, open_rows
+from cairn.crash import crash_point
 from cairn.errors import RestoreError
+from cairn.evolution import reshape
+from cairn.slot.compactor import Pace, Work
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin, Compaction, Stored
-from cairn.storage.files import SegmentWriter, StatePart, encode_segment, open_segment
+from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
+from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log
 from cairn.storage.manifest import FileRef, OperatorEntry, RangeState
-from cairn.storage.pack import write_segment, write_segment_file
+from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
 
+MERGE_ROWS = 32 * 1024
 
-def restore(operator: Operator, log: Log, store: Store, epoch_number: int) -> None:
-    """Bring an empty operator to a committed epoch."""
-    for part in _entry(operator, log, epoch_number).ranges:
+
+def restore(
+    operator: Operator,
+    log: Log,
+    store: Store,
+    epoch_number: int,
+    missing: Sequence[range],
+    scratch: str,
+) -> None:
+    """Bring these key groups, which are empty, to a committed epoch."""
+    entry = _entry(operator.spec.uid, log.epoch(epoch_number).operators)
+    names = operator.tables.keys() & entry.states.keys()
+    for part in entry.ranges:
         for ref in part.files:
-            groups = _overlap(operator.groups, ref)
-            if not groups:
-                continue
-            reader = open_segment(store, ref)
-            for name in reader.states:
-                table = operator.tables.get(name)
-                if table is not None:
-                    for batch in reader.read(name, groups):
-                        table.apply(batch)
+            for groups in filter(None, (_overlap(gap, ref) for gap in missing)):
+                if ref.kind == "base" and operator.backend.load(store, ref, groups, scratch):
+                    continue
+                with open_rows(store, ref, scratch) as reader:
+                    for name in names & set(reader.states):
+                        _apply(operator, name, reader, groups)
 
 
-def write_base(operator: Operator, store: Store, begin: Begin, scratch: str) -> Stored:
-    """The whole state as of the parent epoch, as one file."""
-    assert begin.parent is not None
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-", delete=False) as file:
+def _apply(operator: Operator, name: str, reader: RowsReader, groups: range) -> None:
+    table = operator.tables[name]
+    for batch in reader.read(name, groups):
+        table.apply(
+            reshape(batch, table.declaration, operator.spec.key_type, operator=operator.spec.uid)
+        )
+
+
+def base_work(operator: Operator, store: Store, begin: Begin, scratch: str) -> Work:
+    """The whole state as of the parent epoch, as one base. Captured now, written later."""
+    base = operator.backend.begin_base(operator.tables, operator.groups)
+    groups, uid = operator.groups, operator.spec.uid
+
+    def run(pace: Pace) -> Compacted:
+        return write_base(base, uid, groups, store, begin, scratch, pace)
+
+    return Work(uid, run, base.close)
+
+
+def write_base(
+    base: Base, uid: str, groups: range, store: Store, begin: Begin, scratch: str, pace: Pace
+) -> Compacted:
+    assert begin.parent is not None, "a base is of a committed epoch"
+    started = time.perf_counter()
+    entry = _entry(uid, Log(store).epoch(begin.parent).operators)
+    target = BaseTarget(
+        store=store,
+        term=begin.term,
+        operator=uid,
+        epoch=begin.parent,
+        scratch=scratch,
+        inline_bytes_max=begin.inline_bytes_max,
+        known=tuple(
+            ref
+            for part in entry.ranges
+            for ref in part.files
+            if ref.kind == "base" and not ref.store
+        ),
+    )
+    crash_point("slot.base.begun")
+    stored = base.write(target, pace)
+    crash_point("slot.base.written")
+    return Compacted(
+        uid=uid,
+        first_group=groups.start,
+        group_count=len(groups),
+        kind="base",
+        tier=0,
+        as_of=begin.parent,
+        replaced=(),
+        stored=stored,
+        ms=(time.perf_counter() - started) * 1000,
+    )
+
+
+def merge_work(
+    operator: Operator, compaction: Compaction, store: Store, begin: Begin, scratch: str
+) -> Work:
+    """The last few deltas of the range as one: of each key the last word."""
+    groups, uid = operator.groups, operator.spec.uid
+
+    def run(pace: Pace) -> Compacted | None:
+        return _merge(operator, groups, compaction, store, begin, scratch, pace)
+
+    return Work(uid, run, lambda: None)
+
+
+def _merge(
+    operator: Operator,
+    groups: range,
+    compaction: Compaction,
+    store: Store,
+    begin: Begin,
+    scratch: str,
+    pace: Pace,
+) -> Compacted | None:
+    assert begin.parent is not None, "nothing to merge without a parent epoch"
+    uid = operator.spec.uid
+    started = time.perf_counter()
+    part = _range(_entry(uid, Log(store).epoch(begin.parent).operators), groups)
+    refs = part.files[-compaction.count :]
+    if len(refs) < 2 or any(ref.kind == "base" for ref in refs):
+        return None
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-", delete=False) as file:
         try:
             writer = SegmentWriter(
-                file, "base", operator.spec.uid, first_epoch=0, last_epoch=begin.parent
+                file,
+                "delta",
+                uid,
+                first_epoch=refs[0].first_epoch,
+                last_epoch=refs[-1].last_epoch,
             )
-            for name, table in sorted(operator.tables.items()):
-                schema = None
-                for batch in table.dump():
-                    if schema is None:
-                        schema = batch.schema
-                        writer.begin_state(name, schema)
-                    writer.write(batch)
+            readers = [(ref, open_rows(store, ref, scratch)) for ref in refs]
+            for name in sorted({name for _, reader in readers for name in reader.states}):
+                table = operator.tables.get(name)
+                begun = False
+                for batches in _by_groups(name, readers, groups):
+                    if table is None:
+                        break  # Of state that was dropped; a base without it is on its way.
+                    merged = table.merge(batches)
+                    if not begun:
+                        writer.begin_state(name, merged.schema)
+                        begun = True
+                    writer.write(merged)
+                    pace()
             written = writer.finish()
             file.flush()
+            if not written.rows:
+                return None
             if written.length <= begin.inline_bytes_max:
                 with open(file.name, "rb") as small:
-                    return Stored(written.id, written.length, written.rows, data=small.read())
-            at = write_segment_file(store, file.name, written, begin.term)
-            return Stored(written.id, written.length, written.rows, path=at.path)
+                    stored = Stored(written.id, written.length, written.rows, data=small.read())
+            else:
+                at = write_segment_file(store, file.name, written, begin.term)
+                stored = Stored(written.id, written.length, written.rows, path=at.path)
         finally:
             os.unlink(file.name)
-
-
-def merge_files(
-    operator: Operator, compaction: Compaction, log: Log, store: Store, begin: Begin
-) -> Stored | None:
-    """The last few deltas of the range as one: of each key the last word."""
-    assert begin.parent is not None
-    part = _range(_entry(operator, log, begin.parent), operator.groups)
-    refs = part.files[-compaction.count :]
-    batches: dict[str, list[pa.RecordBatch]] = {}
-    for ref in refs:
-        groups = _overlap(operator.groups, ref)
-        reader = open_segment(store, ref)
-        for name in reader.states:
-            if name in operator.tables:
-                batches.setdefault(name, []).extend(reader.read(name, groups))
-    parts = [
-        StatePart(name, operator.tables[name].merge(rows))
-        for name, rows in sorted(batches.items())
-        if rows
-    ]
-    if not parts:
-        return None
-    segment = encode_segment(
-        "delta",
-        operator.spec.uid,
-        parts,
-        first_epoch=refs[0].first_epoch,
-        last_epoch=refs[-1].last_epoch,
+    return Compacted(
+        uid=uid,
+        first_group=groups.start,
+        group_count=len(groups),
+        kind="merge",
+        tier=compaction.tier,
+        as_of=begin.parent,
+        replaced=tuple(ref.id for ref in refs),
+        stored=stored,
+        ms=(time.perf_counter() - started) * 1000,
     )
-    if len(segment.data) <= begin.inline_bytes_max:
-        return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
-    at = write_segment(store, segment, begin.term)
-    return Stored(segment.id, len(segment.data), segment.rows, path=at.path)
 
 
-def _entry(operator: Operator, log: Log, epoch_number: int) -> OperatorEntry:
-    entry = log.epoch(epoch_number).operators.get(operator.spec.uid)
+def _by_groups(
+    name: str, readers: Sequence[tuple[FileRef, RowsReader]], groups: range
+) -> Iterator[list[pa.RecordBatch]]:
+    """The rows of a state in all files, a few key groups at a time."""
+    rows = sum(ref.rows for ref, _ in readers)
+    step = max(1, len(groups) * MERGE_ROWS // max(1, rows))
+    for start in range(groups.start, groups.stop, step):
+        some = range(start, min(start + step, groups.stop))
+        batches = [
+            batch
+            for ref, reader in readers
+            if (owned := _overlap(some, ref))
+            for batch in reader.read(name, owned)
+        ]
+        if batches:
+            yield batches
+
+
+def _entry(uid: str, operators: dict[str, OperatorEntry]) -> OperatorEntry:
+    entry = operators.get(uid)
     if entry is None:
         raise RestoreError(
-            f"epoch {epoch_number} has no operator {operator.spec.uid!r}, "
-            "though a version of its state is asked for"
+            f"the parent epoch has no operator {uid!r}, though a version of its state is asked for"
         )
     return entry
 
@@ -116,7 +219,7 @@ def _range(entry: OperatorEntry, groups: range) -> RangeState:
 
 
 def _overlap(groups: range, ref: FileRef) -> range:
-    """The key groups a file is listed for, of those that are owned."""
+    """The key groups a file is listed for, of those that are asked for."""
     return range(
         max(groups.start, ref.first_group),
         min(groups.stop, ref.first_group + ref.group_count),

@@ -1,6 +1,6 @@
 """What a slot does: runs the levels of a job, epoch by epoch, and keeps their state between.
 
-    load(spec)                     once per job
+    load(spec)                     once per job, and again when a function was replaced
     begin(level, token, begin)     per attempt: bring each operator to the parent's version
     run(level, token, batch)       rows in; envelope batches go to `send`
     finish(level, token) -> Ack    delta and sink output durable, then acknowledged
@@ -10,7 +10,8 @@ Always true here:
   zombie can neither wipe nor extend the live attempt;
 - pending work is promoted only if its version is the one the parent names,
   otherwise it is undone; what is not here is restored from the store;
-- an acknowledgement names only what is already durable.
+- an acknowledgement names only what is already durable;
+- no attempt waits for a base or a merge: they are written beside the epochs.
 """
 
 from __future__ import annotations
@@ -24,29 +25,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.backends import make_backend
 from cairn.crash import crash_point
 from cairn.errors import EpochError
+from cairn.ids import new_id
 from cairn.sinks.base import Sink, SinkContext, Writer
+from cairn.slot.compactor import Compactor
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import (
-    Ack,
-    Begin,
-    Compacted,
-    Compaction,
-    OperatorAck,
-    Stored,
-    Token,
-)
-from cairn.slot.restore import merge_files, restore, write_base
+from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
+from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.spec import JobSpec, LevelSpec, OperatorSpec, SinkSpec, envelope_schema, lane_name
 from cairn.storage.files import StatePart, encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.pack import write_segment
 from cairn.storage.store import Store, open_store
-
-INCOMPLETE = ""
-"""A version that no epoch names."""
 
 Send = Callable[[pa.RecordBatch], None]
 
@@ -58,25 +51,43 @@ class StaleTokenError(EpochError):
 class Runtime:
     """The levels of one job in one slot."""
 
-    def __init__(self, *, scratch: str, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        scratch: str,
+        store: Store | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
+        threaded: bool = True,
+    ) -> None:
         self.spec_id = ""
+        self.compactor = Compactor(is_busy, threaded=threaded)
         self._scratch = scratch
         self._store = store
         self._levels: dict[int, LevelRuntime] = {}
+        self._lock = threading.Lock()
 
     def load(self, spec_id: str, data: bytes) -> None:
-        spec = JobSpec.unpickled(data)
-        self.close()
-        store = self._store or open_store(spec.checkpoint)
-        log = Log(store)
-        for level in spec.levels:
-            self._levels[level.index] = LevelRuntime(spec, level, store, log, self._scratch)
-        self.spec_id = spec_id
+        """Take on a job, or the same job with other functions: state whose form fits is kept."""
+        with self._lock:
+            if spec_id == self.spec_id:
+                return
+            spec = JobSpec.unpickled(data)
+            store = self._store or open_store(spec.checkpoint)
+            log = Log(store)
+            levels = {
+                level.index: LevelRuntime(spec, level, store, log, self._scratch, self.compactor)
+                for level in spec.levels
+            }
+            for index, level in self._levels.items():
+                level.retire(levels.get(index))
+            self._levels = levels
+            self.spec_id = spec_id
 
     def level(self, index: int) -> LevelRuntime:
         return self._levels[index]
 
     def close(self) -> None:
+        self.compactor.close()
         for level in self._levels.values():
             level.close()
         self._levels.clear()
@@ -90,9 +101,11 @@ class SinkRuntime:
         self.sink: Sink = spec.sink
         self.sink.open(SinkContext(job.job_id, job.job_name, spec.uid, spec.schema, scratch))
         self.writer: Writer | None = None
+        self.told_of: int | None = None
 
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
+        self.committed(begin.parent)
         self.writer = self.sink.writer(begin.epoch, subtask, begin.attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -115,6 +128,12 @@ class SinkRuntime:
         writer, self.writer = self.writer, None
         return writer.prepare()
 
+    def committed(self, epoch: int | None) -> None:
+        """Tell the sink, once, of the epoch before."""
+        if epoch is not None and epoch != self.told_of:
+            self.sink.on_epoch_committed(epoch)
+            self.told_of = epoch
+
     def abort(self) -> None:
         if self.writer is not None:
             writer, self.writer = self.writer, None
@@ -124,13 +143,27 @@ class SinkRuntime:
 class LevelRuntime:
     """One level: its operators and sinks, and the attempt under way."""
 
-    def __init__(self, job: JobSpec, spec: LevelSpec, store: Store, log: Log, scratch: str) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        spec: LevelSpec,
+        store: Store,
+        log: Log,
+        scratch: str,
+        compactor: Compactor,
+    ) -> None:
         self.spec = spec
         self.store = store
         self.log = log
         self.scratch = scratch
+        self.compactor = compactor
         self.operators = [
-            Operator(op, backend=job.backend, group_count=job.group_count) for op in spec.operators
+            Operator(
+                op,
+                make_backend(job.backend, f"{scratch}/{new_id()}", job.backend_memory_bytes),
+                group_count=job.group_count,
+            )
+            for op in spec.operators
         ]
         self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
         self.schema = envelope_schema(spec.lanes)
@@ -148,7 +181,7 @@ class LevelRuntime:
         self._newest = Token(-1, -1, -1, -1)
         self._begin: Begin | None = None
         self._subtask = 0
-        self._compacted: dict[str, Compacted] = {}
+        self._rewritten: list[Compacted] = []
         self._lock = threading.RLock()
         self._token_lock = threading.Lock()
 
@@ -184,7 +217,8 @@ class LevelRuntime:
             self._check(token)
             started = time.perf_counter()
             self._begin, self._subtask = begin, subtask
-            self._compacted.clear()
+            self._rewritten.clear()
+            self.compactor.settle(begin.settled)
             self.restored = False
             for operator in self.operators:
                 self._bring_to_parent(operator, begin, subtask)
@@ -199,26 +233,43 @@ class LevelRuntime:
         uid = operator.spec.uid
         groups = operator.own(subtask, begin.parallelism)
         version = begin.versions[uid][subtask]
+        pieces = begin.pieces[uid][subtask] if uid in begin.pieces else []
         operator.declare()
-        if not operator.is_at(version, groups):
-            # What a restore leaves behind that fails half way must not pass for the version.
-            operator.reset(INCOMPLETE, groups)
-            if version != EMPTY_VERSION:
-                assert begin.parent is not None, "state without a parent epoch"
-                restore(operator, self.log, self.store, begin.parent)
-                self.restored = True
-            operator.version = version
-        compaction = begin.compactions.get(uid, {}).get(subtask)
-        if compaction is not None:
-            stored = self._compact(operator, compaction, begin)
-            if stored is not None:
-                self._compacted[uid] = Compacted(compaction, stored)
+        if version not in (operator.version, operator.pending) or groups != operator.groups:
+            # Before anything of it changes: what is being written is of the state that was.
+            self.compactor.cancel(uid)
+        missing = operator.bring_to(version, groups, pieces)
+        if missing and version != EMPTY_VERSION:
+            assert begin.parent is not None, "state without a parent epoch"
+            restore(operator, self.log, self.store, begin.parent, missing, self.scratch)
+            self.restored = True
+            crash_point("slot.restored")
+        operator.version = version
+        if uid in begin.rewrite and version != EMPTY_VERSION:
+            self.compactor.cancel(uid)
+            self._rewritten.append(self._write_base_now(operator, begin))
+        else:
+            self._compact(operator, begin, subtask)
 
-    def _compact(self, operator: Operator, compaction: Compaction, begin: Begin) -> Stored | None:
-        assert begin.parent is not None, "nothing to compact without a parent epoch"
+    def _write_base_now(self, operator: Operator, begin: Begin) -> Compacted:
+        base = operator.backend.begin_base(operator.tables, operator.groups)
+        try:
+            uid, groups = operator.spec.uid, operator.groups
+            return write_base(base, uid, groups, self.store, begin, self.scratch, pace=lambda: None)
+        finally:
+            base.close()
+
+    def _compact(self, operator: Operator, begin: Begin, subtask: int) -> None:
+        """Start what is due, unless something of this operator is under way already."""
+        uid = operator.spec.uid
+        compaction = begin.compactions.get(uid, {}).get(subtask)
+        if compaction is None or not self.compactor.is_free(uid):
+            return
         if compaction.kind == "base":
-            return write_base(operator, self.store, begin, self.scratch)
-        return merge_files(operator, compaction, self.log, self.store, begin)
+            work = base_work(operator, self.store, begin, self.scratch)
+        else:
+            work = merge_work(operator, compaction, self.store, begin, self.scratch)
+        self.compactor.submit(work)
 
     def attach(self, token: Token, send: Send) -> None:
         """What leaves this level goes here, until a newer attempt attaches."""
@@ -275,7 +326,25 @@ class LevelRuntime:
             keys_changed=operator.keys_changed(),
             state_keys=operator.state_keys(),
             delta=stored,
-            compacted=self._compacted.get(operator.spec.uid),
+        )
+
+    def report(self, *, executor: str, log: str, started_ms: int) -> Report:
+        """What the attempt just finished measured, and what was written beside it."""
+        uids = {operator.spec.uid for operator in self.operators}
+        written = [file for file in self.compactor.announced() if file.uid in uids]
+        return Report(
+            level=self.spec.index,
+            subtask=self._subtask,
+            executor=executor,
+            log=log,
+            started_ms=started_ms,
+            finished_ms=time.time_ns() // 1_000_000,
+            begin_ms=self.begin_ms,
+            restored=self.restored,
+            process_ms=self.process_ms,
+            snapshot_ms=self.snapshot_ms,
+            compacted=(*self._rewritten, *written),
+            base_failed=self.compactor.failure(),
         )
 
     def _store_delta(self, spec: OperatorSpec, parts: list[StatePart], begin: Begin) -> Stored:
@@ -293,6 +362,20 @@ class LevelRuntime:
             if token == self._newest:
                 for sink in self.sinks.values():
                     sink.abort()
+
+    def retire(self, successor: LevelRuntime | None) -> None:
+        """Another version of this level takes over; whoever still works here is superseded."""
+        with self._token_lock:
+            newest, self._newest = self._newest, Token(1 << 62, 0, 0, 0)
+        with self._lock:
+            if successor is not None:
+                successor._newest = newest
+                heirs = {operator.spec.uid: operator for operator in successor.operators}
+                for operator in self.operators:
+                    heir = heirs.get(operator.spec.uid)
+                    if heir is None or not heir.adopt(operator):
+                        self.compactor.cancel(operator.spec.uid)
+            self.close()
 
     def close(self) -> None:
         for operator in self.operators:

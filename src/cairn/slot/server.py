@@ -28,7 +28,7 @@ import pyarrow.flight as flight
 
 from cairn.crash import crash_point
 from cairn.errors import CairnError
-from cairn.slot.protocol import Begin, Failure, Report, Token, ack_encoder
+from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE
 
@@ -60,7 +60,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def __init__(self, location: str, *, executor: str, log: str, scratch: str) -> None:
         super().__init__(location)
-        self.runtime = Runtime(scratch=scratch)
+        self.runtime = Runtime(scratch=scratch, is_busy=lambda: bool(self._calls))
         self.executor = executor
         self.log = log
         self.ended = threading.Event()
@@ -129,18 +129,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 if chunk.data is not None and chunk.data.num_rows:
                     level.run(token, chunk.data)
             ack = level.finish(token)
-            report = Report(
-                level=call.level,
-                subtask=call.subtask,
-                executor=self.executor,
-                log=self.log,
-                started_ms=started_ms,
-                finished_ms=time.time_ns() // 1_000_000,
-                begin_ms=level.begin_ms,
-                restored=level.restored,
-                process_ms=level.process_ms,
-                snapshot_ms=level.snapshot_ms,
-            )
+            report = level.report(executor=self.executor, log=self.log, started_ms=started_ms)
             columns = [pa.array([ACK_LANE], pa.int32())]
             columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
             columns.append(pa.array([ack_encoder.encode(ack)], pa.binary()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
@@ -20,6 +20,7 @@ from cairn.ids import digest
 from cairn.sinks.base import Sink
 
 ACK_LANE = -1
+BACKEND_MEMORY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,23 @@ class JobSpec:
     checkpoint: str
     backend: str
     levels: tuple[LevelSpec, ...]
+    backend_memory_bytes: int = BACKEND_MEMORY_BYTES
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
     """The driver's import path: modules beside a program are found in the slots too."""
+
+    def with_function(self, uid: str, function: bytes) -> JobSpec:
+        """The same job with another function of one operator."""
+        levels = tuple(
+            replace(
+                level,
+                operators=tuple(
+                    replace(op, function=function) if op.uid == uid else op
+                    for op in level.operators
+                ),
+            )
+            for level in self.levels
+        )
+        return replace(self, levels=levels)
 
     def pickled(self) -> tuple[str, bytes]:
         """(id, bytes)."""

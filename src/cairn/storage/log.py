@@ -377,7 +377,12 @@ def read_job(store: Store) -> JobInfo | None:
 
 
 def create_or_open_job(
-    store: Store, name: str, max_parallelism: int, *, clock_ms: Callable[[], int] | None = None
+    store: Store,
+    name: str,
+    max_parallelism: int,
+    *,
+    origin: Origin | None = None,
+    clock_ms: Callable[[], int] | None = None,
 ) -> JobInfo:
     """The job this checkpoint belongs to; made now if it is empty."""
     if store.exists(REMOVAL_PATH):
@@ -396,6 +401,7 @@ def create_or_open_job(
             job_id=uuid.uuid4().hex,
             max_parallelism=max_parallelism,
             created_ms=clock_ms() if clock_ms else time.time_ns() // 1_000_000,
+            origin=origin,
         )
         won = False
         try:

@@ -31,11 +31,11 @@ from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job
 from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.pack import STATE_FOLDER
 from cairn.storage.retention import files_of
+from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
 
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_SAVEPOINT_PATH: Final = "unfinished.json"
-SPARK_FOLDER: Final = "spark"
 
 
 class Removed(NamedTuple):

@@ -65,7 +65,7 @@ __all__ = [
 
 GRACE_S: Final = 3600.0
 _REMOVED_MEMORY_MAX: Final = 100_000
-_SPARK_FOLDER: Final = re.compile(r"(spark/(\d{12})(?:-\d+)?)/")
+_SPARK_FOLDER: Final = re.compile(r"(spark/(\d{12})(?:-\w+)?)/")
 
 logger = logging.getLogger("cairn")
 

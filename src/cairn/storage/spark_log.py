@@ -1,48 +1,60 @@
-"""What Spark's own streaming checkpoint says: offsets, and what sources keep beside them.
-
-It can be laid out anew from an epoch, in the same store or in another.
+"""Spark's own streaming checkpoint: read, and laid out anew where Spark is to go on.
 
     <folder>/metadata, offsets/<batch>, commits/<batch>, sources/<i>/…
 
+An offsets file has two lines of its own, then a line per source, in the order in which
+Spark numbers them; "-" stands for a source that has given nothing yet. Beside its offset a
+source may keep files under sources/<i>/: the file source, the list of files it has seen.
+
 Always true here:
-- a folder of Spark's is read, never changed; laying out makes a new one;
-- what is read of a source is what it knew right after the epoch, not what it has read since.
+- from a folder that was laid out, Spark resumes right after the position it was laid out for;
+- the folder that is read is never changed; the two may lie in different stores;
+- input that would be read twice without anybody's wish is refused, never read.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Final
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
 
 from cairn.errors import RestoreError
-from cairn.storage.manifest import Epoch
+from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import NotFoundError, Store
 
+SPARK_FOLDER: Final = "spark"
+NO_OFFSET: Final = "-"
 # Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
 COMPACT_INTERVAL: Final = 10
+_HEAD_LINES: Final = 2
 _NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
-# A running query cleans its log up now and then, which may happen while it is read here.
-_READ_ATTEMPTS_MAX: Final = 3
+
+
+# Offsets
 
 
 def spark_folder(term: int) -> str:
-    return f"spark/{term:012d}"
+    """Where Spark's log of a leader lies."""
+    return f"{SPARK_FOLDER}/{term:012d}"
 
 
 def read_offsets(store: Store, folder: str, batch_id: int) -> str:
-    """The raw text of a batch's offset file. NotFoundError when there is none."""
+    """The raw text of Spark's offset file of a batch."""
     return store.get(f"{folder}/offsets/{batch_id}").decode()
+
+
+def source_lines(offsets: str) -> list[str]:
+    """The line of each source."""
+    return offsets.strip().split("\n")[_HEAD_LINES:]
 
 
 def same_offsets(left: str, right: str) -> bool:
     """Whether two offset files name the same input. The line of settings and clock is not input."""
-    return [*map(_canonical, source_lines(left))] == [*map(_canonical, source_lines(right))]
-
-
-def source_lines(offsets: str) -> list[str]:
-    """The offset of each source, in their order."""
-    return offsets.strip().split("\n")[2:]
+    return list(map(_canonical, source_lines(left))) == list(map(_canonical, source_lines(right)))
 
 
 def _canonical(line: str) -> str:
@@ -52,73 +64,95 @@ def _canonical(line: str) -> str:
         return line.strip()
 
 
-def source_files(store: Store, epoch: Epoch) -> dict[str, bytes]:
-    """The files under `sources/` as they must be right after this epoch, by name below it.
-
-    For a file source that is the list of files already seen.
-    """
-    cuts = {
-        index: _log_offset(line) for index, line in enumerate(source_lines(epoch.spark.offsets))
-    }
-    missing = ""
-    for _ in range(_READ_ATTEMPTS_MAX):
-        files, logs = _read_sources(store, epoch, cuts)
-        missing = ""
-        for index, last in cuts.items():
-            if last is None or last < 0:
-                continue
-            cut = _cut_file_log(logs.get(index, {}), last)
-            if cut is None:
-                missing = f"{index}/{last}"
-                break
-            files.update({f"{index}/{entry}": data for entry, data in cut.items()})
-        if not missing:
-            return files
-    path = f"{epoch.spark.folder}/sources/{missing}"
-    raise RestoreError(
-        f"Spark's list of files already read by source {missing.partition('/')[0]} is gone\n"
-        f"  expected: {store.url}/{path}\n"
-        "  going on without it would read every file again\n"
-        "  next: restore that folder from a backup",
-        file=path,
-    )
+# Laying out
 
 
 def lay_out(epoch: Epoch, folder: str, *, source: Store, target: Store) -> None:
-    """A folder in `target` from which Spark resumes right after an epoch of `source`."""
-    old, batch_id = epoch.spark.folder, epoch.spark.batch_id
-    for name, data in source_files(source, epoch).items():
+    """A folder in `target` from which Spark resumes right after an epoch run in `source`."""
+    metadata = None
+    if source.url == target.url:
+        # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
+        # runs when a second one of the same id starts beside it.
+        metadata = read_metadata(source, epoch.spark.folder)
+    lay_out_from(epoch.spark, source_files(source, epoch), folder, target, metadata=metadata)
+
+
+def lay_out_from(
+    position: SparkPosition,
+    sources: Mapping[str, bytes],
+    folder: str,
+    target: Store,
+    *,
+    metadata: bytes | None = None,
+) -> SparkPosition:
+    """A folder from which Spark resumes right after a position; the position in that folder.
+
+    `sources` are the files under sources/, as `source_files` gives them. Without
+    `metadata` the query gets an id of its own.
+    """
+    for name, data in sources.items():
         target.put(f"{folder}/sources/{name}", data)
-    try:
-        target.put(f"{folder}/metadata", source.get(f"{old}/metadata"))
-    except NotFoundError:
-        pass  # Spark makes one; it only names the query.
-    offsets = epoch.spark.offsets.encode()
-    # Spark reads the batch before the last one too, but only to learn where the last began.
-    for number in {max(0, batch_id - 1), batch_id}:
-        target.put(f"{folder}/offsets/{number}", offsets)
+    target.put(f"{folder}/metadata", metadata or json.dumps({"id": str(uuid.uuid4())}).encode())
+    batch_id, offsets = position.batch_id, position.offsets.encode()
     target.put(f"{folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
+    # Spark reads the batch before the last one too, but only to learn where the last began.
+    for number in sorted({max(0, batch_id - 1), batch_id}):
+        target.put(f"{folder}/offsets/{number}", offsets)
+    return msgspec.structs.replace(position, folder=folder)
 
 
-def _read_sources(
-    store: Store, epoch: Epoch, cuts: dict[int, int | None]
-) -> tuple[dict[str, bytes], dict[int, dict[str, bytes]]]:
-    """(files to be kept as they are, entries of logs that must be cut, by source)."""
-    folder = f"{epoch.spark.folder}/sources/"
+def read_metadata(store: Store, folder: str) -> bytes | None:
+    """Spark's file that names the query, if it is there."""
+    try:
+        return store.get(f"{folder}/metadata")
+    except NotFoundError:
+        return None
+
+
+# What sources keep beside their offsets
+
+
+def source_files(
+    store: Store, epoch: Epoch, *, only: Collection[int] | None = None
+) -> dict[str, bytes]:
+    """The files under sources/ as they must be right after an epoch, by path below sources/.
+
+    `only`: the indices of the sources that matter. RestoreError where a list of files seen
+    is gone: without it, every file would be read again.
+    """
+    root = f"{epoch.spark.folder}/sources/"
+    cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(epoch.spark.offsets))}
     files: dict[str, bytes] = {}
     logs: dict[int, dict[str, bytes]] = {}
-    for found in store.list(folder):
-        name = found.path[len(folder) :]
+    for found in store.list(root):
+        name = found.path[len(root) :]
         source, _, entry = name.partition("/")
-        try:
-            data = store.get(found.path)
-        except NotFoundError:
-            continue  # Spark has cleaned it up since it was listed.
-        if source.isdigit() and cuts.get(int(source)) is not None and _NUMBERED.fullmatch(entry):
-            logs.setdefault(int(source), {})[entry] = data
+        index = int(source) if source.isdigit() else None
+        if only is not None and index not in only:
+            continue
+        if index is not None and cuts.get(index) is not None and _NUMBERED.fullmatch(entry):
+            logs.setdefault(index, {})[entry] = store.get(found.path)
         else:
-            files[name] = data
-    return files, logs
+            files[name] = store.get(found.path)
+    for index, last in cuts.items():
+        if last is None or last < 0 or (only is not None and index not in only):
+            continue
+        cut = _cut_file_log(logs.get(index, {}), last)
+        if cut is None:
+            raise RestoreError(
+                f"Spark's list of files already read by source {_shown(epoch, index)} is gone\n"
+                f"  expected: {store.url}/{root}{index}/{last}\n"
+                "  going on without it would read every file again\n"
+                "  next: restore that folder from a backup",
+                file=f"{root}{index}/{last}",
+            )
+        files.update({f"{index}/{entry}": data for entry, data in cut.items()})
+    return files
+
+
+def _shown(epoch: Epoch, index: int) -> str:
+    names = epoch.spark.sources
+    return f"{index} ({names[index]!r})" if index < len(names) else str(index)
 
 
 def _cut_file_log(log: dict[str, bytes], last: int) -> dict[str, bytes] | None:
@@ -151,3 +185,79 @@ def _log_offset(line: str) -> int | None:
         return None
     value = parsed.get("logOffset") if isinstance(parsed, dict) else None
     return value if isinstance(value, int) else None
+
+
+# Sources by name
+
+
+class SourceChange(NamedTuple):
+    """What a program's sources are to a position: `kept` maps new indices to old ones."""
+
+    kept: dict[int, int]
+    dropped: list[str]
+    is_same: bool
+
+
+def match_sources(
+    position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
+) -> SourceChange | None:
+    """A program's sources, in Spark's order, found in a position; None where that cannot be told.
+
+    A position that does not know the names is taken to be of the same sources. It cannot
+    be told which is which where a source is several inputs to Spark.
+    """
+    held = position.sources or list(sources)
+    if held == list(sources) and not set(sources) & set(reset_sources):
+        return SourceChange({}, [], is_same=True)
+    if len(source_lines(position.offsets)) != len(held) or len(set(held)) != len(held):
+        return None
+    old = {name: index for index, name in enumerate(held)}
+    kept = {
+        new: old[name]
+        for new, name in enumerate(sources)
+        if name in old and name not in reset_sources
+    }
+    return SourceChange(kept, [name for name in held if name not in sources], is_same=False)
+
+
+def lay_out_for(
+    epoch: Epoch,
+    folder: str,
+    store: Store,
+    sources: Sequence[str],
+    reset_sources: Collection[str] = (),
+) -> bool:
+    """Like `lay_out`, for a program with other sources than the epoch had.
+
+    Sources keep their positions wherever they stand now; new ones, and those in
+    `reset_sources`, start at their beginning. False, and nothing is laid out, where no
+    source has a position to keep.
+    """
+    change = match_sources(epoch.spark, sources, reset_sources)
+    if change is None:
+        raise RestoreError(
+            f"cannot tell which of Spark's offsets are those of {', '.join(sources)}\n"
+            f"  epoch {epoch.number} was made from: {', '.join(epoch.spark.sources) or 'unknown'}\n"
+            "  next: start with the sources it had, in that order",
+            epoch=epoch.number,
+        )
+    if change.is_same:
+        lay_out(epoch, folder, source=store, target=store)
+        return True
+    old = source_lines(epoch.spark.offsets)
+    kept = change.kept
+    lines = [old[kept[new]] if new in kept else NO_OFFSET for new in range(len(sources))]
+    if all(line.strip() == NO_OFFSET for line in lines):
+        return False
+    moved = {str(before): str(new) for new, before in kept.items()}
+    files = {}
+    for name, data in source_files(store, epoch, only=kept.values()).items():
+        index, _, entry = name.partition("/")
+        files[f"{moved[index]}/{entry}"] = data
+    head = epoch.spark.offsets.strip().split("\n")[:_HEAD_LINES]
+    position = msgspec.structs.replace(
+        epoch.spark, offsets="\n".join([*head, *lines]), sources=list(sources)
+    )
+    metadata = read_metadata(store, epoch.spark.folder)
+    lay_out_from(position, files, folder, store, metadata=metadata)
+    return True

@@ -28,17 +28,19 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
+from cairn.backends import make_backend
 from cairn.codec import ValueTypeError, codec
-from cairn.coordinator.ranges import advance, ranges_for
+from cairn.coordinator.epoch import state_decls
+from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import KeyedProcess
 from cairn.ids import new_id
 from cairn.plan.check import check_event_time, check_function, check_keys
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin, Compacted, Compaction, OperatorAck, Stored
+from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
-from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.slot.spec import BACKEND_MEMORY_BYTES, OperatorSpec, OutletSpec
 from cairn.state import Declaration, List, Map
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log
@@ -201,7 +203,7 @@ class Harness:
             at = write_segment(self._store, segment, self._term)
             stored = Stored(segment.id, at.length, segment.rows, path=at.path)
         operator.finished(None if stored is None else stored.id)
-        self._append(advance(part, self._ack(stored), self._parent(), self.epoch, {}))
+        self._append(advance(part, self._ack(stored), self.epoch, {}))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
@@ -256,13 +258,17 @@ class Harness:
         return self._group_hash(key) % GROUP_COUNT
 
     def _fresh_operator(self) -> Operator:
-        operator = Operator(self._spec, backend="heap", group_count=GROUP_COUNT)
+        backend = make_backend("heap", "", BACKEND_MEMORY_BYTES)
+        operator = Operator(self._spec, backend, group_count=GROUP_COUNT)
         for outlet in operator.outlets:
             outlet.targets.append(partial(self._take, outlet.tag))
         operator.declare()
-        operator.reset(self._range().version, range(GROUP_COUNT))
+        version = self._range().version
+        missing = operator.bring_to(version, range(GROUP_COUNT), [])
         if self._newest is not None:
-            restore(operator, self._log, self._store, self._newest.number)
+            with tempfile.TemporaryDirectory() as scratch:
+                restore(operator, self._log, self._store, self._newest.number, missing, scratch)
+        operator.version = version
         return operator
 
     def _take(self, tag: str | None, batch: pa.RecordBatch) -> None:
@@ -298,26 +304,37 @@ class Harness:
 
     def _settle(self) -> None:
         """Promote or undo what the operator holds beyond the newest epoch."""
-        held = self._operator.is_at(self._range().version, range(GROUP_COUNT))
-        assert held, "the harness's operator is at the newest epoch or one ahead of it"
+        missing = self._operator.bring_to(self._range().version, range(GROUP_COUNT), [])
+        assert not missing, "the harness's operator is at the newest epoch or one ahead of it"
 
     def _write_base(self) -> None:
-        part = self._range()
+        operator, part = self._operator, self._range()
+        if not part.files:
+            return
+        base = operator.backend.begin_base(operator.tables, operator.groups)
         with tempfile.TemporaryDirectory() as scratch:
-            stored = write_base(self._operator, self._store, self._begun(), scratch)
-        count = len(part.files)
-        compacted = Compacted(Compaction("base", count, 0), stored) if count else None
-        self._append(advance(part, self._ack(None, compacted), self._parent(), self.epoch, {}))
+            written = write_base(
+                base, UID, operator.groups, self._store, self._begun(), scratch, lambda: None
+            )
+        base.close()
+        based = take_in(part, written, {})
+        assert based is not None, "a base of the newest epoch fits"
+        self._append(advance(based, self._ack(None), self.epoch, {}))
 
-    def _ack(self, delta: Stored | None, compacted: Compacted | None = None) -> OperatorAck:
+    def _ack(self, delta: Stored | None) -> OperatorAck:
         operator = self._operator
         changed, held = operator.keys_changed(), operator.state_keys()
-        return OperatorAck(UID, operator.rows_in, 0, changed, held, delta, compacted)
+        return OperatorAck(UID, operator.rows_in, 0, changed, held, delta)
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms
         entry = OperatorEntry(
-            uid=UID, function_version="", key_types={}, states={}, parallelism=1, ranges=[part]
+            uid=UID,
+            function_version="",
+            key_types={},
+            states=state_decls(self._spec),
+            parallelism=1,
+            ranges=[part],
         )
         self._newest = self._log.append(
             lambda number: Epoch(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cairn.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
-from cairn.coordinator.ranges import advance, ranges_for
+from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.slot.protocol import Compacted, Compaction, OperatorAck, Stored
 from cairn.storage.manifest import FileRef, OperatorEntry, RangeState
 from tests.unit.coordinator.manifests import entry, ref
@@ -87,22 +87,35 @@ def test_a_range_has_few_files_however_old_the_job_is(
             compaction = due(each.files)
             if compaction is not None and (each.first_group, each.group_count) not in known:
                 compaction = compaction if compaction.kind == "base" else None
-            ack = acknowledged(f"{epoch}-{subtask}", compaction, each, chance.randrange(1, 20_000))
-            after.append(advance(each, ack, epoch - 1, epoch, {}))
-            assert ack.delta is not None
-            written += ack.delta.length
-            rewritten += 0 if ack.compacted is None else ack.compacted.stored.length
+            if compaction is not None:
+                file = compacted(f"c{epoch}-{subtask}", compaction, each, epoch - 1)
+                each = take_in(each, file, {}) or each
+                rewritten += file.stored.length
+            delta = Stored(f"{epoch}-{subtask}", chance.randrange(1, 20_000), 1, path="d")
+            after.append(advance(each, OperatorAck("op", 1, 1, 1, 1, delta), epoch, {}))
+            written += delta.length
         held = entry(*after)
         assert max(len(each.files) for each in after) <= files_max
     assert rewritten < 8 * written
 
 
-def acknowledged(
-    name: str, compaction: Compaction | None, part: RangeState, length: int
-) -> OperatorAck:
-    compacted = None
-    if compaction is not None:
-        replaced = part.files[-compaction.count :]
-        size = 1_000_000 if compaction.kind == "base" else sum(r.length for r in replaced)
-        compacted = Compacted(compaction, Stored(f"c{name}", size, 1, path=f"c{name}"))
-    return OperatorAck("op", 1, 1, 1, 1, Stored(name, length, 1, path=name), compacted)
+def compacted(name: str, compaction: Compaction, part: RangeState, as_of: int) -> Compacted:
+    replaced = part.files[-compaction.count :]
+    size = 1_000_000 if compaction.kind == "base" else sum(r.length for r in replaced)
+    return Compacted(
+        uid="op",
+        first_group=part.first_group,
+        group_count=part.group_count,
+        kind=compaction.kind,
+        tier=compaction.tier,
+        as_of=as_of,
+        replaced=tuple(ref.id for ref in replaced),
+        stored=Stored(name, size, 1, path=name),
+        ms=1.0,
+    )
+
+
+def test_rocksdb_writes_bases_sooner_because_they_cost_less() -> None:
+    files = [base(8 * BASE_BYTES_MIN), *deltas(2, length=3 * BASE_BYTES_MIN)]
+    assert due(files, "heap") is None
+    assert due(files, "rocksdb") == Compaction("base", 3, 0)

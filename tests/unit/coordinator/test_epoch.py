@@ -85,16 +85,18 @@ class Lead:
 
     def execute(self, begin: Begin, rows: Sequence[tuple[int, int | None]] = ()) -> Outcome:
         self.begins.append(begin)
-        acks = []
+        acks, reports = [], []
         for subtask in range(begin.parallelism):
             if subtask not in self.slots:
-                runtime = Runtime(scratch=str(self.scratch), store=self.store)
+                runtime = Runtime(scratch=str(self.scratch), store=self.store, threaded=False)
                 runtime.load(*self.spec.pickled())
                 self.slots[subtask] = runtime
             level = self.slots[subtask].level(0)
             mine = [r for r in rows if group_of(r[0]) * begin.parallelism // 6 == subtask]
             acks.append(run(level, begin, mine, subtask=subtask))
-        return Outcome(acks, [])
+            level.compactor.work()
+            reports.append(level.report(executor="", log="", started_ms=0))
+        return Outcome(acks, reports)
 
     def run_epoch(self, *rows: tuple[int, int | None]) -> Any:
         return self.coordinator.run_epoch(POSITION, lambda begin: self.execute(begin, rows))
@@ -331,3 +333,37 @@ def test_a_change_of_parallelism_when_a_merge_is_due_is_no_failure(
     after.run_epoch(*((k, 10) for k in range(12)))
     after.run_epoch(*((k, 11) for k in range(12)))
     assert {row.n for row in after.sink.rows[-12:]} == {12}
+
+
+def test_parallelism_changes_between_two_epochs_and_nothing_is_rewritten(lead: Lead) -> None:
+    before = lead.run_epoch(*((k, 1) for k in range(12)))
+    known = {ref.path for part in before.operators["count"].ranges for ref in part.files}
+    lead.coordinator.parallelism = 3
+    after = lead.run_epoch(*((k, 2) for k in range(12)))
+    assert len(after.operators["count"].ranges) == 3
+    deltas = [
+        ref
+        for part in after.operators["count"].ranges
+        for ref in part.files
+        if ref.path not in known
+    ]
+    assert {ref.first_epoch for ref in deltas} == {after.number}
+    assert {row[1] for row in lead.sink.rows[-12:]} == {2}
+
+
+def test_a_migration_that_a_subtask_did_not_write_is_no_epoch(lead: Lead) -> None:
+    lead.run_epoch((1, 1))
+    lead.coordinator.deploy(lead.spec, rewrite=["count"])
+
+    def silent(begin: Begin) -> Outcome:
+        outcome = lead.execute(begin, [(1, 2)])
+        return Outcome(outcome.acks, [])
+
+    with pytest.raises(EpochError, match="did not write their migrated state"):
+        lead.coordinator.run_epoch(POSITION, silent)
+    epoch = lead.run_epoch((1, 3))
+    (part,) = epoch.operators["count"].ranges
+    assert [ref.kind for ref in part.files] == ["base", "delta"]
+    again = lead.run_epoch((1, 4))
+    assert [ref.kind for ref in again.operators["count"].ranges[0].files][:1] == ["base"]
+    assert again.metrics["bases"] == 0, "once is enough"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.coordinator.ranges import advance, ranges_for
-from cairn.errors import EpochError
-from cairn.slot.protocol import Compacted, Compaction, OperatorAck, Stored
+from cairn.coordinator.ranges import advance, ranges_for, take_in
+from cairn.slot.protocol import Compacted, OperatorAck, Stored
 from cairn.storage.manifest import EMPTY_VERSION, RangeState, next_version
 from cairn.storage.pack import Slice
 from tests.unit.coordinator.manifests import entry, part, ref
@@ -18,10 +18,8 @@ def groups(part: RangeState) -> range:
     return range(part.first_group, part.first_group + part.group_count)
 
 
-def ack(
-    delta: Stored | None = None, compacted: Compacted | None = None, state_keys: int = 7
-) -> OperatorAck:
-    return OperatorAck("op", 1, 1, 1, state_keys, delta, compacted)
+def ack(delta: Stored | None = None, state_keys: int = 7) -> OperatorAck:
+    return OperatorAck("op", 1, 1, 1, state_keys, delta)
 
 
 STORED = Stored("new", 50, 5, path="state/new")
@@ -114,14 +112,14 @@ def test_more_subtasks_than_key_groups_leaves_some_with_none() -> None:
 
 def test_an_epoch_without_a_delta_changes_neither_version_nor_files() -> None:
     before = part(range(0, 4), ref("a", range(0, 4)))
-    after = advance(before, ack(), 1, 2, {})
+    after = advance(before, ack(), 2, {})
     assert (after.version, after.files) == (before.version, before.files)
     assert after.state_keys == 7
 
 
 def test_a_delta_is_added_and_names_the_version() -> None:
     before = part(range(0, 4), ref("a", range(0, 4)))
-    after = advance(before, ack(STORED), 1, 2, {})
+    after = advance(before, ack(STORED), 2, {})
     assert [r.id for r in after.files] == ["a", "new"]
     added = after.files[-1]
     assert (added.kind, added.tier, added.first_epoch, added.last_epoch) == ("delta", 0, 2, 2)
@@ -131,30 +129,83 @@ def test_a_delta_is_added_and_names_the_version() -> None:
 
 def test_a_delta_that_travelled_is_found_in_its_pack() -> None:
     travelled = Stored("new", 50, 5, data=b"x" * 50)
-    after = advance(part(range(0, 4)), ack(travelled), None, 2, {"new": Slice("state/p", 30, 50)})
+    after = advance(part(range(0, 4)), ack(travelled), 2, {"new": Slice("state/p", 30, 50)})
     assert (after.files[0].path, after.files[0].offset, after.files[0].length) == (
         "state/p", 30, 50,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "tier"), [("base", 0), ("delta", 3)])
-def test_a_compaction_takes_the_place_of_what_it_replaces_and_keeps_the_version(
-    kind: str, tier: int
-) -> None:
-    files = [ref(n, range(0, 4), first_epoch=at, last_epoch=at) for at, n in enumerate("abcd", 1)]
-    before = part(range(0, 4), *files)
-    compaction = Compaction("base" if kind == "base" else "merge", 3, tier)
-    after = advance(
-        before, ack(STORED, Compacted(compaction, Stored("m", 9, 9, path="state/m"))), 8, 9, {}
+def written(kind: str, part: RangeState, as_of: int, *replaced: str) -> Compacted:
+    return Compacted(
+        uid="op",
+        first_group=part.first_group,
+        group_count=part.group_count,
+        kind="base" if kind == "base" else "merge",
+        tier=0 if kind == "base" else 3,
+        as_of=as_of,
+        replaced=replaced,
+        stored=Stored("m", 9, 9, path="state/m"),
+        ms=1.0,
     )
-    assert [r.id for r in after.files] == ["a", "m", "new"]
+
+
+def four_deltas() -> RangeState:
+    files = [ref(n, range(0, 4), first_epoch=at, last_epoch=at) for at, n in enumerate("abcd", 1)]
+    return part(range(0, 4), *files)
+
+
+def test_a_merge_takes_the_place_of_what_it_replaces_and_keeps_the_version() -> None:
+    before = four_deltas()
+    after = take_in(before, written("merge", before, 4, "b", "c"), {})
+    assert after is not None
+    assert [r.id for r in after.files] == ["a", "m", "d"]
     merged = after.files[1]
-    assert (merged.kind, merged.tier) == (kind, tier)
-    assert (merged.first_epoch, merged.last_epoch) == (2, 8)
-    assert after.version == next_version(before.version, "new")
+    assert (merged.kind, merged.tier) == ("delta", 3)
+    assert (merged.first_epoch, merged.last_epoch) == (2, 3)
+    assert after.version == before.version
 
 
-def test_a_compaction_of_more_files_than_there_are_is_refused() -> None:
-    compacted = Compacted(Compaction("merge", 3, 1), STORED)
-    with pytest.raises(EpochError, match="compacted 3 of 1"):
-        advance(part(range(0, 4), ref("a", range(0, 4))), ack(None, compacted), 1, 2, {})
+def test_a_base_replaces_what_came_up_to_its_epoch_and_keeps_what_came_later() -> None:
+    before = four_deltas()
+    after = take_in(before, written("base", before, 3), {})
+    assert after is not None
+    assert [r.id for r in after.files] == ["m", "d"]
+    assert (after.files[0].kind, after.files[0].last_epoch) == ("base", 3)
+    assert after.version == before.version
+
+
+def test_a_file_merged_across_the_epoch_of_a_base_stays_after_it() -> None:
+    before = four_deltas()
+    across = take_in(before, written("merge", before, 4, "c", "d"), {})
+    assert across is not None
+    base = msgspec.structs.replace(
+        written("base", before, 3), stored=Stored("base", 9, 9, path="b")
+    )
+    after = take_in(across, base, {})
+    assert after is not None
+    assert [r.id for r in after.files] == ["base", "m"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        written("merge", four_deltas(), 4, "b", "x"),
+        written("merge", four_deltas(), 4, "b", "d"),
+        written("base", part(range(0, 2)), 3),
+    ],
+    ids=["a file is gone", "not next to each other", "another range"],
+)
+def test_what_no_longer_fits_is_not_taken_in(file: Compacted) -> None:
+    assert take_in(four_deltas(), file, {}) is None
+
+
+def test_a_base_older_than_the_one_there_is_not_taken_in() -> None:
+    newer = part(range(0, 4), ref("b", range(0, 4), kind="base", first_epoch=1, last_epoch=9))
+    assert take_in(newer, written("base", newer, 8), {}) is None
+
+
+def test_a_file_is_taken_in_once() -> None:
+    before = four_deltas()
+    after = take_in(before, written("base", before, 3), {})
+    assert after is not None
+    assert take_in(after, written("base", after, 3), {}) is None

@@ -4,19 +4,21 @@ around a slot, in a few lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
 from cairn.codec import codec
-from cairn.coordinator.ranges import advance, ranges_for
+from cairn.coordinator.epoch import state_decls
+from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
 from cairn.ids import new_id
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.plan.keygroups import key_hasher, subtask_of
 from cairn.sinks import Collect, Sink
-from cairn.slot.protocol import Ack, Begin, Compaction, Token
+from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Token
 from cairn.slot.runtime import LevelRuntime, Runtime
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, SparkPosition
@@ -88,9 +90,10 @@ class Checkpoint:
         self.graph = count_graph(function, sink)
         self.spec = job_spec(self.graph, job_id="j", checkpoint=self.store.url, backend="heap")
         self.parallelism = 1
+        self.settled: list[str] = []
 
     def slot(self, scratch: Any) -> LevelRuntime:
-        runtime = Runtime(scratch=str(scratch), store=self.store)
+        runtime = Runtime(scratch=str(scratch), store=self.store, threaded=False)
         runtime.load(*self.spec.pickled())
         return runtime.level(0)
 
@@ -123,20 +126,33 @@ class Checkpoint:
             versions={"count": [part.version for part in self.ranges()]},
             compactions=compactions,
             inline_bytes_max=inline_bytes_max,
+            pieces=self.pieces(),
+            settled=self.settled,
         )
 
-    def publish(self, begin: Begin, acks: list[Ack]) -> Epoch:
+    def pieces(self) -> dict[str, list[list[Piece]]]:
+        entry = None if self.newest is None else self.newest.operators["count"]
+        if entry is None or entry.parallelism == self.parallelism:
+            return {}
+        owned = [range(p.first_group, p.first_group + p.group_count) for p in self.ranges()]
+        return {"count": [pieces_of(entry, groups) for groups in owned]}
+
+    def publish(self, begin: Begin, acks: list[Ack], compacted: Sequence[Compacted] = ()) -> Epoch:
         """The manifest of an epoch whose deltas were all written to the store."""
         by_subtask = {ack.subtask: ack.operators[0] for ack in acks}
+        parts = self.ranges()
+        for file in compacted:
+            parts = [take_in(part, file, {}) or part for part in parts]
+        self.settled = [file.stored.id for file in compacted]
         entry = OperatorEntry(
             uid="count",
             function_version="",
             key_types={"k": "bigint"},
-            states={},
+            states=state_decls(self.spec.levels[0].operators[0]),
             parallelism=self.parallelism,
             ranges=[
-                advance(part, by_subtask[subtask], begin.parent, begin.epoch, {})
-                for subtask, part in enumerate(self.ranges())
+                advance(part, by_subtask[subtask], begin.epoch, {})
+                for subtask, part in enumerate(parts)
             ],
         )
         return self.log.append(
@@ -169,7 +185,9 @@ class Checkpoint:
                 if subtask_of(group_of(row[0]), self.parallelism, GROUP_COUNT) == subtask
             ]
             acks.append(run(slot, begin, mine, subtask=subtask))
-        return self.publish(begin, acks)
+            slot.compactor.work()
+        compacted = [file for slot in slots for file in slot.compactor.announced()]
+        return self.publish(begin, acks, compacted)
 
 
 def token_of(begin: Begin, task_attempt: int = 0) -> Token:
@@ -192,7 +210,7 @@ def run(
     return slot.finish(token)
 
 
-def held(slots: list[LevelRuntime]) -> dict[int, tuple[int | None, list[int], dict[int, int]]]:
+def held(slots: Sequence[Any]) -> dict[int, tuple[int | None, list[int], dict[int, int]]]:
     """(n, values, last) by key, of what the slots hold as committed."""
     found: dict[int, list[Any]] = {}
     for slot in slots:

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from cairn import KeyedProcess, state
+from cairn.backends import make_backend
 from cairn.codec import codec
 from cairn.errors import CairnError, CorruptFileError, FunctionError
-from cairn.slot.operator import Operator, _millis
-from cairn.slot.protocol import Begin
+from cairn.slot.operator import INCOMPLETE, Operator, _millis
+from cairn.slot.protocol import Begin, Piece
 from cairn.slot.spec import OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
@@ -43,12 +44,14 @@ class Driven:
         spec = OperatorSpec(
             "op", 0, self.schema, keys, event_time, cloudpickle.dumps(function), outlets
         )
-        self.operator = Operator(spec, backend="heap", group_count=GROUP_COUNT)
+        backend = make_backend("heap", "", 1 << 26)
+        self.operator = Operator(spec, backend, group_count=GROUP_COUNT)
         self.rows: dict[str | None, list[tuple[Any, ...]]] = {None: [], "late": []}
         for outlet in self.operator.outlets:
             outlet.targets.append(self._taker(outlet.tag))
         self.operator.declare()
-        self.operator.reset(EMPTY_VERSION, range(GROUP_COUNT))
+        self.operator.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
+        self.operator.version = EMPTY_VERSION
         self.begin(1)
 
     def _taker(self, tag: str | None) -> Callable[[pa.RecordBatch], None]:
@@ -262,25 +265,52 @@ def test_a_function_without_state_has_no_delta() -> None:
     driven.push((1, 1))
     assert driven.operator.finish() == []
     driven.operator.finished(None)
-    assert driven.operator.is_at(EMPTY_VERSION, range(GROUP_COUNT))
+    assert driven.operator.bring_to(EMPTY_VERSION, range(GROUP_COUNT), []) == []
 
 
-def test_state_at_another_version_or_of_other_groups_is_not_taken() -> None:
+def finished() -> tuple[Operator, str]:
+    """An operator with one row of state, pending, and the version it is pending under."""
+
     def process(self: Any, row: Any, ctx: Any) -> Any:
         self.n.set(row.v)
 
     driven = Driven(function(process, n=state.Value("long")))
-    operator = driven.operator
     driven.push((1, 1))
-    operator.finish()
-    operator.finished("a delta")
-    pending = operator.pending
-    assert pending is not None
-    assert not operator.is_at("something else", range(GROUP_COUNT))
-    assert not operator.is_at(pending, range(2))
-    assert operator.is_at(pending, range(GROUP_COUNT))
+    driven.operator.finish()
+    driven.operator.finished("a delta")
+    assert driven.operator.pending is not None
+    return driven.operator, driven.operator.pending
+
+
+ALL = range(GROUP_COUNT)
+
+
+def test_pending_state_is_promoted_when_its_version_is_asked_for_and_there_is_no_way_back() -> None:
+    operator, pending = finished()
+    assert operator.bring_to(pending, ALL, []) == []
     assert operator.state_keys() == 1
-    assert not operator.is_at(EMPTY_VERSION, range(GROUP_COUNT)), "there is no way back"
+    assert operator.bring_to(EMPTY_VERSION, ALL, []) == [ALL]
+    assert operator.state_keys() == 0
+
+
+@pytest.mark.parametrize("groups", [ALL, range(2)])
+def test_state_of_another_version_is_forgotten(groups: range) -> None:
+    operator, _ = finished()
+    assert operator.bring_to("something else", groups, []) == [groups]
+    assert operator.state_keys() == 0
+    assert operator.version == INCOMPLETE
+
+
+def test_other_groups_keep_what_is_here_in_the_version_they_had() -> None:
+    operator, pending = finished()
+    half = GROUP_COUNT // 2
+    pieces = [Piece(0, half, pending), Piece(half, GROUP_COUNT - half, "elsewhere")]
+    assert operator.bring_to("united", ALL, pieces) == [ALL], "the same groups, another history"
+    operator, pending = finished()
+    assert operator.bring_to("cut", range(half), [Piece(0, half, pending)]) == []
+    operator.version = "cut"
+    wider = [Piece(0, half, "cut"), Piece(half, GROUP_COUNT - half, "elsewhere")]
+    assert operator.bring_to("united", ALL, wider) == [range(half, GROUP_COUNT)]
 
 
 def test_closing_calls_close_once_and_frees_the_state() -> None:

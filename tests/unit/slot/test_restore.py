@@ -10,10 +10,11 @@ import pytest
 
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Compaction
-from cairn.slot.restore import merge_files, restore, write_base
+from cairn.slot.protocol import Begin, Compaction, Stored
+from cairn.slot.restore import base_work, merge_work, restore
 from cairn.storage.files import open_segment
-from cairn.storage.manifest import EMPTY_VERSION, Epoch
+from cairn.storage.manifest import Epoch
+from tests.restored import fresh_operator
 from tests.unit.slot.one_level import (
     GROUP_COUNT,
     Checkpoint,
@@ -27,11 +28,12 @@ Rows = list[tuple[int, int | None]]
 
 
 def fresh(checkpoint: Checkpoint, groups: range) -> Operator:
-    spec = checkpoint.spec.levels[0].operators[0]
-    operator = Operator(spec, backend="heap", group_count=GROUP_COUNT)
-    operator.declare()
-    operator.reset(EMPTY_VERSION, groups)
-    return operator
+    return fresh_operator(checkpoint.spec.levels[0].operators[0], groups, GROUP_COUNT)
+
+
+def restore_all(operator: Operator, checkpoint: Checkpoint, epoch: Epoch, scratch: Path) -> None:
+    store = checkpoint.store
+    restore(operator, checkpoint.log, store, epoch.number, [operator.groups], str(scratch))
 
 
 def keys_of(operator: Operator) -> set[Any]:
@@ -87,7 +89,7 @@ def test_only_the_owned_key_groups_are_restored(tmp_path: Path) -> None:
     epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(k, 1) for k in range(40)])
     for groups in (range(0, 2), range(2, 5), range(3, 3), range(0, GROUP_COUNT)):
         operator = fresh(checkpoint, groups)
-        restore(operator, checkpoint.log, checkpoint.store, epoch.number)
+        restore_all(operator, checkpoint, epoch, tmp_path)
         assert keys_of(operator) == {k for k in range(40) if group_of(k) in groups}
 
 
@@ -123,15 +125,21 @@ def test_a_small_base_travels_and_a_large_one_is_stored(tmp_path: Path) -> None:
     begin = checkpoint.begin()
     slot.begin(token_of(begin), begin, 0)
     operator = slot.operators[0]
-    small = write_base(operator, checkpoint.store, begin, str(tmp_path))
+
+    def written(begin: Begin) -> Stored:
+        work = base_work(operator, checkpoint.store, begin, str(tmp_path))
+        compacted = work.run(lambda: None)
+        work.close()
+        assert compacted is not None
+        return compacted.stored
+
+    small = written(begin)
     assert small.data is not None and small.path is None
-    large = write_base(
-        operator, checkpoint.store, checkpoint.begin(inline_bytes_max=0), str(tmp_path)
-    )
+    large = written(checkpoint.begin(inline_bytes_max=0))
     assert large.path is not None and large.data is None
     assert large.id == small.id
     assert checkpoint.store.get(large.path) == small.data
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 
 def test_a_base_of_no_state_is_a_file_without_rows(tmp_path: Path) -> None:
@@ -178,14 +186,11 @@ def test_a_merge_of_a_range_the_parent_does_not_have_is_refused(tmp_path: Path) 
     checkpoint.run_epoch([slot], [(1, 1)])
     checkpoint.parallelism = 2
     operator = fresh(checkpoint, range(0, 3))
+    work = merge_work(
+        operator, Compaction("merge", 2, 1), checkpoint.store, checkpoint.begin(), str(tmp_path)
+    )
     with pytest.raises(RestoreError, match="no range"):
-        merge_files(
-            operator,
-            Compaction("merge", 2, 1),
-            checkpoint.log,
-            checkpoint.store,
-            checkpoint.begin(),
-        )
+        work.run(lambda: None)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -196,9 +201,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     data[40] ^= 1
     checkpoint.store.put(ref.path, bytes(data))
     with pytest.raises(CorruptFileError, match="damaged") as caught:
-        restore(
-            fresh(checkpoint, range(GROUP_COUNT)), checkpoint.log, checkpoint.store, epoch.number
-        )
+        restore_all(fresh(checkpoint, range(GROUP_COUNT)), checkpoint, epoch, tmp_path)
     assert ref.path in str(caught.value)
 
 
@@ -207,7 +210,7 @@ def test_state_that_is_no_longer_declared_is_left_out(tmp_path: Path) -> None:
     epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(1, 1)])
     operator = fresh(checkpoint, range(GROUP_COUNT))
     del operator.tables["values"]
-    restore(operator, checkpoint.log, checkpoint.store, epoch.number)
+    restore_all(operator, checkpoint, epoch, tmp_path)
     assert operator.state_keys() == 2
 
 
@@ -217,4 +220,4 @@ def test_an_operator_the_epoch_does_not_know_is_refused(tmp_path: Path) -> None:
     operator = fresh(checkpoint, range(GROUP_COUNT))
     object.__setattr__(operator.spec, "uid", "other")
     with pytest.raises(RestoreError, match="no operator 'other'"):
-        restore(operator, checkpoint.log, checkpoint.store, epoch.number)
+        restore_all(operator, checkpoint, epoch, tmp_path)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn import KeyedProcess, state
+from cairn.backends.files import open_rows
 from cairn.errors import EpochError, FunctionError
 from cairn.sinks import Collect, Writer
 from cairn.sinks.driver import RowsWriter
@@ -16,7 +20,9 @@ from cairn.slot.protocol import Compaction, Token, ack_encoder
 from cairn.slot.runtime import LevelRuntime, StaleTokenError
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore
+from tests.restored import fresh_operator
 from tests.unit.slot.one_level import (
+    GROUP_COUNT,
     Checkpoint,
     batch_of,
     held,
@@ -135,21 +141,114 @@ def test_output_does_not_depend_on_what_the_slot_did_before(
 
 
 @pytest.mark.parametrize("kind", ["base", "merge"])
-def test_a_compaction_that_runs_again_acknowledges_the_same_bytes(
+def test_a_compaction_leaves_the_acknowledgement_as_it_is(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path, kind: str
 ) -> None:
+    """Spark compares what a stage says when it runs again; when a base is done is chance."""
     for n in range(4):
         checkpoint.run_epoch([slot], [(k % 7, k + n) for k in range(20 - n)])
-    checkpoint.run_epoch([slot], [(3, None), (3, 3), (1, None)])
-    begin = checkpoint.begin(compaction=Compaction(kind, 5, 1))
-    # What the epoch deletes comes back with the rollback, at another place in the dicts.
     rows = [(2, None), (0, None), (0, 1)]
-    first = run(slot, begin, rows)
-    assert first.operators[0].compacted is not None
-    again = run(slot, begin, rows, task_attempt=1)
-    assert ack_encoder.encode(again) == ack_encoder.encode(first)
-    elsewhere = run(checkpoint.slot(tmp_path), begin, rows, task_attempt=2)
-    assert ack_encoder.encode(elsewhere) == ack_encoder.encode(first)
+    plain = run(checkpoint.slot(tmp_path), checkpoint.begin(), rows)
+    begin = checkpoint.begin(compaction=Compaction(kind, 4, 1))
+    first = run(slot, begin, rows, task_attempt=1)
+    slot.compactor.work()
+    assert [file.kind for file in slot.compactor.announced()] == [kind]
+    again = run(slot, begin, rows, task_attempt=2)
+    assert ack_encoder.encode(plain) == ack_encoder.encode(first) == ack_encoder.encode(again)
+
+
+def test_a_base_is_of_the_epoch_it_was_asked_in_however_late_it_is_written(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
+) -> None:
+    done = [(k % 7, k) for k in range(20)]
+    checkpoint.run_epoch([slot], done)
+    begin = checkpoint.begin(compaction=Compaction("base", 1, 0), inline_bytes_max=0)
+    checkpoint.publish(begin, [run(slot, begin, [(1, 5), (2, None), (9, 9)])])
+    later = checkpoint.begin(inline_bytes_max=0)
+    checkpoint.publish(later, [run(slot, later, [(3, None), (9, None)])])
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    slot.compactor.work()
+    (file,) = slot.compactor.announced()
+    assert file.as_of == begin.parent
+    ref = checkpoint.run_epoch([slot], []).operators["count"].ranges[0].files[0]
+    assert ref.kind == "base"
+    spec = checkpoint.spec.levels[0].operators[0]
+    fresh = fresh_operator(spec, range(GROUP_COUNT), GROUP_COUNT)
+    with open_rows(checkpoint.store, ref, str(tmp_path)) as reader:
+        for name in reader.states:
+            for batch in reader.read(name, fresh.groups):
+                fresh.tables[name].apply(batch)
+    assert held([SimpleNamespace(operators=[fresh])]) == model(done)
+
+
+def test_an_announcement_is_repeated_until_it_is_settled(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    checkpoint.run_epoch([slot], [(1, 1)])
+    begin = checkpoint.begin(compaction=Compaction("base", 1, 0))
+    run(slot, begin, [])
+    slot.compactor.work()
+    for attempt in (1, 2):
+        run(slot, begin, [], task_attempt=attempt)
+        assert len(slot.report(executor="", log="", started_ms=0).compacted) == 1
+    settled = [file.stored.id for file in slot.compactor.announced()]
+    run(slot, msgspec.structs.replace(begin, settled=settled), [], task_attempt=3)
+    assert slot.report(executor="", log="", started_ms=0).compacted == ()
+
+
+def test_a_base_that_cannot_be_written_fails_no_epoch(
+    checkpoint: Checkpoint, slot: LevelRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.run_epoch([slot], [(1, 1)])
+    begin = checkpoint.begin(compaction=Compaction("base", 1, 0), inline_bytes_max=0)
+    ack = run(slot, begin, [(2, 2)])
+    with monkeypatch.context() as patched:
+        patched.setattr(type(checkpoint.store), "put", _full_disk)
+        patched.setattr(type(checkpoint.store), "put_file", _full_disk)
+        slot.compactor.work()
+    assert "No space left" in slot.report(executor="", log="", started_ms=0).base_failed
+    checkpoint.publish(begin, [ack])
+    checkpoint.run_epoch([slot], [])
+    assert seen(slot) == model([(1, 1), (2, 2)])
+
+
+def _full_disk(*args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_after_a_rescale_slots_keep_what_they_hold_and_restore_the_rest(
+    checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
+) -> None:
+    done = [(k, k) for k in range(40)]
+    checkpoint.run_epoch([slot], done)
+    checkpoint.parallelism = 2
+    slots = [slot, checkpoint.slot(tmp_path)]
+    checkpoint.run_epoch(slots, [])
+    assert [each.restored for each in slots] == [False, True]
+    assert held(slots) == model(done)
+    checkpoint.run_epoch(slots, [(k, 7) for k in range(40)])
+    checkpoint.parallelism = 1
+    checkpoint.run_epoch([slot], [])
+    assert slot.restored, "the other half is read back"
+    slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert held([slot]) == model([*done, *((k, 7) for k in range(40))])
+
+
+def test_a_slot_left_over_from_another_parallelism_does_not_pass_old_state_for_new(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """2, 4, 2 subtasks: the slots of the first two are still alive, with state of long ago."""
+    done: list[tuple[int, int | None]] = []
+    slots = [checkpoint.slot(tmp_path) for _ in range(4)]
+    for turn, parallelism in enumerate((2, 4, 2, 4, 1, 4)):
+        checkpoint.parallelism = parallelism
+        rows: list[tuple[int, int | None]] = [(k, turn) for k in range(turn, 40)]
+        checkpoint.run_epoch(slots[:parallelism], rows)
+        done += rows
+        checkpoint.run_epoch(slots[:parallelism], [])
+        for subtask, each in enumerate(slots[:parallelism]):
+            each.begin(token_of(checkpoint.begin()), checkpoint.begin(), subtask)
+        assert held(slots[:parallelism]) == model(done)
 
 
 def test_an_epoch_without_rows_acknowledges_no_delta_and_keeps_the_version(

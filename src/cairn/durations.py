@@ -1,0 +1,41 @@
+"""Spans of time as people write them: "10 seconds", "1 hour", "7 days"."""
+
+from __future__ import annotations
+
+import re
+
+from cairn.errors import PlanError
+
+_UNITS_MS = {
+    "millisecond": 1,
+    "ms": 1,
+    "second": 1_000,
+    "s": 1_000,
+    "minute": 60_000,
+    "min": 60_000,
+    "hour": 3_600_000,
+    "h": 3_600_000,
+    "day": 86_400_000,
+    "d": 86_400_000,
+    "week": 7 * 86_400_000,
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+
+def duration_ms(text: str, what: str) -> int:
+    """Milliseconds of "1 day 12 hours". PlanError names `what` when it is no such thing."""
+    total = 0.0
+    at = 0
+    lowered = text.lower() if isinstance(text, str) else ""
+    while match := _PART.match(lowered, at):
+        unit = match[2] if match[2] in _UNITS_MS else match[2].removesuffix("s")
+        if unit not in _UNITS_MS:
+            break
+        total += float(match[1]) * _UNITS_MS[unit]
+        at = match.end()
+    if not lowered.strip() or at != len(lowered):
+        raise PlanError(
+            f"{what} must be a span of time, found {text!r}\n"
+            "  expected: a number and a unit, such as '10 seconds', '1 hour' or '7 days'"
+        )
+    return round(total)

@@ -1,0 +1,176 @@
+"""Bases and merged deltas, written by the slot while epochs run.
+
+One piece of work at a time, on a thread of its own. It shares Python's interpreter lock with
+the functions, so while rows are processed it works a quarter of the time, in small pieces;
+when the slot is idle it works without pause.
+
+Always true here:
+- an epoch never waits for what is written here, and never fails because of it;
+- what is announced is durable; it is announced until the coordinator has settled it;
+- an operator has at most one piece of work under way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from cairn.slot.protocol import Compacted
+
+REST = 3.0
+"""While the slot is busy: rests so many times as long as it has worked."""
+REST_MAX_S = 0.25
+RETRY_AFTER_S = 30.0
+
+Pace = Callable[[], None]
+
+
+class CancelledError(Exception):
+    """The state this work was about is no longer here."""
+
+
+class Work(NamedTuple):
+    uid: str
+    run: Callable[[Pace], Compacted | None]
+    close: Callable[[], None]
+
+
+class Compactor:
+    """The background work of one slot.
+
+    With `threaded=False` nothing runs by itself: `work()` does what is waiting, so that a
+    simulation decides when.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool] = lambda: False, *, threaded: bool = True):
+        self._is_busy = is_busy
+        self._threaded = threaded
+        self._changed = threading.Condition()
+        self._waiting: deque[Work] = deque()
+        self._running: Work | None = None
+        self._cancelled: set[str] = set()
+        self._done: list[Compacted] = []
+        self._failed = ""
+        self._not_before_s: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._resumed_s = 0.0
+
+    def is_free(self, uid: str) -> bool:
+        """Whether work of this operator would be taken on now."""
+        with self._changed:
+            return (
+                not self._closed
+                and uid not in {work.uid for work in self._all()}
+                and uid not in {file.uid for file in self._done}
+                and time.monotonic() >= self._not_before_s.get(uid, 0.0)
+            )
+
+    def submit(self, work: Work) -> None:
+        with self._changed:
+            assert work.uid not in {other.uid for other in self._all()}, "one at a time"
+            self._waiting.append(work)
+            self._cancelled.discard(work.uid)
+            if self._threaded and self._thread is None:
+                self._thread = threading.Thread(target=self._loop, daemon=True, name="compactor")
+                self._thread.start()
+            self._changed.notify_all()
+
+    def announced(self) -> tuple[Compacted, ...]:
+        """What is written and not settled yet."""
+        with self._changed:
+            return tuple(self._done)
+
+    def settle(self, ids: Collection[str]) -> None:
+        """The coordinator knows of these files."""
+        with self._changed:
+            self._done = [file for file in self._done if file.stored.id not in ids]
+
+    def failure(self) -> str:
+        """Why the last piece of work failed; told once."""
+        with self._changed:
+            failed, self._failed = self._failed, ""
+            return failed
+
+    def cancel(self, uid: str) -> None:
+        """The operator's state is another one from now on: forget what was made of it.
+
+        Returns when nothing reads that state any more.
+        """
+        with self._changed:
+            self._done = [file for file in self._done if file.uid != uid]
+            self._cancelled.add(uid)
+            for work in [work for work in self._waiting if work.uid == uid]:
+                self._waiting.remove(work)
+                work.close()
+            while self._running is not None and self._running.uid == uid:
+                self._changed.wait(0.05)
+
+    def work(self) -> None:
+        """Do all that is waiting, here and now."""
+        while self._step():
+            pass
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._cancelled |= {work.uid for work in self._all()}
+            while self._waiting:
+                self._waiting.popleft().close()
+            self._changed.notify_all()
+            while self._running is not None:
+                self._changed.wait(0.05)
+
+    def _all(self) -> list[Work]:
+        return [*self._waiting, *([] if self._running is None else [self._running])]
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+            self._step()
+
+    def _step(self) -> bool:
+        with self._changed:
+            if not self._waiting:
+                return False
+            work = self._running = self._waiting.popleft()
+        self._resumed_s = time.monotonic()
+        done: Compacted | None = None
+        failed = ""
+        try:
+            done = work.run(self._pace)
+        except CancelledError:
+            pass
+        except Exception as error:
+            # The files that are there stay as they are; it will be due again.
+            traceback.print_exc()
+            failed = f"{work.uid}: {type(error).__name__}: {error}"
+        finally:
+            work.close()
+        with self._changed:
+            self._running = None
+            if work.uid not in self._cancelled:
+                if done is not None:
+                    self._done.append(done)
+                if failed:
+                    self._failed = failed
+                    self._not_before_s[work.uid] = time.monotonic() + RETRY_AFTER_S
+            self._changed.notify_all()
+        return True
+
+    def _pace(self) -> None:
+        """Called between small pieces of work."""
+        work = self._running
+        if work is not None and work.uid in self._cancelled:
+            raise CancelledError
+        if self._threaded and self._is_busy():
+            time.sleep(min(REST_MAX_S, REST * (time.monotonic() - self._resumed_s)))
+        self._resumed_s = time.monotonic()

@@ -1,0 +1,134 @@
+"""The columns of a state, known from a manifest alone: in memory, in Parquet, in a base.
+
+A state is a table of rows `group, key, value`; map state has an `entry` beside the key, and
+the value of list state is a list. In Parquet the first column is called `key_group`.
+
+Always true here:
+- no code of the user is needed: types come from the DDL that the manifest holds;
+- `from_parquet` gives back what `to_parquet` took, for every type that can be declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cairn.codec import Codec, codec
+from cairn.state import Declaration, List, Map, Value
+from cairn.storage.manifest import StateDecl
+from cairn.types import parse_type
+
+GROUP: Final = "group"
+PARQUET_GROUP: Final = "key_group"
+# Parquet has no struct without fields; such a one gets a field that is always null.
+_FILLER: Final = pa.field("_", pa.bool_())
+
+
+class StateColumns:
+    """One state of an operator: its declaration, and its columns with their types."""
+
+    def __init__(self, name: str, decl: StateDecl, key_types: dict[str, str]) -> None:
+        self.name = name
+        self.decl = decl
+        self.key_names = list(key_types)
+        self.key_type = _key_type(key_types)
+        self.declaration = _declaration(name, decl)
+        self.keys: Codec = codec(self.key_type)
+        self.values: Codec = codec(self.declaration.type)
+        self.entries: Codec | None = None
+        columns = {GROUP: pa.int32(), "key": self.keys.arrow}
+        if decl.kind == "map":
+            self.entries = codec(self.declaration.entry_type)
+            columns["entry"] = self.entries.arrow
+        value = self.values.arrow
+        columns["value"] = pa.list_(pa.field("element", value)) if decl.kind == "list" else value
+        self._whole_values = codec(columns["value"]) if decl.kind == "list" else self.values
+        self.schema = pa.schema(list(columns.items()))
+        self.parquet_schema = pa.schema(
+            [
+                (PARQUET_GROUP if name == GROUP else name, _parquet_type(type))
+                for name, type in columns.items()
+            ]
+        )
+        self.stored_schema = pa.schema(_stored_fields(self.schema, decl.kind))
+
+    def of_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of a base, all live and lists whole, as plain rows."""
+        columns = [_cast(batch[name], self.schema.field(name).type) for name in self.schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def to_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Plain rows as those of a base."""
+        count = batch.num_rows
+        extra = {
+            "start": lambda: pa.nulls(count, pa.int64()).fill_null(0),
+            "live": lambda: pa.nulls(count, pa.bool_()).fill_null(True),
+        }
+        columns = [
+            extra[name]() if name in extra else batch[name] for name in self.stored_schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.stored_schema)
+
+    def to_parquet(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        types = self.parquet_schema.types
+        columns = [_cast(c, t) for c, t in zip(batch.columns, types, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.parquet_schema)
+
+    def from_parquet(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [_cast(c, t) for c, t in zip(batch.columns, self.schema.types, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def decode(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Any, Any]]:
+        """(key, entry, value) of plain rows; keys and entries as they are found in a dict.
+
+        The entry is None but for map state. Objects stay pickled.
+        """
+        entries: Any = repeat(None, batch.num_rows)
+        if self.entries is not None:
+            entries = self.entries.decode_keys(batch["entry"])
+        keys = self.keys.decode_keys(batch["key"])
+        return zip(keys, entries, self._whole_values.decode(batch["value"]), strict=True)
+
+
+def _key_type(key_types: dict[str, str]) -> pa.DataType:
+    """The column's type, or a struct of the columns."""
+    fields = [pa.field(name, parse_type(ddl)) for name, ddl in key_types.items()]
+    return fields[0].type if len(fields) == 1 else pa.struct(fields)
+
+
+def _declaration(name: str, decl: StateDecl) -> Declaration:
+    # Reducing and aggregating state hold a value; the function that folds them is not needed.
+    declaration: Declaration
+    if decl.kind == "map":
+        declaration = Map(decl.entry_type, decl.type)
+    elif decl.kind == "list":
+        declaration = List(decl.type)
+    else:
+        declaration = Value(decl.type)
+    declaration.name = name
+    return declaration
+
+
+def _stored_fields(schema: pa.Schema, kind: str) -> list[Any]:
+    *head, value = schema
+    start = [pa.field("start", pa.int64())] if kind == "list" else []
+    return [*head, *start, value, pa.field("live", pa.bool_())]
+
+
+def _parquet_type(type: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(type):
+        fields = [field.with_type(_parquet_type(field.type)) for field in type]
+        return pa.struct(fields or [_FILLER])
+    if pa.types.is_map(type):
+        item = type.item_field
+        return pa.map_(_parquet_type(type.key_type), item.with_type(_parquet_type(item.type)))
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_parquet_type(type.value_type)))
+    return type
+
+
+def _cast(column: pa.Array, type: pa.DataType) -> pa.Array:
+    return column if column.type == type else column.cast(type)

@@ -1,0 +1,284 @@
+"""What differs between two epochs of a job: keys added, changed and removed, per state.
+
+The epochs may be of different lineages and of different parallelism. Key groups whose files
+are the same in both are not read at all.
+
+Always true here:
+- counts are exact, whatever the limit of examples;
+- applying the difference to the first epoch's state gives the second's;
+- nothing is changed: no hold is taken, so an epoch that is retired meanwhile is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+import pyarrow as pa
+
+from cairn.errors import CorruptFileError, StaleEpochError, StateNotFoundError
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.reader import EpochReader
+from cairn.storage.log import Log
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry
+from cairn.storage.store import Store
+
+CHUNK_ROWS: Final = 1 << 18
+
+Side = Literal["before", "after"]
+Held = dict[tuple[Any, Any], Any]
+"""Values by key and entry."""
+_ABSENT: Final = object()
+
+
+class Example(NamedTuple):
+    """A key (of map state: an entry of it), and its values; None where there is none."""
+
+    key: Any
+    entry: Any
+    before: Any
+    after: Any
+
+
+@dataclass
+class StateDiff:
+    """The difference in one state. `only_in` says which epoch has it, when not both."""
+
+    operator: str
+    state: str
+    kind: str
+    type: str
+    key_names: list[str]
+    only_in: Side | None = None
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    added_examples: list[Example] = field(default_factory=list)
+    changed_examples: list[Example] = field(default_factory=list)
+    removed_examples: list[Example] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.added or self.changed or self.removed)
+
+
+def diff_epochs(
+    store: Store,
+    a: int,
+    b: int,
+    *,
+    operator: str | None = None,
+    state: str | None = None,
+    limit: int = 10,
+) -> list[StateDiff]:
+    """From epoch `a` to epoch `b`: every state of every operator, or of those named."""
+    log = Log(store)
+    before, after = log.epoch(a), log.epoch(b)
+    wanted = _wanted(before, after, operator, state)
+    try:
+        with EpochReader(store, before) as old, EpochReader(store, after) as new:
+            found = [
+                diff
+                for uid, names in wanted.items()
+                for diff in _diff_operator(old, new, uid, names, limit)
+            ]
+    except CorruptFileError as error:
+        oldest_kept = Log(store).retired_below()
+        if min(a, b) >= oldest_kept:
+            raise
+        raise StaleEpochError(
+            f"epoch {min(a, b)} is retired; its files may be gone\n"
+            f"  checkpoint: {store.url}, where the oldest record kept is {oldest_kept}\n"
+            "  next: `cairn ls` shows the epochs that are kept",
+            epoch=min(a, b),
+        ) from error
+    return found
+
+
+def _wanted(
+    before: Epoch, after: Epoch, operator: str | None, state: str | None
+) -> dict[str, list[str]]:
+    """The states to compare, by operator, in the order of the later epoch."""
+    uids = [*after.operators, *(uid for uid in before.operators if uid not in after.operators)]
+    if operator is not None and operator not in uids:
+        raise StateNotFoundError(
+            f"neither epoch {before.number} nor epoch {after.number} has operator {operator!r}\n"
+            f"  found: {', '.join(uids) or 'none'}",
+            operator=operator,
+        )
+    known: dict[str, list[str]] = {}
+    for uid in uids:
+        if operator in (None, uid):
+            sides = [e.operators[uid].states for e in (after, before) if uid in e.operators]
+            known[uid] = list(dict.fromkeys(name for states in sides for name in states))
+    if state is None:
+        return known
+    if not any(state in names for names in known.values()):
+        found = ", ".join(f"{uid}.{name}" for uid, names in known.items() for name in names)
+        raise StateNotFoundError(
+            f"there is no state {state!r} to compare\n  found: {found or 'none'}", state=state
+        )
+    return {uid: [state] for uid, names in known.items() if state in names}
+
+
+def _diff_operator(
+    old: EpochReader, new: EpochReader, uid: str, names: list[str], limit: int
+) -> list[StateDiff]:
+    before, after = old.epoch.operators.get(uid), new.epoch.operators.get(uid)
+    old_columns = {} if before is None else _of(old.columns(uid), names)
+    new_columns = {} if after is None else _of(new.columns(uid), names)
+    shared = {
+        name: StateDiff(uid, name, columns.decl.kind, columns.decl.type, columns.key_names)
+        for name, columns in new_columns.items()
+        if name in old_columns and _is_comparable(old_columns[name], columns)
+    }
+    # A state that became another kind, or got other keys, is one that went and one that came.
+    gone = _one_sided(uid, old_columns, shared, "before")
+    come = _one_sided(uid, new_columns, shared, "after")
+    # Equal files say nothing about a state that one of the epochs does not declare.
+    for groups in _differing(before, after, skip_equal=not gone and not come):
+        left = _read(old, uid, groups, old_columns)
+        right = _read(new, uid, groups, new_columns)
+        for name, diff in shared.items():
+            if not _same_rows(left[name], right[name]):
+                held = _decoded(old_columns[name], left[name])
+                _compare(diff, held, _decoded(new_columns[name], right[name]), limit)
+        for name, diff in gone.items():
+            _compare(diff, _decoded(old_columns[name], left[name]), {}, limit)
+        for name, diff in come.items():
+            _compare(diff, {}, _decoded(new_columns[name], right[name]), limit)
+    by_name = [[gone.get(name), shared.get(name), come.get(name)] for name in names]
+    return [diff for diffs in by_name for diff in diffs if diff is not None]
+
+
+def _of(columns: dict[str, StateColumns], names: list[str]) -> dict[str, StateColumns]:
+    return {name: each for name, each in columns.items() if name in names}
+
+
+def _is_comparable(left: StateColumns, right: StateColumns) -> bool:
+    folded = {"reducing": "value", "aggregating": "value"}
+    kinds = {folded.get(each.decl.kind, each.decl.kind) for each in (left, right)}
+    return len(kinds) == 1 and left.key_type == right.key_type
+
+
+def _one_sided(
+    uid: str, columns: dict[str, StateColumns], shared: Mapping[str, StateDiff], side: Side
+) -> dict[str, StateDiff]:
+    return {
+        name: StateDiff(uid, name, each.decl.kind, each.decl.type, each.key_names, only_in=side)
+        for name, each in columns.items()
+        if name not in shared
+    }
+
+
+def _differing(
+    before: OperatorEntry | None, after: OperatorEntry | None, *, skip_equal: bool
+) -> Iterator[range]:
+    """Runs of key groups that are not known to be equal, in pieces that fit in memory."""
+    left, right = _content(before), _content(after)
+    row_count = sum(
+        ref.rows
+        for e in (before, after)
+        if e is not None
+        for part in e.ranges
+        for ref in part.files
+    )
+    group_count = max(len(left), len(right))
+    step = max(1, CHUNK_ROWS * group_count // max(1, row_count))
+    start = None
+    for group in range(group_count + 1):
+        is_equal = group == group_count or (
+            skip_equal and _is_equal(left.get(group), right.get(group))
+        )
+        if start is not None and (is_equal or group - start == step):
+            yield range(start, group)
+            start = None
+        if not is_equal and start is None:
+            start = group
+
+
+class _Content(NamedTuple):
+    """What a key group's rows come from: a whole range by its version, or files."""
+
+    part: tuple[int, int, str]
+    files: list[str]
+
+
+def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
+    found = {}
+    for part in [] if entry is None else entry.ranges:
+        version = (part.first_group, part.group_count, part.version)
+        for group in range(part.first_group, part.first_group + part.group_count):
+            files = [
+                ref.id
+                for ref in part.files
+                if ref.first_group <= group < ref.first_group + ref.group_count
+            ]
+            found[group] = _Content(version, files)
+    return found
+
+
+def _is_equal(left: _Content | None, right: _Content | None) -> bool:
+    if left is None or right is None:
+        other = left or right
+        return other is None or not other.files
+    if left.part == right.part and left.part[2] != EMPTY_VERSION:
+        return True
+    return left.files == right.files
+
+
+def _read(
+    reader: EpochReader, uid: str, groups: range, columns: dict[str, StateColumns]
+) -> dict[str, list[pa.RecordBatch]]:
+    found: dict[str, list[pa.RecordBatch]] = {name: [] for name in columns}
+    if columns:
+        for chunk in reader.chunks(uid, groups, states=list(columns)):
+            for name, batches in chunk.rows.items():
+                found[name] += batches
+    return found
+
+
+def _same_rows(left: list[pa.RecordBatch], right: list[pa.RecordBatch]) -> bool:
+    """A quick look: keys come in the same order on both sides. NaN is told apart later."""
+    if not left or not right:
+        return not left and not right
+    if left[0].schema != right[0].schema:
+        return False
+    equal: bool = pa.Table.from_batches(left).equals(pa.Table.from_batches(right))
+    return equal
+
+
+def _decoded(columns: StateColumns, batches: list[pa.RecordBatch]) -> Held:
+    return {(key, entry): value for batch in batches for key, entry, value in columns.decode(batch)}
+
+
+def _compare(diff: StateDiff, before: Held, after: Held, limit: int) -> None:
+    for name, value in after.items():
+        held = before.get(name, _ABSENT)
+        if held is _ABSENT:
+            diff.added += 1
+            _add(diff.added_examples, Example(*name, None, value), limit)
+        elif not same_value(held, value):
+            diff.changed += 1
+            _add(diff.changed_examples, Example(*name, held, value), limit)
+    for name, value in before.items():
+        if name not in after:
+            diff.removed += 1
+            _add(diff.removed_examples, Example(*name, value, None), limit)
+
+
+def _add(examples: list[Example], example: Example, limit: int) -> None:
+    if len(examples) < limit:
+        examples.append(example)
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Equality of stored values, where NaN equals itself."""
+    if left == right:
+        return True
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_value(left[k], right[k]) for k in left)
+    return bool(left != left and right != right)

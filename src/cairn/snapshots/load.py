@@ -1,0 +1,199 @@
+"""A savepoint becomes the first epoch of an empty checkpoint.
+
+Each operator gets one base per subtask, whatever the parallelism was before; rows go from
+Parquet to segments as Arrow columns, a few thousand at a time.
+
+Always true here:
+- every row of the savepoint is in exactly one base, that of the subtask that owns its group;
+- bytes are checked before they are read, so a damaged savepoint gives an error, not an epoch;
+- nothing is published: the caller appends the epoch to the log.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from cairn.errors import CorruptFileError, KeyGroupCountError, RestoreError
+from cairn.ids import new_id
+from cairn.plan.keygroups import groups_of
+from cairn.snapshots.savepoint import CheckedFiles, Progress, SavedOperator, Savepoint
+from cairn.storage.files import SegmentWriter
+from cairn.storage.log import Log, create_or_open_job
+from cairn.storage.manifest import (
+    EMPTY_VERSION,
+    Epoch,
+    FileRef,
+    JobInfo,
+    OperatorEntry,
+    Origin,
+    RangeState,
+    SparkPosition,
+    next_version,
+)
+from cairn.storage.pack import write_segment_file
+from cairn.storage.store import Store
+
+
+def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | None) -> JobInfo:
+    """The job of a checkpoint, made now if it is empty; `savepoint` is what it is to start from.
+
+    A checkpoint that came from this savepoint goes on where it is, so that a program can be
+    started again as it was; any other that has epochs is refused.
+    """
+    if savepoint is None:
+        return create_or_open_job(store, name, group_count)
+    info = savepoint.info
+    if info.max_parallelism != group_count:
+        raise KeyGroupCountError(
+            f"cannot start job {name!r} from this savepoint\n"
+            f"  it has max_parallelism={info.max_parallelism}, the job declares {group_count}\n"
+            f"  savepoint: {savepoint.url}\n"
+            f"  next: declare max_parallelism={info.max_parallelism}",
+            expected=group_count,
+            found=info.max_parallelism,
+        )
+    origin = Origin(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
+    job = create_or_open_job(store, name, group_count, origin=origin)
+    came_from = None if job.origin is None else job.origin.id
+    newest = Log(store).newest_epoch()
+    if newest is not None and came_from != info.id:
+        raise RestoreError(
+            f"this checkpoint has epochs of its own; a savepoint needs an empty one\n"
+            f"  checkpoint: {store.url}, newest epoch {newest.number}\n"
+            f"  savepoint: {savepoint.url}\n"
+            "  next: pass another checkpoint, or leave savepoint= out to go on with this one",
+            epoch=newest.number,
+        )
+    return job
+
+
+def load_savepoint(
+    savepoint: Savepoint,
+    store: Store,
+    *,
+    number: int,
+    term: int,
+    parallelism: int,
+    spark_folder: str,
+    wall_ms: int,
+    scratch: str | None = None,
+    progress: Progress | None = None,
+) -> Epoch:
+    """The epoch to publish under this number. Counts key groups.
+
+    `spark_folder` is where the caller lays out Spark's folder, from the epoch's offsets and
+    from `savepoint.source_files()`.
+    """
+    info = savepoint.info
+    total = info.max_parallelism * len(info.operators)
+    done = 0
+    operators = {}
+    with CheckedFiles(savepoint.store, scratch) as files:
+        for uid, saved in info.operators.items():
+            ranges = []
+            for subtask in range(parallelism):
+                groups = groups_of(subtask, parallelism, info.max_parallelism)
+                part = _write_base(savepoint, files, saved, groups, store, number, term, scratch)
+                ranges.append(part)
+                done += len(groups)
+                if progress is not None:
+                    progress(done, total)
+            _check_complete(savepoint, saved, ranges)
+            operators[uid] = OperatorEntry(
+                uid=uid,
+                function_version=saved.function_version,
+                key_types=saved.key_types,
+                states={name: state.decl for name, state in saved.states.items()},
+                parallelism=parallelism,
+                ranges=ranges,
+            )
+    return Epoch(
+        number=number,
+        parent=None,
+        term=term,
+        nonce=new_id(),
+        wall_ms=wall_ms,
+        now_ms=info.now_ms,
+        watermarks=info.watermarks,
+        spark=SparkPosition(
+            folder=spark_folder,
+            batch_id=info.batch_id,
+            offsets=info.offsets,
+            sources=info.sources,
+        ),
+        operators=operators,
+        metrics={
+            "operators": {
+                uid: {"state_keys": sum(part.state_keys for part in entry.ranges)}
+                for uid, entry in operators.items()
+            }
+        },
+    )
+
+
+def _write_base(
+    savepoint: Savepoint,
+    files: CheckedFiles,
+    saved: SavedOperator,
+    groups: range,
+    store: Store,
+    number: int,
+    term: int,
+    scratch: str | None,
+) -> RangeState:
+    columns = savepoint.columns(saved.uid)
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-", delete=False) as file:
+        try:
+            writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
+            for name, state in sorted(saved.states.items()):
+                writer.begin_state(name, columns[name].stored_schema)
+                for batch in savepoint.read(files, saved.uid, name, groups):
+                    writer.write(columns[name].to_stored(batch))
+                for state_file in state.files:
+                    if state_file.last_group < groups.stop:
+                        files.release(state_file)
+            written = writer.finish()
+            file.flush()
+            refs = []
+            if written.rows:
+                at = write_segment_file(store, file.name, written, term)
+                refs.append(
+                    FileRef(
+                        id=written.id,
+                        path=at.path,
+                        offset=at.offset,
+                        length=at.length,
+                        kind="base",
+                        tier=0,
+                        rows=written.rows,
+                        first_epoch=number,
+                        last_epoch=number,
+                        first_group=groups.start,
+                        group_count=len(groups),
+                    )
+                )
+        finally:
+            os.unlink(file.name)
+    return RangeState(
+        first_group=groups.start,
+        group_count=len(groups),
+        version=next_version(EMPTY_VERSION, written.id) if refs else EMPTY_VERSION,
+        files=refs,
+        state_keys=written.rows,
+        state_bytes=sum(ref.length for ref in refs),
+    )
+
+
+def _check_complete(savepoint: Savepoint, saved: SavedOperator, ranges: list[RangeState]) -> None:
+    """Rows of key groups that nobody owns would be left out without a word."""
+    expected = sum(state.rows for state in saved.states.values())
+    found = sum(part.state_keys for part in ranges)
+    if found != expected:
+        raise CorruptFileError(
+            f"the savepoint does not fit itself: operator {saved.uid!r} has {expected} rows, "
+            f"{found} of them in key groups below {savepoint.info.max_parallelism}\n"
+            f"  savepoint: {savepoint.url}\n"
+            "  next: use another copy of the savepoint, or take it again",
+            operator=saved.uid,
+        )

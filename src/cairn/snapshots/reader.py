@@ -1,0 +1,182 @@
+"""The rows of an operator's state as of an epoch: its base and deltas merged.
+
+Rows come in chunks of a few key groups, so memory is bounded by CHUNK_ROWS stored rows (or
+by one key group, where that is larger), however large the state is.
+
+Always true here:
+- of each key there is the last word, and none of what was deleted;
+- of each file only the blocks of the key groups it counts for are read;
+- key groups come in ascending order, and the keys of a group in an order of their own that
+  does not depend on how the state came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from cairn.backends import Backend, HeapBackend
+from cairn.backends.overlay import Table, make_table
+from cairn.errors import StateNotFoundError
+from cairn.snapshots.columns import StateColumns
+from cairn.storage.files import open_segment
+from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
+from cairn.storage.store import Store, open_store
+
+CHUNK_ROWS: Final = 1 << 18
+
+
+class Rows(Protocol):
+    """An open file of state rows."""
+
+    @property
+    def states(self) -> list[str]: ...
+
+    def read(self, state: str, groups: range | None = None) -> list[pa.RecordBatch]: ...
+
+
+class Chunk(NamedTuple):
+    """All states of an operator in a few key groups."""
+
+    groups: range
+    rows: dict[str, list[pa.RecordBatch]]
+
+
+class EpochReader:
+    """Reads one epoch. Close it, or use it in a `with`: files stay open between chunks."""
+
+    def __init__(self, store: Store, epoch: Epoch, scratch: str | None = None) -> None:
+        self.epoch = epoch
+        self._store = store
+        self._scratch = scratch
+        self._open: dict[tuple[str, str], Rows] = {}
+
+    def __enter__(self) -> EpochReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._keep_open(set())
+
+    def columns(self, uid: str) -> dict[str, StateColumns]:
+        """The states of an operator, by name."""
+        entry = self._entry(uid)
+        return {
+            name: StateColumns(name, decl, entry.key_types) for name, decl in entry.states.items()
+        }
+
+    def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a state: `group, key, value`, or `group, key, entry, value` for maps."""
+        if state not in self._entry(uid).states:
+            known = ", ".join(self._entry(uid).states) or "none"
+            raise StateNotFoundError(
+                f"operator {uid!r} has no state {state!r} in epoch {self.epoch.number}\n"
+                f"  found: {known}",
+                operator=uid,
+                state=state,
+            )
+        for chunk in self.chunks(uid, groups, states=[state]):
+            yield from chunk.rows[state]
+
+    def chunks(
+        self, uid: str, groups: range | None = None, states: list[str] | None = None
+    ) -> Iterator[Chunk]:
+        """The states of an operator (or those named), read in one pass, a few groups at a time."""
+        entry = self._entry(uid)
+        wanted = _groups_of(entry) if groups is None else groups
+        columns = {n: c for n, c in self.columns(uid).items() if states is None or n in states}
+        if not columns:
+            return
+        tables = {
+            name: _make_table(each, max(wanted.stop, _groups_of(entry).stop))
+            for name, each in columns.items()
+        }
+        for part in sorted(entry.ranges, key=lambda part: part.first_group):
+            for few in _chunks_of(part, _overlap(part, wanted)):
+                yield Chunk(few, self._read(part, few, tables, columns))
+
+    def _read(
+        self,
+        part: RangeState,
+        groups: range,
+        tables: dict[str, Table],
+        columns: dict[str, StateColumns],
+    ) -> dict[str, list[pa.RecordBatch]]:
+        for table in tables.values():
+            table.assign(groups)
+        # A file may be listed twice, when a delta brought back the very content of another.
+        self._keep_open({(ref.id, ref.path) for ref in part.files})
+        for ref in part.files:
+            counted = _overlap(ref, groups)
+            if not counted:
+                continue
+            reader = self._reader(ref)
+            for name in reader.states:
+                if name in tables:
+                    for batch in reader.read(name, counted):
+                        tables[name].apply(batch)
+        found = {
+            name: [columns[name].of_stored(batch) for batch in table.dump()]
+            for name, table in tables.items()
+        }
+        for table in tables.values():
+            table.assign(range(0))
+        return found
+
+    def _reader(self, ref: FileRef) -> Rows:
+        name = (ref.id, ref.path)
+        if name not in self._open:
+            self._open[name] = _open(self._store, ref, self._scratch)
+        return self._open[name]
+
+    def _keep_open(self, wanted: set[tuple[str, str]]) -> None:
+        for name in self._open.keys() - wanted:
+            reader: Any = self._open.pop(name)
+            # Segments hold nothing; files that were fetched to be read hold disk.
+            if hasattr(reader, "close"):
+                reader.close()
+
+    def _entry(self, uid: str) -> OperatorEntry:
+        entry = self.epoch.operators.get(uid)
+        if entry is None:
+            known = ", ".join(self.epoch.operators) or "none"
+            raise StateNotFoundError(
+                f"epoch {self.epoch.number} has no operator {uid!r}\n  found: {known}",
+                operator=uid,
+            )
+        return entry
+
+
+def _open(store: Store, ref: FileRef, scratch: str | None) -> Rows:
+    return open_segment(open_store(ref.store) if ref.store else store, ref)
+
+
+def _backend() -> Backend:
+    return HeapBackend()
+
+
+def _make_table(columns: StateColumns, group_count: int) -> Table:
+    return make_table(columns.declaration, columns.key_type, _backend(), group_count)
+
+
+def _groups_of(entry: OperatorEntry) -> range:
+    return range(0, max((r.first_group + r.group_count for r in entry.ranges), default=0))
+
+
+def _overlap(part: RangeState | FileRef, groups: range) -> range:
+    return range(
+        max(part.first_group, groups.start),
+        min(part.first_group + part.group_count, groups.stop),
+    )
+
+
+def _chunks_of(part: RangeState, groups: range) -> Iterator[range]:
+    """Runs of key groups that hold about CHUNK_ROWS stored rows, were they spread evenly."""
+    row_count = sum(ref.rows for ref in part.files)
+    step = max(1, CHUNK_ROWS * part.group_count // max(1, row_count))
+    for start in range(groups.start, groups.stop, step):
+        yield range(start, min(start + step, groups.stop))

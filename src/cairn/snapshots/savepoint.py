@@ -1,0 +1,368 @@
+"""A savepoint: one epoch in a folder of its own, that anything can read.
+
+    savepoint.json                          what is in it; written last
+    state/<uid>/<state>/<nnnnn>.parquet     key_group, key, [entry,] value; sorted by key group
+    sources/<index>/…                       what Spark's sources keep beside their offsets
+
+It knows nothing of the backend, the parallelism or the place it was made in: paths are
+relative, so it can be copied and moved. `object` state is binary (a pickle); an interval is
+a number of microseconds to readers that do not know Arrow's types.
+
+Always true here:
+- savepoint.json exists, so the savepoint is complete;
+- rows that come out of it are from files whose bytes were checked against their digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
+from cairn.snapshots.columns import GROUP, StateColumns
+from cairn.storage.log import JOB_PATH, LOG_FOLDER
+from cairn.storage.manifest import StateDecl, unseal
+from cairn.storage.store import NotFoundError, Store, file_path, open_store
+from cairn.storage.verify import Damage
+
+SAVEPOINT_PATH: Final = "savepoint.json"
+UNFINISHED_PATH: Final = "unfinished.json"
+"""There from the first file on, until savepoint.json is: whoever creates it may write here."""
+
+_FETCH_BYTES: Final = 8 << 20
+_READ_ROWS: Final = 1 << 16
+
+Progress = Callable[[int, int], None]
+
+
+class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the savepoint. `digest` is BLAKE2b-128 of its bytes."""
+
+    path: str
+    bytes: int
+    digest: str
+
+
+class StateFile(SavedFile, frozen=True, kw_only=True):
+    rows: int
+    first_group: int
+    last_group: int
+
+
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    type: str
+    entry_type: str | None
+    rows: int
+    files: list[StateFile]
+
+    @property
+    def decl(self) -> StateDecl:
+        return StateDecl(kind=self.kind, type=self.type, entry_type=self.entry_type)
+
+
+class SavedOperator(msgspec.Struct, frozen=True, kw_only=True):
+    uid: str
+    function_version: str
+    key_types: dict[str, str]
+    states: dict[str, SavedState]
+
+
+class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """savepoint.json."""
+
+    id: str
+    job: str
+    job_id: str
+    max_parallelism: int
+    epoch: int
+    created_ms: int
+    now_ms: int
+    watermarks: dict[str, int | None]
+    operators: dict[str, SavedOperator]
+    batch_id: int
+    offsets: str
+    """The raw text of Spark's offset file."""
+    sources: list[str]
+    """Their names, in the order of the offsets."""
+    source_files: list[SavedFile]
+
+    @property
+    def files(self) -> list[SavedFile]:
+        states = [s for operator in self.operators.values() for s in operator.states.values()]
+        return [*self.source_files, *(file for state in states for file in state.files)]
+
+    @property
+    def rows(self) -> int:
+        return sum(s.rows for operator in self.operators.values() for s in operator.states.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+_decode_info: Final = msgspec.json.Decoder(SavepointInfo).decode
+
+
+class Savepoint:
+    """A complete savepoint. Its files are checked when they are read."""
+
+    def __init__(self, store: Store, info: SavepointInfo) -> None:
+        self.store = store
+        self.info = info
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    def columns(self, uid: str) -> dict[str, StateColumns]:
+        """The states of an operator, by name."""
+        operator = self._operator(uid)
+        return {
+            name: StateColumns(name, state.decl, operator.key_types)
+            for name, state in operator.states.items()
+        }
+
+    def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a state, as EpochReader gives them; of some key groups, if asked."""
+        with CheckedFiles(self.store) as files:
+            yield from self.read(files, uid, state, groups)
+
+    def read(
+        self, files: CheckedFiles, uid: str, state: str, groups: range | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Like `rows`, with files that are kept for the next call."""
+        operator = self._operator(uid)
+        if state not in operator.states:
+            raise StateNotFoundError(
+                f"operator {uid!r} has no state {state!r} in the savepoint\n"
+                f"  savepoint: {self.url}\n  found: {', '.join(operator.states) or 'none'}",
+                operator=uid,
+                state=state,
+            )
+        saved = operator.states[state]
+        columns = StateColumns(state, saved.decl, operator.key_types)
+        for file in saved.files:
+            if groups is None or (
+                file.first_group < groups.stop and file.last_group >= groups.start
+            ):
+                yield from _read_file(files, file, columns, groups)
+
+    def source_files(self) -> dict[str, bytes]:
+        """What belongs under `sources/` of a folder from which Spark goes on."""
+        found = {}
+        for file in self.info.source_files:
+            data = b"".join(_stream(self.store, file))
+            found[file.path.removeprefix("sources/")] = data
+        return found
+
+    def verify(self, progress: Progress | None = None) -> list[Damage]:
+        """Read and check every file; damage is listed, not raised. Counts files."""
+        checks: list[tuple[SavedFile, Callable[[], None]]] = [
+            (file, partial(self._check_source, file)) for file in self.info.source_files
+        ]
+        for operator in self.info.operators.values():
+            for name, state in operator.states.items():
+                checks += [
+                    (file, partial(self._check_state, operator, name, file)) for file in state.files
+                ]
+        damage = []
+        for done, (file, check) in enumerate(checks, start=1):
+            try:
+                check()
+            except CorruptFileError as error:
+                damage.append(Damage(file.path, error.message))
+            if progress is not None:
+                progress(done, len(checks))
+        return damage
+
+    def _check_source(self, file: SavedFile) -> None:
+        for _ in _stream(self.store, file):
+            pass
+
+    def _check_state(self, operator: SavedOperator, name: str, file: StateFile) -> None:
+        columns = StateColumns(name, operator.states[name].decl, operator.key_types)
+        with CheckedFiles(self.store) as files:
+            for _ in _read_file(files, file, columns, None):
+                pass
+
+    def _operator(self, uid: str) -> SavedOperator:
+        operator = self.info.operators.get(uid)
+        if operator is None:
+            raise StateNotFoundError(
+                f"the savepoint has no operator {uid!r}\n"
+                f"  savepoint: {self.url}\n  found: {', '.join(self.info.operators) or 'none'}",
+                operator=uid,
+            )
+        return operator
+
+
+def open_savepoint(url: str) -> Savepoint:
+    """A savepoint that is there and complete; otherwise RestoreError says what is there."""
+    local = file_path(url) if urlsplit(url).scheme == "file" else url
+    # Asked before the store is opened: opening a local one makes its folder.
+    if "://" not in local and not os.path.isdir(os.path.expanduser(local)):
+        raise _no_savepoint(url, "there is no such folder", "give the folder it was written to")
+    store = open_store(url)
+    name = f"{store.url}/{SAVEPOINT_PATH}"
+    try:
+        data = store.get(SAVEPOINT_PATH)
+    except NotFoundError:
+        raise _no_savepoint(url, *_what_is_there(store)) from None
+    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damaged))
+
+
+def state_folder(uid: str, state: str) -> str:
+    return f"state/{_quoted(uid)}/{_quoted(state)}"
+
+
+def _quoted(name: str) -> str:
+    # A leading dot would hide the folder, and ".." would leave it.
+    quoted = quote(name, safe="")
+    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
+
+
+def _what_is_there(store: Store) -> tuple[str, str]:
+    if store.exists(JOB_PATH) or store.list(LOG_FOLDER):
+        return "it is a checkpoint", "`cairn savepoint CHECKPOINT DEST` makes a savepoint of it"
+    if store.exists(UNFINISHED_PATH) or store.list("state"):
+        return (
+            "an unfinished savepoint: savepoint.json, which is written last, is not there",
+            "remove it and take the savepoint again",
+        )
+    return f"no {SAVEPOINT_PATH}", "give the folder it was written to"
+
+
+def _no_savepoint(url: str, found: str, next_step: str) -> RestoreError:
+    return RestoreError(
+        f"there is no savepoint at {url}\n  found: {found}\n  next: {next_step}", url=url
+    )
+
+
+def _damaged(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"a file of the savepoint is damaged: {what}\n"
+        f"  file: {name}\n"
+        "  next: use another copy of the savepoint, or take it again",
+        file=name,
+    )
+
+
+class CheckedFiles:
+    """Files of a savepoint on the local disk, their bytes checked once.
+
+    Those of a local savepoint are read where they lie, others are fetched and kept until
+    they are released.
+    """
+
+    def __init__(self, store: Store, scratch: str | None = None) -> None:
+        self._store = store
+        self._folder = tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch)
+        self._paths: dict[str, str] = {}
+
+    def __enter__(self) -> CheckedFiles:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._folder.cleanup()
+
+    def name(self, file: SavedFile) -> str:
+        return f"{self._store.url}/{file.path}"
+
+    def path(self, file: SavedFile) -> str:
+        if file.path not in self._paths:
+            self._paths[file.path] = self._fetch(file)
+        return self._paths[file.path]
+
+    def release(self, file: SavedFile) -> None:
+        path = self._paths.pop(file.path, None)
+        if path is not None and path.startswith(self._folder.name):
+            os.unlink(path)
+
+    def _fetch(self, file: SavedFile) -> str:
+        local = self._store.local_path(file.path)
+        if local is not None:
+            for _ in _stream(self._store, file):
+                pass
+            return local
+        descriptor, path = tempfile.mkstemp(dir=self._folder.name)
+        with os.fdopen(descriptor, "wb") as out:
+            for data in _stream(self._store, file):
+                out.write(data)
+        return path
+
+
+def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
+    """The bytes of a file. When it ends without an error they were the right ones."""
+    name = f"{store.url}/{file.path}"
+    digest = hashlib.blake2b(digest_size=16)
+    offset = 0
+    try:
+        # One byte more is asked for: the file must end where it should.
+        while data := store.get_range(
+            file.path, offset, min(_FETCH_BYTES, file.bytes + 1 - offset)
+        ):
+            digest.update(data)
+            offset += len(data)
+            yield data
+            if offset > file.bytes:
+                break
+    except NotFoundError:
+        raise _damaged(name, "the file is missing") from None
+    if offset != file.bytes:
+        more = "more than " if offset > file.bytes else ""
+        found = min(offset, file.bytes)
+        raise _damaged(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
+    if digest.hexdigest() != file.digest:
+        raise _damaged(
+            name, f"its digest is {digest.hexdigest()}, savepoint.json says {file.digest}"
+        )
+
+
+def _read_file(
+    files: CheckedFiles, file: StateFile, columns: StateColumns, groups: range | None
+) -> Iterator[pa.RecordBatch]:
+    name = files.name(file)
+    path = files.path(file)
+    row_count = 0
+    try:
+        with pq.ParquetFile(path) as parquet:
+            if parquet.schema_arrow.names != columns.parquet_schema.names:
+                raise _damaged(name, f"its columns are {', '.join(parquet.schema_arrow.names)}")
+            wanted = _row_groups(parquet.metadata, groups)
+            for batch in parquet.iter_batches(_READ_ROWS, row_groups=wanted):
+                row_count += batch.num_rows
+                rows = columns.from_parquet(batch)
+                if groups is not None:
+                    found = rows[GROUP].to_numpy()
+                    low, high = np.searchsorted(found, [groups.start, groups.stop]).tolist()
+                    rows = rows.slice(low, high - low)
+                if rows.num_rows:
+                    yield rows
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(name, str(error)) from error
+    if groups is None and row_count != file.rows:
+        raise _damaged(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
+
+
+def _row_groups(metadata: Any, groups: range | None) -> list[int]:
+    """Those that may hold rows of these key groups, by their statistics."""
+    if groups is None:
+        return list(range(metadata.num_row_groups))
+    found = []
+    for index in range(metadata.num_row_groups):
+        known = metadata.row_group(index).column(0).statistics
+        is_known = known is not None and known.has_min_max
+        if not is_known or (known.min < groups.stop and known.max >= groups.start):
+            found.append(index)
+    return found

@@ -1,0 +1,30 @@
+"""An operator restored from a checkpoint, to look at its state without a slot."""
+
+from __future__ import annotations
+
+import tempfile
+
+from cairn.backends import make_backend
+from cairn.slot.operator import Operator
+from cairn.slot.restore import restore
+from cairn.slot.spec import OperatorSpec
+from cairn.storage.log import Log
+from cairn.storage.store import Store
+
+
+def fresh_operator(spec: OperatorSpec, groups: range, group_count: int) -> Operator:
+    """One that owns these key groups and holds nothing."""
+    operator = Operator(spec, make_backend("heap", "", 1 << 26), group_count=group_count)
+    operator.declare()
+    operator.bring_to("", groups, [])
+    return operator
+
+
+def restored_operator(
+    spec: OperatorSpec, store: Store, epoch_number: int, group_count: int
+) -> Operator:
+    """One that owns every key group, as of an epoch."""
+    operator = fresh_operator(spec, range(group_count), group_count)
+    with tempfile.TemporaryDirectory() as scratch:
+        restore(operator, Log(store), store, epoch_number, [operator.groups], scratch)
+    return operator
