@@ -4,6 +4,7 @@ Running count and sum per key, one output row per input row, epochs of 1 M rows 
 keys, each epoch committed. Compared, interleaved in the same run, with
 (a) the same source, settings, shuffle and pin join around an identity mapInArrow, and
 (b) PySpark's transformWithState on a slice small enough to finish.
+With `--backend rocksdb` also (c) cairn with that backend, and its part of the heap's figure.
 The first epoch of every run is left out.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,14 @@ def rate(ends: list[float], rows_per_epoch: int) -> float:
     return rows_per_epoch * (len(ends) - 1) / (ends[-1] - ends[0])
 
 
-def run_cairn(spark: Any, source: Path, work: Path, sink: sinks.Sink, rows: int) -> float:
+def run_cairn(
+    spark: Any, source: Path, work: Path, sink: sinks.Sink, rows: int, backend: str
+) -> float:
     run = counting_job(file_stream(spark, source), sink).start(
-        checkpoint=str(work / "checkpoint"), parallelism=2, trigger="available-now"
+        checkpoint=str(work / f"checkpoint-{backend}"),
+        parallelism=2,
+        backend=backend,
+        trigger="available-now",
     )
     run.wait()
     ends = sorted(e["wall_ms"] / 1000 for e in run.epochs())
@@ -144,9 +151,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--slice-rows", type=int, default=20_000, help="per epoch of (b)")
     parser.add_argument("--sink", choices=["noop", "files"], default="noop")
+    parser.add_argument("--backend", default="heap", help="measured beside the heap")
     options = parser.parse_args()
     spark = cairn.session("bench", master="local[2]", driver__memory="4g", ui__enabled=False)
     measured: dict[str, list[float]] = {"cairn": [], "identity": [], "transform_with_state": []}
+    beside = None if options.backend == "heap" else f"cairn_{options.backend}"
+    if beside:
+        measured[beside] = []
     with work_dir() as work:
         big, small = work / "big", work / "small"
         write_files(big, files=options.epochs + 1, rows=options.rows, keys=options.keys)
@@ -160,15 +171,26 @@ def main() -> None:
             here = work / str(index)
             sink = sinks.Noop() if options.sink == "noop" else sinks.Files(str(here / "out"))
             timed("identity", lambda: run_identity(spark, big, here, options.rows))  # noqa: B023
-            timed("cairn", lambda: run_cairn(spark, big, here, sink, options.rows))  # noqa: B023
+            cairn_on = partial(run_cairn, spark, big, here, sink, options.rows)
+            timed("cairn", partial(cairn_on, "heap"))
+            if beside:
+                timed(beside, partial(cairn_on, options.backend))
             timed(
                 "transform_with_state",
                 lambda: run_transform_with_state(spark, small, here, options.slice_rows),  # noqa: B023
             )
     median = {name: statistics.median(rates) for name, rates in measured.items()}
+    of_heap = {}
+    if beside:
+        of_heap = {
+            "of_heap": round(median[beside] / median["cairn"], 4),
+            "required_of_heap": 0.40,
+        }
+    kinds = [kind for kind in (options.sink, options.backend) if kind not in ("noop", "heap")]
     report(
-        "keyed_count" if options.sink == "noop" else f"keyed_count_{options.sink}",
+        "_".join(["keyed_count", *kinds]),
         {
+            **of_heap,
             "rows_per_s": {name: round(rate) for name, rate in median.items()},
             "runs": {name: [round(r) for r in rates] for name, rates in measured.items()},
             "of_identity": round(median["cairn"] / median["identity"], 4),

@@ -8,38 +8,26 @@ memory a key takes in the slots.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
-from harness import SEED, file_stream, note, report, work_dir
+from harness import Feed, file_stream, note, report, work_dir
 from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
 from cairn.slot.process import runtime_root
 
-PRELOAD_ROWS = 500_000
-
 
 def write_input(folder: Path, *, keys: int, changed: int, epochs: int) -> int:
     """First every key once, then epochs that change `changed` distinct keys. Preload epochs."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(SEED)
-    parts = [
-        np.arange(start, min(start + PRELOAD_ROWS, keys)) for start in range(0, keys, PRELOAD_ROWS)
-    ]
-    preload = len(parts)
-    parts += [rng.choice(keys, changed, replace=False) for _ in range(epochs)]
-    for index, k in enumerate(parts):
-        path = folder / f"{index:05d}.parquet"
-        pq.write_table(pa.table({"k": k, "v": rng.random(len(k))}), path, row_group_size=1 << 16)
-        os.utime(path, (1_700_000_000 + index, 1_700_000_000 + index))
+    feed = Feed(folder)
+    feed.put_all_keys(keys)
+    preload = feed.files
+    for _ in range(epochs):
+        feed.put_some_keys(keys, changed)
     return preload
 
 

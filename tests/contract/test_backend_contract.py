@@ -3,60 +3,129 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cairn.backends import BACKENDS, Backend
+from cairn.backends import BACKENDS, Backend, make_backend
+from cairn.backends.base import ABSENT
+from cairn.codec import codec
+
+STATES = {"s": "value", "t": "value", "s1": "reducing", "m": "map", "l": "list"}
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    backend = BACKENDS[request.param]()
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    backend = make_backend(request.param, str(tmp_path / "state"), 64 << 20)
+    declare(backend)
     yield backend
     backend.close()
 
 
-def test_rows_are_empty_at_first_and_the_same_mapping_every_time(backend: Backend) -> None:
+def declare(backend: Backend) -> None:
+    for name, kind in STATES.items():
+        entries = codec("string") if kind == "map" else None
+        backend.open_state(name, kind, codec("string"), codec("string"), entries)
+
+
+def content(backend: Backend, name: str, group: int) -> dict[Any, Any]:
+    found = {}
+    for key, held in backend.rows(name, group).items():
+        if STATES[name] == "map":
+            held = dict(held)
+        elif STATES[name] == "list":
+            held = list(held)
+        found[key] = held
+    return found
+
+
+def test_rows_are_empty_at_first_and_the_same_object_every_time(backend: Backend) -> None:
     rows = backend.rows("s", 3)
-    assert dict(rows) == {}
-    rows[1] = "x"
+    assert content(backend, "s", 3) == {} and len(rows) == 0
+    rows.promote({"k": "x"})
     assert backend.rows("s", 3) is rows
-    assert dict(backend.rows("s", 3)) == {1: "x"}
+    assert content(backend, "s", 3) == {"k": "x"}
 
 
 def test_states_and_key_groups_share_nothing(backend: Backend) -> None:
     for state in ("s", "t", "s1"):
         for group in (0, 1, 11):
-            backend.rows(state, group)["key"] = (state, group)
+            backend.rows(state, group).promote({"key": f"{state} {group}"})
     for state in ("s", "t", "s1"):
         for group in (0, 1, 11):
-            assert dict(backend.rows(state, group)) == {"key": (state, group)}
+            assert content(backend, state, group) == {"key": f"{state} {group}"}
 
 
 def test_what_went_in_comes_out_and_goes_when_deleted(backend: Backend) -> None:
     rows = backend.rows("s", 0)
-    values = {1: "a", "k": b"b", (1, None): (2.5, None), None: {"entry": 1}}
-    rows.update(values)
-    assert dict(rows) == values
-    del rows[None]
-    rows[1] = "c"
-    assert rows[1] == "c" and None not in rows and len(rows) == 3
-    assert rows.get("nobody") is None
+    values = {"1": "a", "": "", None: "none", "é\0": "x" * 100_000}
+    rows.promote(values)
+    assert content(backend, "s", 0) == values
+    rows.promote({None: None, "1": "c", "nobody": None})
+    assert rows.get("1") == "c" and None not in rows and "" in rows and len(rows) == 3
+    assert rows.get("nobody") is None and rows.get("nobody", "d") == "d"
+    assert rows["nobody"] is None and rows["1"] == "c"  # type: ignore[index]
+    assert content(backend, "s", 0) == {"1": "c", "": "", "é\0": "x" * 100_000}
+
+
+def test_entries_of_a_map_come_and_go_one_by_one(backend: Backend) -> None:
+    rows = backend.rows("m", 0)
+    rows.promote({"k": {"a": "1", "b": None}, "other": {"a": "2"}})
+    rows.promote({"k": {"a": ABSENT, "c": "3", "never": ABSENT}, "other": {"a": ABSENT}})
+    held = rows.get("k")
+    assert dict(held) == {"b": None, "c": "3"} and len(held) == 2
+    assert held.get("b", ABSENT) is None and held.get("a", ABSENT) is ABSENT
+    assert "c" in held and "a" not in held
+    assert rows.get("other") is None and "other" not in rows and "k" in rows
+    assert len(rows) == 1 and rows.entry_count() == 2
+    assert content(backend, "m", 0) == {"k": {"b": None, "c": "3"}}
+
+
+def test_a_list_keeps_so_many_items_and_takes_the_new_ones(backend: Backend) -> None:
+    rows = backend.rows("l", 0)
+    rows.promote({"k": (0, ["a", "b", "c"]), "gone": (0, ["x"])})
+    rows.promote({"k": (2, ["d"]), "gone": (0, []), "never": (0, [])})
+    held = rows.get("k")
+    assert list(held) == ["a", "b", "d"] and len(held) == 3 and list(held[:1]) == ["a"]
+    assert rows.get("gone") is None and "gone" not in rows and len(rows) == 1
+    rows.promote({"k": (3, ["e"])})
+    assert content(backend, "l", 0) == {"k": ["a", "b", "d", "e"]}
 
 
 def test_a_dropped_group_starts_empty_and_takes_no_other_with_it(backend: Backend) -> None:
-    backend.rows("s", 0)[1] = "x"
-    backend.rows("s", 1)[1] = "y"
-    backend.rows("t", 0)[1] = "z"
-    backend.drop("s", 0)
-    backend.drop("s", 99)
-    backend.drop("nobody", 0)
-    assert dict(backend.rows("s", 0)) == {}
-    assert dict(backend.rows("s", 1)) == {1: "y"}
-    assert dict(backend.rows("t", 0)) == {1: "z"}
+    for name, change in (("s", "x"), ("m", {"e": "x"}), ("l", (0, ["x"]))):
+        backend.rows(name, 0).promote({"1": change})
+        backend.rows(name, 1).promote({"1": change})
+        before = content(backend, name, 1)
+        backend.drop(name, 0)
+        backend.drop(name, 99)
+        backend.drop("nobody", 0)
+        assert content(backend, name, 0) == {}
+        assert backend.rows(name, 0).get("1") is None
+        assert content(backend, name, 1) == before
+
+
+def test_a_state_declared_with_other_types_starts_empty(backend: Backend) -> None:
+    backend.rows("s", 0).promote({"k": "x"})
+    backend.open_state("s", "value", codec("string"), codec("string"), None)
+    assert content(backend, "s", 0) == {"k": "x"}
+    backend.open_state("s", "value", codec("string"), codec("bigint"), None)
+    assert content(backend, "s", 0) == {}
+
+
+def test_a_prefetch_changes_nothing(backend: Backend) -> None:
+    backend.rows("s", 0).promote({"k": "x"})
+    backend.rows("m", 0).promote({"k": {"e": "x"}})
+    list(backend.rows("s", 0).items())
+    backend.prefetch([0, 0, 1, 0], ["k", "k", "k", "nobody"])
+    assert backend.rows("s", 0).get("k") == "x" and "k" not in backend.rows("s", 1)
+    assert content(backend, "m", 0) == {"k": {"e": "x"}}
 
 
 def test_a_closed_backend_holds_nothing(backend: Backend) -> None:
-    backend.rows("s", 0)[1] = "x"
+    backend.rows("s", 0).promote({"1": "x"})
+    list(backend.rows("s", 0).items())
     backend.close()
-    assert dict(backend.rows("s", 0)) == {}
+    declare(backend)
+    assert backend.rows("s", 0).get("1") is None

@@ -12,10 +12,12 @@ import datetime as dt
 import decimal
 import math
 import operator
+import os
 import pickle
 import random
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import KeyedProcess, state
-from cairn.backends import HeapBackend
+from cairn.backends import BACKENDS, Backend, make_backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
+from cairn.backends.rocksdb import RocksBackend
 from cairn.codec import codec
 from cairn.coordinator import compaction, epoch
 from cairn.coordinator.epoch import Coordinator
@@ -244,8 +247,12 @@ class Scope:
 class Tables:
     """One key group of a function's state, and every file written of it."""
 
-    def __init__(self, declarations: dict[str, state.Declaration]) -> None:
+    def __init__(
+        self, declarations: dict[str, state.Declaration], backend: str, scratch: str
+    ) -> None:
         self.declarations = declarations
+        self.backend: Backend | None = None
+        self.make = partial(make_backend, backend, os.path.join(scratch, "state"), 64 << 20)
         for name, declaration in declarations.items():
             declaration.name = name
         self.scope = Scope()
@@ -255,14 +262,30 @@ class Tables:
 
     def start(self) -> None:
         """A new slot: what the files hold, and nothing else."""
-        backend = HeapBackend()
+        self.close()
+        self.backend = self.make()
         for name, declaration in self.declarations.items():
-            table = make_table(declaration, pa.int64(), backend, 1)
+            table = make_table(declaration, pa.int64(), self.backend, 1)
             table.assign(range(1))
             for batch in self.files[name]:
                 table.apply(batch)
             self.tables[name] = table
             setattr(self, name, make_handle(table, self.scope))
+
+    def close(self) -> None:
+        if self.backend is not None:
+            self.backend.close()
+
+    def flush(self) -> None:
+        """Out of memory, where the backend has another place."""
+        if isinstance(self.backend, RocksBackend):
+            self.backend.flush()
+            for rows in self.backend.all_rows():
+                rows.rotate()
+
+    def prefetch(self) -> None:
+        assert self.backend is not None
+        self.backend.prefetch([0] * 4, list(range(4)))
 
     def commit(self) -> None:
         for name, table in self.tables.items():
@@ -288,16 +311,26 @@ class Tables:
             self.files[name] = list(table.dump())
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type_", TYPES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), entry_type=st.sampled_from(sorted(ENTRY_TYPES)))
 def test_state_of_every_type_agrees_with_the_model(
-    type_: str, entry_type: str, data: st.DataObject
+    type_: str, backend: str, entry_type: str, data: st.DataObject
 ) -> None:
-    tables = Tables(declared(type_, entry_type))
+    with tempfile.TemporaryDirectory() as scratch:
+        tables = Tables(declared(type_, entry_type), backend, scratch)
+        try:
+            drive(tables, type_, entry_type, data)
+        finally:
+            tables.close()
+
+
+def drive(tables: Tables, type_: str, entry_type: str, data: st.DataObject) -> None:
     steps = st.one_of(
         st.tuples(st.just("do"), KEYS, commands(type_, entry_type)),
         st.tuples(st.sampled_from(["commit", "rollback", "start", "rebase"])),
+        st.tuples(st.sampled_from(["commit", "flush", "prefetch"])),
         st.tuples(st.just("merge"), st.integers(2, 4)),
     )
     running: dict[int, list[Any]] = {}
@@ -323,6 +356,8 @@ def test_state_of_every_type_agrees_with_the_model(
             running = {}
         elif step[0] == "merge":
             tables.merge(step[1])
+        elif step[0] in ("flush", "prefetch"):
+            getattr(tables, step[0])()
         else:
             getattr(tables, step[0])()
             running = {}

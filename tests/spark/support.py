@@ -91,6 +91,10 @@ def published(folder: Any) -> list[dict[str, Any]]:
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
+def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["id"])
+
+
 def epochs(checkpoint: Any) -> list[Epoch]:
     """The retained epochs, oldest first."""
     return list(Log(open_store(str(checkpoint))).lineage())[::-1]

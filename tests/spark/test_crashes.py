@@ -32,7 +32,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing.faulty_store import Fault, FaultyStore
 from tests.spark.programs.ledger import SCHEMA, Ledger, build, payments
-from tests.spark.support import Input, Program, epochs, finish, published, stored_state
+from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
 
 ROWS = 30
 SINKS = ("booked", "large", "spread")
@@ -72,10 +72,6 @@ class Undisturbed:
         for sink in ("booked", "spread"):
             assert len(found[sink]) % ROWS == 0, sink
         return len(found["booked"]) // ROWS
-
-
-def by_id(rows):
-    return sorted(rows, key=lambda row: row["id"])
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,16 @@
 """Where a slot keeps state between epochs."""
 
-from cairn.backends.base import Backend
+from cairn.backends.base import Backend, Base, BaseCancelledError, BaseTarget
 from cairn.backends.heap import HeapBackend
+from cairn.backends.registry import BACKENDS, DEFAULT_MEMORY_BYTES, make_backend
 
-BACKENDS: dict[str, type[Backend]] = {"heap": HeapBackend}
-
-__all__ = ["BACKENDS", "Backend", "HeapBackend"]
-
-
-def make_backend(name, directory, memory_bytes):
-    return BACKENDS[name]()
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_MEMORY_BYTES",
+    "Backend",
+    "Base",
+    "BaseCancelledError",
+    "BaseTarget",
+    "HeapBackend",
+    "make_backend",
+]

@@ -1,92 +1,139 @@
-"""The contract of a state backend: rows by key group, nothing more.
+"""The contract of a state backend: rows by key group, and bases of them.
 
-A backend gives, for each state and key group, a mutable mapping from key to
-stored value (for map state: from key to a mutable mapping of entries). It knows
-nothing of epochs: what the running epoch changes is kept above it, in `overlay`,
-the same for every backend, and comes down only when the epoch is committed.
+A backend gives, for each state and key group, `Rows`: from key to what is held of it (a value;
+for map state a mapping of entries, for list state a sequence). It knows nothing of epochs: what
+the running epoch changes is kept above it, in `overlay`, the same for every backend, and comes
+down as a whole (`promote`) when the epoch is committed.
+
+A base is all of it as of one moment between epochs, written in the background while
+later epochs come down. How a backend keeps the two apart is its own affair.
 
 Always true of a backend:
-- the mappings of different states and groups are disjoint; dropping a group is cheap;
+- the rows of different states and groups are disjoint;
 - values that went in come out equal;
 - everything in it is committed;
-- it lives and dies with its slot: durability is the snapshot's work, not the backend's.
+- it lives and dies with its slot: durability is the snapshot's work, not the backend's;
+- a base holds exactly what was there at `begin_base`, or its `write` raises.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from cairn.codec import Codec
 from cairn.storage.manifest import FileRef
+from cairn.storage.pack import Stored
 from cairn.storage.store import Store
 
-Rows = MutableMapping[Any, Any]
+if TYPE_CHECKING:
+    from cairn.backends.overlay import Table
 
 
-class Backend(ABC):
-    """Holds the state of one operator in one slot."""
+class _Absent:
+    def __repr__(self) -> str:
+        return "ABSENT"
 
-    @abstractmethod
-    def rows(self, state: str, group_index: int) -> Rows:
-        """The rows of a state in a key group, empty at first. The same object every time."""
 
-    @abstractmethod
-    def drop(self, state: str, group_index: int) -> None:
-        """Forget the rows of a state in a key group; the next `rows` starts empty."""
+ABSENT: Any = _Absent()
+"""Where None would be a value: nothing."""
 
-    def close(self) -> None:
-        """Give back memory and files."""
 
-    def prefetch(self, groups, keys):
-        pass
+class BaseCancelledError(Exception):
+    """The state was given up for another version while its base was written. Internal."""
 
-    def load(self, store, ref, groups, scratch):
-        return False
 
-    def begin_base(self, tables, groups):
-        return Base({n: list(t.dump()) for n, t in sorted(tables.items())})
+class Rows(Protocol):
+    """The committed rows of a state in a key group. `rows[key]` (value state) is None for none."""
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        """What is held of a key. Nobody changes it but `promote`."""
+
+    def __contains__(self, key: Any, /) -> bool: ...
+
+    def __len__(self) -> int:
+        """How many keys; an estimate, where counting would cost."""
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """Every key with what is held of it, in no particular order."""
+
+    def entry_count(self) -> int:
+        """How many stored rows: entries of maps, else keys."""
+
+    def promote(self, changes: Mapping[Any, Any], /) -> None:
+        """Take in changes as the overlay holds them. Deleting what is not there is fine.
+
+        value: the new value, None deletes; map: entry -> value, ABSENT deletes;
+        list: (start, added), keep so many items, then these.
+        """
 
 
 @dataclass(frozen=True)
 class BaseTarget:
+    """Where a base goes, and what is there already."""
+
     store: Store
     term: int
     operator: str
     epoch: int
     scratch: str
     inline_bytes_max: int
-    known: tuple[FileRef, ...]
+    known: tuple[FileRef, ...] = ()
+    """Bases of the parent epoch for this range: their objects may be shared."""
 
 
-class Base:
-    def __init__(self, dumps):
-        self.dumps = dumps
+class Base(ABC):
+    """The state as of `begin_base`, on its way to the store."""
 
-    def write(self, target, pace):
-        import io
+    @abstractmethod
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
+        """Store it; on a background thread, while later epochs are promoted.
 
-        from cairn.slot.protocol import Stored
-        from cairn.storage.files import SegmentWriter
+        Calls `pace` after each piece of work of a few milliseconds; it sleeps, or raises
+        to give up. Raises BaseCancelledError when the state was dropped meanwhile.
+        """
 
-        out = io.BytesIO()
-        w = SegmentWriter(out, "base", target.operator, first_epoch=0, last_epoch=target.epoch)
-        for n, bs in self.dumps.items():
-            if bs:
-                w.begin_state(n, bs[0].schema)
-                for b in bs:
-                    w.write(b)
-                    pace()
-        done = w.finish()
-        data = out.getvalue()
-        if len(data) <= target.inline_bytes_max:
-            return Stored(done.id, done.length, done.rows, data=data)
-        from cairn.storage.pack import state_path
+    @abstractmethod
+    def close(self) -> None:
+        """End the bookkeeping for it, written or not. From any thread, any number of times."""
 
-        path = state_path(target.term, f"{done.id}.base")
-        target.store.put(path, data)
-        return Stored(done.id, done.length, done.rows, path=path)
 
-    def close(self):
-        pass
+class Backend(ABC):
+    """Holds the state of one operator in one slot."""
+
+    @abstractmethod
+    def open_state(
+        self, name: str, kind: str, keys: Codec, values: Codec, entries: Codec | None
+    ) -> None:
+        """Declare a state, before its rows. With other types than before, its rows are dropped."""
+
+    @abstractmethod
+    def rows(self, name: str, group_index: int) -> Rows:
+        """The rows of a state in a key group, empty at first. The same object until dropped."""
+
+    @abstractmethod
+    def drop(self, name: str, group_index: int) -> None:
+        """Forget the rows of a state in a key group; the next `rows` starts empty.
+
+        Cancels a base that is being written.
+        """
+
+    def prefetch(self, groups: Sequence[int], keys: Sequence[Any]) -> None:
+        """These keys are about to be read, each in its key group."""
+
+    @abstractmethod
+    def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
+        """Fix what is there now, to be written. One at a time."""
+
+    def load(self, store: Store, ref: FileRef, groups: range, scratch: str) -> bool:
+        """Take these (empty) key groups from a base as it is; False: read its rows and apply them.
+
+        Every state must be open, with rows for the groups.
+        """
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back memory and files."""

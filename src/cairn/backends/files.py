@@ -1,21 +1,39 @@
-from cairn.storage.files import SegmentReader, open_segment
+"""Read the rows of a stored file of state, whatever its format."""
 
-RowsReader = SegmentReader
+from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol, Self
 
-class _C:
-    def __init__(self, r):
-        self.r = r
+import pyarrow as pa
 
-    def __enter__(self):
-        return self.r
-
-    def __exit__(self, *a):
-        pass
-
-    def __getattr__(self, n):
-        return getattr(self.r, n)
+from cairn.storage.files import open_segment
+from cairn.storage.manifest import FileRef
+from cairn.storage.store import Store
 
 
-def open_rows(store, ref, scratch):
-    return _C(open_segment(store, ref))
+class RowsReader(Protocol):
+    """Rows by state and key group, in the layout of `layout`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def states(self) -> list[str]: ...
+
+    def schema(self, state: str) -> pa.Schema: ...
+
+    def read(self, state: str, groups: range | None = None) -> Iterable[pa.RecordBatch]: ...
+
+
+def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
+    """A reader for a file of a manifest. Close it: it may keep files in `scratch`."""
+    if ref.format == "rocksdb":
+        # Not at the top: a slot that keeps its state in memory need not load RocksDB.
+        from cairn.backends.rocksdb_files import RocksReader
+
+        return RocksReader(store, ref, scratch)
+    return open_segment(store, ref)

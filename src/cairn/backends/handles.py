@@ -36,7 +36,7 @@ class ValueHandle(Value[Any]):
     def __init__(self, declaration: Value[Any], table: ValueTable, scope: Scope) -> None:
         self.name = declaration.name
         self._scope = scope
-        self._rows = table.rows
+        self._rows: list[Any] = table.rows
         self._changes = table.changes
         self._normalise = table.values.normalise
         # In the form of a stored value, so that nobody can change it for all keys.
@@ -49,7 +49,8 @@ class ValueHandle(Value[Any]):
         key = scope.key
         value = self._changes[group].get(key, ABSENT)
         if value is ABSENT:
-            value = self._rows[group].get(key)
+            # Not get(): `[]` runs at C speed in every backend, and is None for none.
+            value = self._rows[group][key]
         if value is None:
             return self._default if default is None else default
         return value
@@ -252,7 +253,9 @@ class MapHandle(Map[Any, Any]):
         changed = self._changes[scope.group].get(scope.key)
         if not changed:
             return list(held)
-        return [entry for entry, value in {**held, **changed}.items() if value is not ABSENT]
+        merged = held.copy()
+        merged.update(changed)
+        return [entry for entry, value in merged.items() if value is not ABSENT]
 
     def __iter__(self) -> Iterator[Any]:
         # In order of the keys: insertion order would not survive a restore, and then

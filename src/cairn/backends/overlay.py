@@ -4,13 +4,7 @@ A function reads through the overlay and writes to it only. So the overlay is th
 (what changed), dropping it is the rollback, and the rows below are the last committed
 epoch for whoever asks. A backend never holds anything uncommitted.
 
-Stored rows, in deltas and bases alike, are Arrow with the columns
-
-    group, key, value, live            value, reducing and aggregating state
-    group, key, entry, value, live     map state, a row per entry
-    group, key, start, value, live     list state: keep the first `start` items, then these
-
-sorted by group. A row that is not live deletes.
+How stored rows look is said in `layout`.
 
 Always true here:
 - `rows` is the parent epoch's state, until `promote` takes the overlay in;
@@ -20,28 +14,22 @@ Always true here:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from cairn.backends.base import ABSENT as ABSENT
 from cairn.backends.base import Backend, Rows
+from cairn.backends.heap import empty_rows
+from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
 from cairn.codec import Codec, codec
 from cairn.state import Declaration
-from cairn.types import type_ddl
 
 BASE_BATCH_ROWS = 64 * 1024
 COUNT_SAMPLE_KEYS = 64
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Any = _Absent()
 
 
 class Table(ABC):
@@ -54,9 +42,14 @@ class Table(ABC):
         self.name = declaration.name
         self.keys = codec(key_type)
         self.values = codec(declaration.type)
+        entry_type = declaration.entry_type
+        entries = None if entry_type is None else codec(entry_type)
+        kind = declaration.kind
+        backend.open_state(self.name, kind, self.keys, self.values, entries)
+        self.layout = make_layout(self.name, kind, self.keys, self.values, entries)
         self.backend = backend
         # Both lists are indexed by key group and keep their identity for life: handles hold them.
-        self.rows: list[Rows] = [{} for _ in range(group_count)]
+        self.rows: list[Rows] = [empty_rows(kind) for _ in range(group_count)]
         self.changes: list[dict[Any, Any]] = [{} for _ in range(group_count)]
         self.groups = range(0)
 
@@ -65,7 +58,7 @@ class Table(ABC):
         for group in self.groups:
             if group not in groups:
                 self.backend.drop(self.name, group)
-                self.rows[group] = {}
+                self.rows[group] = empty_rows(self.declaration.kind)
                 self.changes[group] = {}
         for group in groups:
             if group not in self.groups:
@@ -80,18 +73,12 @@ class Table(ABC):
                 self.rows[group] = self.backend.rows(self.name, group)
                 self.changes[group] = {}
 
-    def reset(self) -> None:
-        """Forget everything, to be loaded anew."""
-        groups = self.groups
-        self.assign(range(0))
-        self.assign(groups)
-
     def promote(self) -> None:
         """The epoch is committed: its changes are the state now."""
         for group in self.groups:
             changes = self.changes[group]
             if changes:
-                self._promote(self.rows[group], changes)
+                self.rows[group].promote(changes)
                 self.changes[group] = {}
 
     def rollback(self) -> None:
@@ -101,29 +88,30 @@ class Table(ABC):
                 self.changes[group] = {}
 
     def dump(self) -> Iterator[pa.RecordBatch]:
-        """The committed rows, in batches of whole key groups where they are small."""
+        """The committed rows by key, in batches of whole key groups where they are small."""
         groups: list[int] = []
+        mappings: list[dict[Any, Any]] = []
         row_count = 0
         for group in self.groups:
-            size = len(self.rows[group])
-            if not size:
+            held = dict(self.rows[group].items())
+            if not held:
                 continue
-            if groups and row_count + size > BASE_BATCH_ROWS:
-                yield self._dump(groups)
-                groups, row_count = [], 0
+            if groups and row_count + len(held) > BASE_BATCH_ROWS:
+                yield self._dump(groups, mappings)
+                groups, mappings, row_count = [], [], 0
             groups.append(group)
-            row_count += size
+            mappings.append(sorted_rows(held))
+            row_count += len(held)
         if groups:
-            yield self._dump(groups)
+            yield self._dump(groups, mappings)
 
     def delta(self) -> pa.RecordBatch | None:
         """What the epoch changed."""
         groups = [group for group in self.groups if self.changes[group]]
-        return self._delta(groups) if groups else None
+        return self.layout.batch(groups, [self.changes[g] for g in groups]) if groups else None
 
-    def _batch(self, groups: list[int], counts: list[int], columns: dict[str, Any]) -> Any:
-        group = pa.array(np.repeat(np.asarray(groups, np.int32), counts))
-        return pa.RecordBatch.from_pydict({"group": group, **columns})
+    def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
+        return self.layout.batch(groups, mappings)
 
     @abstractmethod
     def keys_changed(self) -> int:
@@ -142,16 +130,7 @@ class Table(ABC):
 
     @abstractmethod
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Deltas in order, as one delta: of each key the last word."""
-
-    @abstractmethod
-    def _promote(self, rows: Rows, changes: dict[Any, Any]) -> None: ...
-
-    @abstractmethod
-    def _delta(self, groups: list[int]) -> pa.RecordBatch: ...
-
-    @abstractmethod
-    def _dump(self, groups: list[int]) -> pa.RecordBatch: ...
+        """Deltas in order, as one delta: of each key the last word. Looks at nothing else."""
 
 
 class ValueTable(Table):
@@ -171,40 +150,12 @@ class ValueTable(Table):
                     held -= sum(value is None for value in changes.values())
         return held
 
-    def _promote(self, rows: Rows, changes: dict[Any, Any]) -> None:
-        rows.update(changes)
-        if None in changes.values():
-            for key, value in changes.items():
-                if value is None:
-                    del rows[key]
-
-    def _delta(self, groups: list[int]) -> pa.RecordBatch:
-        return self._collect([self.changes[group] for group in groups], groups)
-
-    def _dump(self, groups: list[int]) -> pa.RecordBatch:
-        return self._collect([sorted_rows(self.rows[group]) for group in groups], groups)
-
-    def _collect(self, mappings: Sequence[Rows], groups: list[int]) -> pa.RecordBatch:
-        keys: list[Any] = []
-        values: list[Any] = []
-        for mapping in mappings:
-            keys += mapping
-            values += mapping.values()
-        encoded = encode_values(self, self.values, keys, values)
-        columns = {"key": self.keys.encode(keys), "value": encoded, "live": encoded.is_valid()}
-        return self._batch(groups, [len(mapping) for mapping in mappings], columns)
-
     def apply(self, batch: pa.RecordBatch) -> None:
         values = self.values.decode(batch["value"])
         keys = self.keys.decode_keys(batch["key"])
-        for group, start, stop in _runs(batch["group"]):
+        for group, start, stop in runs(batch["group"]):
             changes = dict(zip(keys[start:stop], values[start:stop], strict=True))
-            rows = self.rows[group]
-            rows.update(changes)
-            if None in changes.values():
-                for key, value in changes.items():
-                    if value is None:
-                        rows.pop(key, None)
+            self.rows[group].promote(changes)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         return _last_rows(batches, (self.keys.decode_keys(b["key"]) for b in batches))
@@ -216,17 +167,17 @@ class MapTable(Table):
     An overlay entry of ABSENT is a deletion; None is a value like any other.
     """
 
-    def __init__(
-        self, declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
-    ) -> None:
-        super().__init__(declaration, key_type, backend, group_count)
-        self.entries = codec(declaration.entry_type)
+    layout: MapLayout
+
+    @property
+    def entries(self) -> Codec:
+        return self.layout.entries
 
     def keys_changed(self) -> int:
         return sum(len(changed) for g in self.groups for changed in self.changes[g].values())
 
     def keys_held(self) -> int:
-        held = sum(len(entries) for g in self.groups for entries in self.rows[g].values())
+        held = sum(self.rows[group].entry_count() for group in self.groups)
         for group in self.groups:
             for key, changed in self.changes[group].items():
                 entries = self.rows[group].get(key, {})
@@ -234,48 +185,9 @@ class MapTable(Table):
                     held += (value is not ABSENT) - (entry in entries)
         return held
 
-    def _promote(self, rows: Rows, changes: dict[Any, Any]) -> None:
-        for key, changed in changes.items():
-            entries = rows.setdefault(key, {})
-            for entry, value in changed.items():
-                if value is ABSENT:
-                    entries.pop(entry, None)
-                else:
-                    entries[entry] = value
-            if not entries:
-                del rows[key]
-
-    def _delta(self, groups: list[int]) -> pa.RecordBatch:
-        return self._collect([self.changes[group] for group in groups], groups)
-
-    def _dump(self, groups: list[int]) -> pa.RecordBatch:
-        mappings = [
-            {key: sorted_rows(held) for key, held in sorted_rows(self.rows[group]).items()}
-            for group in groups
-        ]
-        return self._collect(mappings, groups)
-
-    def _collect(self, mappings: Sequence[Rows], groups: list[int]) -> pa.RecordBatch:
-        keys: list[Any] = []
-        entries: list[Any] = []
-        values: list[Any] = []
-        counts: list[int] = []
-        for mapping in mappings:
-            size = len(keys)
-            for key, held in mapping.items():
-                keys += [key] * len(held)
-                entries += held
-                values += held.values()
-            counts.append(len(keys) - size)
-        columns = {
-            "key": self.keys.encode(keys),
-            "entry": encode_values(self, self.entries, keys, entries),
-            "value": encode_values(
-                self, self.values, keys, [None if v is ABSENT else v for v in values]
-            ),
-            "live": pa.array([value is not ABSENT for value in values], pa.bool_()),
-        }
-        return self._batch(groups, counts, columns)
+    def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
+        inner = [{key: sorted_rows(held) for key, held in m.items()} for m in mappings]
+        return self.layout.batch(groups, inner)
 
     def apply(self, batch: pa.RecordBatch) -> None:
         changes: dict[int, dict[Any, dict[Any, Any]]] = {}
@@ -284,13 +196,13 @@ class MapTable(Table):
             self.keys.decode_keys(batch["key"]),
             self.entries.decode_keys(batch["entry"]),
             self.values.decode(batch["value"]),
-            codec(pa.bool_()).decode(batch["live"]),
+            live_column(batch),
             strict=True,
         ):
             changed = changes.setdefault(group, {}).setdefault(key, {})
             changed[entry] = value if live else ABSENT
         for group, changed in changes.items():
-            self._promote(self.rows[group], changed)
+            self.rows[group].promote(changed)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         names = (
@@ -321,43 +233,12 @@ class ListTable(Table):
                 held += (start > 0 or len(added) > 0) - (key in rows)
         return held
 
-    def _promote(self, rows: Rows, changes: dict[Any, Any]) -> None:
-        for key, (start, added) in changes.items():
-            items = rows.setdefault(key, [])
-            del items[start:]
-            items += added
-            if not items:
-                del rows[key]
+    layout: ListLayout
 
-    def _delta(self, groups: list[int]) -> pa.RecordBatch:
-        rows = [
-            (key, start, added)
-            for group in groups
-            for key, (start, added) in self.changes[group].items()
-        ]
-        return self._collect(groups, [len(self.changes[g]) for g in groups], rows)
-
-    def _dump(self, groups: list[int]) -> pa.RecordBatch:
-        rows = [(key, 0, items) for g in groups for key, items in sorted_rows(self.rows[g]).items()]
-        return self._collect(groups, [len(self.rows[g]) for g in groups], rows)
-
-    def _collect(
-        self, groups: list[int], counts: list[int], rows: Sequence[tuple[Any, int, Sequence[Any]]]
-    ) -> pa.RecordBatch:
-        offsets = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum([len(items) for _, _, items in rows], out=offsets[1:])
-        flat = [item for _, _, items in rows for item in items]
-        owners = [key for key, _, items in rows for _ in items]
-        columns = {
-            "key": self.keys.encode([key for key, _, _ in rows]),
-            "start": pa.array([start for _, start, _ in rows], pa.int64()),
-            "value": pa.ListArray.from_arrays(
-                offsets, encode_values(self, self.values, owners, flat)
-            ),
-            # An empty list is no list: nothing is kept and nothing follows.
-            "live": pa.array([start > 0 or len(items) > 0 for _, start, items in rows], pa.bool_()),
-        }
-        return self._batch(groups, counts, columns)
+    def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
+        return self.layout.batch(
+            groups, [{key: (0, items) for key, items in m.items()} for m in mappings]
+        )
 
     def _stored(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Any, int, list[Any]]]:
         """(group, key, start, items) of each row."""
@@ -370,8 +251,15 @@ class ListTable(Table):
             yield group, keys[at], starts[at], items[ends[at] - first : ends[at + 1] - first]
 
     def apply(self, batch: pa.RecordBatch) -> None:
+        words: dict[int, dict[Any, tuple[int, list[Any]]]] = {}
         for group, key, start, items in self._stored(batch):
-            self._promote(self.rows[group], {key: (start, items)})
+            own = words.setdefault(group, {})
+            if key in own:
+                # The next piece of a long list.
+                self.rows[group].promote({key: own.pop(key)})
+            own[key] = (start, items)
+        for group, own in words.items():
+            self.rows[group].promote(own)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         merged: dict[int, dict[Any, tuple[int, list[Any]]]] = {}
@@ -384,8 +272,7 @@ class ListTable(Table):
                 else:
                     words[key] = (start, items)
         groups = sorted(merged)
-        rows = [(k, start, items) for g in groups for k, (start, items) in merged[g].items()]
-        return self._collect(groups, [len(merged[g]) for g in groups], rows)
+        return self.layout.batch(groups, [merged[group] for group in groups])
 
 
 def make_table(
@@ -405,22 +292,6 @@ def _count_new(rows: Rows, changes: dict[Any, Any]) -> int:
     sample = list(islice(changes, 0, None, step))
     known = sum(map(rows.__contains__, sample))
     return round(len(changes) * (len(sample) - known) / len(sample))
-
-
-def encode_values(table: Table, values: Codec, keys: Sequence[Any], encoded: list[Any]) -> Any:
-    """Encode stored values; where one does not fit, say whose it is."""
-    try:
-        return values.encode(encoded)
-    except (ValueError, OverflowError, TypeError) as error:
-        for key, value in zip(keys, encoded, strict=True):
-            try:
-                values.encode([value])
-            except (ValueError, OverflowError, TypeError) as cause:
-                raise ValueError(
-                    f"state {table.name!r} of key {key!r}: {value!r} does not fit "
-                    f"{type_ddl(values.type)} ({cause})"
-                ) from cause
-        raise error
 
 
 def in_order(names: Iterable[Any]) -> list[Any]:
@@ -445,7 +316,7 @@ def _place(name: Any) -> tuple[Any, ...]:
     return (2,) if name != name else (1, name)
 
 
-def sorted_rows(rows: Rows) -> dict[Any, Any]:
+def sorted_rows(rows: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: rows[key] for key in in_order(rows)}
 
 
@@ -458,13 +329,3 @@ def _last_rows(batches: Sequence[pa.RecordBatch], names: Iterable[list[Any]]) ->
     rows = np.fromiter(last.values(), np.int64, len(last))
     order = np.argsort(groups[rows], kind="stable")
     return whole.take(pa.array(rows[order])).combine_chunks().to_batches()[0]
-
-
-def _runs(groups: pa.Array) -> Iterator[tuple[int, int, int]]:
-    """(group, first row, row after the last) of each run in a sorted column."""
-    values = groups.to_numpy()
-    if not len(values):
-        return
-    cuts = (np.flatnonzero(np.diff(values)) + 1).tolist()
-    starts = [0, *cuts]
-    yield from zip(values[starts].tolist(), starts, [*cuts, len(values)], strict=True)

@@ -2,10 +2,12 @@
 
 A codec belongs to one type. It checks what users hand in and makes it immutable
 (normalise), turns whole Arrow columns into lists of such values (decode) and
-back (encode). Work on columns is done by column, never by Arrow scalar.
+back (encode). Work on columns is done by column, never by Arrow scalar. For single values
+there is a plain form that msgpack holds (pack, unpack).
 
 Always true here:
 - decode(encode([v])) == [v] for every v that normalise returned, nulls, NaN and -0.0 included;
+- unpack(pack(v)) == v likewise, through msgpack; equal keys pack_key to equal bytes;
 - a value that does not fit is refused with its place in the structure, never
   wrapped, truncated or guessed; only decimals are rounded, half up, to their scale;
 - values in memory are immutable: arrays are tuples, structs rows, maps FrozenMaps;

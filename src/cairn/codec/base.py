@@ -59,7 +59,7 @@ class FrozenMap(dict[Any, Any]):
         return dict.__repr__(self)
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
     return value
 
 
@@ -79,8 +79,11 @@ class Codec:
     read_keys: Callable[[pa.Array], Values]
     write: Callable[[Values], pa.Array]
     # From the in-memory form to the form used as a dict key.
-    canonical: Callable[[Any], Any] = _same
-    restore: Callable[[Any], Any] = _same
+    canonical: Callable[[Any], Any] = same
+    restore: Callable[[Any], Any] = same
+    # From the in-memory form to what msgpack holds, and back; `same` where msgpack has the type.
+    pack: Callable[[Any], Any] = same
+    unpack: Callable[[Any], Any] = same
     # Instances of exactly this class need no check; None when there is no such class.
     exact: Any = None
     # Stands under a null struct in a field that may not be null; nobody reads it.
@@ -101,6 +104,10 @@ class Codec:
     def normalise_key(self, value: Any) -> Any:
         """A user's value as the dict key that decode_keys would give."""
         return self.canonical(self.normalise(value))
+
+    def pack_key(self, value: Any) -> Any:
+        """Like pack, equal for equal keys; a key may be None."""
+        return None if value is None else self.pack(self.canonical(value))
 
     def __reduce__(self) -> Any:
         from cairn.codec.registry import codec

@@ -30,6 +30,7 @@ UTC = dt.UTC
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_NTZ = dt.datetime(1970, 1, 1)
 _EPOCH_ORDINAL = dt.date(1970, 1, 1).toordinal()
+_INT64_LIMIT = 1 << 63
 _US_MIN = (dt.datetime.min - _EPOCH_NTZ) // dt.timedelta(microseconds=1)
 _US_MAX = (dt.datetime.max - _EPOCH_NTZ) // dt.timedelta(microseconds=1)
 
@@ -153,7 +154,17 @@ def decimal_codec(type: pa.DataType) -> Codec:
         values: Values = cast_to(type, array).to_numpy(zero_copy_only=False).tolist()
         return values
 
-    return leaf(type, normalise, read, blank=unit * 0)
+    # Wide enough that moving the point never rounds.
+    wide = decimal.Context(prec=2 * type.precision + 2)
+
+    def pack(value: decimal.Decimal) -> int | str:
+        number = int(value.scaleb(type.scale, context=wide))
+        return number if -_INT64_LIMIT <= number < _INT64_LIMIT else str(number)
+
+    def unpack(packed: int | str) -> decimal.Decimal:
+        return decimal.Decimal(packed).scaleb(-type.scale, context=wide)
+
+    return leaf(type, normalise, read, pack=pack, unpack=unpack, blank=unit * 0)
 
 
 def date_codec(type: pa.DataType) -> Codec:
@@ -172,7 +183,15 @@ def date_codec(type: pa.DataType) -> Codec:
         _check_years(type, ordinals, dt.date.min.toordinal(), dt.date.max.toordinal())
         return put_nulls(list(map(dt.date.fromordinal, ordinals.tolist())), array)
 
-    return leaf(type, normalise, read, exact=dt.date, blank=dt.date(1970, 1, 1))
+    return leaf(
+        type,
+        normalise,
+        read,
+        pack=dt.date.toordinal,
+        unpack=dt.date.fromordinal,
+        exact=dt.date,
+        blank=dt.date(1970, 1, 1),
+    )
 
 
 def _check_years(type: pa.DataType, numbers: Any, low: int, high: int) -> None:
@@ -194,6 +213,17 @@ def _read_times(type: pa.DataType, epoch: dt.datetime) -> Any:
         return put_nulls(list(map(epoch.__add__, numbers.view("m8[us]").tolist())), array)
 
     return read
+
+
+def _micros(passed: dt.timedelta) -> int:
+    return (passed.days * 86400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def _pack_times(epoch: dt.datetime) -> dict[str, Any]:
+    return {
+        "pack": lambda value: _micros(value - epoch),
+        "unpack": lambda packed: epoch + dt.timedelta(microseconds=packed),
+    }
 
 
 def _write_times(type: pa.DataType, epoch: dt.datetime) -> Any:
@@ -234,7 +264,7 @@ def timestamp_codec(type: pa.DataType) -> Codec:
             raise misfit(type, value, "out of range in UTC") from None
 
     read, write = _read_times(type, _EPOCH), _write_times(type, _EPOCH)
-    return leaf(type, normalise, read, write=write, blank=_EPOCH)
+    return leaf(type, normalise, read, write=write, blank=_EPOCH, **_pack_times(_EPOCH))
 
 
 def timestamp_ntz_codec(type: pa.DataType) -> Codec:
@@ -254,7 +284,7 @@ def timestamp_ntz_codec(type: pa.DataType) -> Codec:
         return _exact_datetime(value)
 
     read, write = _read_times(type, _EPOCH_NTZ), _write_times(type, _EPOCH_NTZ)
-    return leaf(type, normalise, read, write=write, blank=_EPOCH_NTZ)
+    return leaf(type, normalise, read, write=write, blank=_EPOCH_NTZ, **_pack_times(_EPOCH_NTZ))
 
 
 def duration_codec(type: pa.DataType) -> Codec:
@@ -271,7 +301,15 @@ def duration_codec(type: pa.DataType) -> Codec:
         array = cast_to(type, array)
         return put_nulls(integers(array, pa.int64()).view("m8[us]").tolist(), array)
 
-    return leaf(type, normalise, read, exact=dt.timedelta, blank=dt.timedelta())
+    return leaf(
+        type,
+        normalise,
+        read,
+        pack=_micros,
+        unpack=lambda packed: dt.timedelta(microseconds=packed),
+        exact=dt.timedelta,
+        blank=dt.timedelta(),
+    )
 
 
 def object_codec() -> Codec:

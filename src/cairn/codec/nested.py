@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cairn.codec.base import Codec, FrozenMap, Values, ValueTypeError, misfit, put_nulls
+from cairn.codec.base import Codec, FrozenMap, Values, ValueTypeError, misfit, put_nulls, same
 from cairn.types import row_class
 
 # Codecs call their type `type`, as users do; the builtin needs another name beside it.
@@ -18,6 +18,22 @@ builtin_type = type
 _OFFSET_MAX = 2**31 - 1
 
 CodecOf = Callable[[Any], Codec]
+Convert = Callable[[Any], Any]
+
+
+def _if_some(convert: Convert) -> Convert:
+    """The same for places that may be null."""
+    if convert is same:
+        return same
+    return lambda value: None if value is None else convert(value)
+
+
+def _each(converts: list[Convert], make: Convert) -> Convert:
+    """One value of each field, together as `make` wants them."""
+    if all(convert is same for convert in converts):
+        return make
+    parts = [_if_some(convert) for convert in converts]
+    return lambda value: make([part(v) for part, v in zip(parts, value, strict=True)])
 
 
 def _blame(parts: Iterable[tuple[str, Callable[[Any], Any], Any]]) -> ValueTypeError:
@@ -128,6 +144,8 @@ def struct_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         read=reader([field.read for field in fields]),
         read_keys=reader([field.read_keys for field in fields]),
         write=write,
+        pack=_each([field.pack for field in fields], tuple),
+        unpack=_each([field.unpack for field in fields], lambda parts: make(row, parts)),
         blank=make(row, blanks),
     )
 
@@ -199,6 +217,8 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         parts = _write_child(child, flat, offsets)
         return pa.ListArray.from_arrays(offsets, parts, type=type, mask=nulls)
 
+    pack_part, unpack_part = _if_some(child.pack), _if_some(child.unpack)
+
     return Codec(
         type=type,
         arrow=type,
@@ -207,6 +227,8 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         read=reader(child.read),
         read_keys=reader(child.read_keys),
         write=write,
+        pack=same if pack_part is same else lambda value: tuple(map(pack_part, value)),
+        unpack=tuple if unpack_part is same else lambda parts: tuple(map(unpack_part, parts)),
         blank=(),
     )
 
@@ -243,6 +265,15 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         items = _write_child(item, flat, offsets)
         return pa.MapArray.from_arrays(offsets, keys, items, type=type, mask=nulls)
 
+    pack_item, unpack_item = _if_some(item.pack), _if_some(item.unpack)
+
+    # Pairs: msgpack would hold a map, but not with every kind of key.
+    def pack(value: FrozenMap) -> list[Any]:
+        return [(key.pack(k), pack_item(v)) for k, v in value.items()]
+
+    def unpack(pairs: list[Any]) -> FrozenMap:
+        return FrozenMap((key.unpack(k), unpack_item(v)) for k, v in pairs)
+
     return Codec(
         type=type,
         arrow=type,
@@ -250,5 +281,7 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         read=read,
         read_keys=read,
         write=write,
+        pack=pack,
+        unpack=unpack,
         blank=FrozenMap(),
     )

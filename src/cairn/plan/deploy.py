@@ -7,11 +7,11 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
+from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import KeyedProcess
 from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
 from cairn.slot.spec import (
-    BACKEND_MEMORY_BYTES,
     JobSpec,
     LevelSpec,
     OperatorSpec,
@@ -48,7 +48,7 @@ def job_spec(
     job_id: str,
     checkpoint: str,
     backend: str,
-    backend_memory_bytes: int = BACKEND_MEMORY_BYTES,
+    backend_memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> JobSpec:
     tap_lanes = taps(graph)
     levels = tuple(

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from cairn.backends.base import BaseCancelledError
 from cairn.slot.protocol import Compacted
 
 REST = 3.0
@@ -27,10 +28,6 @@ REST_MAX_S = 0.25
 RETRY_AFTER_S = 30.0
 
 Pace = Callable[[], None]
-
-
-class CancelledError(Exception):
-    """The state this work was about is no longer here."""
 
 
 class Work(NamedTuple):
@@ -147,7 +144,7 @@ class Compactor:
         failed = ""
         try:
             done = work.run(self._pace)
-        except CancelledError:
+        except BaseCancelledError:
             pass
         except Exception as error:
             # The files that are there stay as they are; it will be due again.
@@ -170,7 +167,7 @@ class Compactor:
         """Called between small pieces of work."""
         work = self._running
         if work is not None and work.uid in self._cancelled:
-            raise CancelledError
+            raise BaseCancelledError
         if self._threaded and self._is_busy():
             time.sleep(min(REST_MAX_S, REST * (time.monotonic() - self._resumed_s)))
         self._resumed_s = time.monotonic()

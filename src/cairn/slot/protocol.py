@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from cairn.storage.pack import Stored as Stored
+
 
 class Token(NamedTuple):
     """Which attempt is speaking. Later attempts compare greater."""
@@ -66,21 +68,6 @@ class Begin(msgspec.Struct, frozen=True):
     """Files written in the background that need not be announced again, by id."""
     rewrite: list[str] = []
     """Operators whose state gets another form: migrated, and written as a base at once."""
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A file of state: in the store under `path`, or small enough to travel as `data`."""
-
-    id: str
-    length: int
-    rows: int
-    path: str | None = None
-    data: bytes | None = None
-    format: Literal["segment", "rocksdb"] = "segment"
-    objects: tuple[str, ...] = ()
-    objects_bytes: int = 0
-    uploaded_bytes: int = 0
-    """Of `length` and `objects_bytes`, what the store did not have yet."""
 
 
 class Compacted(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
 from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log
-from cairn.storage.manifest import FileRef, OperatorEntry, RangeState
+from cairn.storage.manifest import FileRef, OperatorEntry, RangeState, StateDecl
 from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
 
@@ -51,15 +51,16 @@ def restore(
                     continue
                 with open_rows(store, ref, scratch) as reader:
                     for name in names & set(reader.states):
-                        _apply(operator, name, reader, groups)
+                        _apply(operator, name, reader, groups, entry.states[name])
 
 
-def _apply(operator: Operator, name: str, reader: RowsReader, groups: range) -> None:
-    table = operator.tables[name]
+def _apply(
+    operator: Operator, name: str, reader: RowsReader, groups: range, held: StateDecl
+) -> None:
+    table, uid = operator.tables[name], operator.spec.uid
     for batch in reader.read(name, groups):
-        table.apply(
-            reshape(batch, table.declaration, operator.spec.key_type, operator=operator.spec.uid)
-        )
+        rows = reshape(batch, table.declaration, operator.spec.key_type, operator=uid, held=held)
+        table.apply(rows)
 
 
 def base_work(operator: Operator, store: Store, begin: Begin, scratch: str) -> Work:

@@ -15,12 +15,12 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
+from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.functions import KeyedProcess
 from cairn.ids import digest
 from cairn.sinks.base import Sink
 
 ACK_LANE = -1
-BACKEND_MEMORY_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class JobSpec:
     checkpoint: str
     backend: str
     levels: tuple[LevelSpec, ...]
-    backend_memory_bytes: int = BACKEND_MEMORY_BYTES
+    backend_memory_bytes: int = DEFAULT_MEMORY_BYTES
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
     """The driver's import path: modules beside a program are found in the slots too."""
 

@@ -1,7 +1,8 @@
 """What differs between two epochs of a job: keys added, changed and removed, per state.
 
 The epochs may be of different lineages and of different parallelism. Key groups whose files
-are the same in both are not read at all.
+are the same in both are not read at all; of the others only the keys are merged and compared
+that the files which differ say anything about, so epochs near each other cost little.
 
 Always true here:
 - counts are exact, whatever the limit of examples;
@@ -21,7 +22,7 @@ from cairn.errors import CorruptFileError, StaleEpochError, StateNotFoundError
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, FileRef, OperatorEntry
 from cairn.storage.store import Store
 
 CHUNK_ROWS: Final = 1 << 18
@@ -137,9 +138,10 @@ def _diff_operator(
     gone = _one_sided(uid, old_columns, shared, "before")
     come = _one_sided(uid, new_columns, shared, "after")
     # Equal files say nothing about a state that one of the epochs does not declare.
-    for groups in _differing(before, after, skip_equal=not gone and not come):
-        left = _read(old, uid, groups, old_columns)
-        right = _read(new, uid, groups, new_columns)
+    for piece in _differing(before, after, skip_equal=not gone and not come):
+        keys = None if gone or come else _changed_keys(old, new, piece, new_columns)
+        left = _read(old, uid, piece.groups, old_columns, keys)
+        right = _read(new, uid, piece.groups, new_columns, keys)
         for name, diff in shared.items():
             if not _same_rows(left[name], right[name]):
                 held = _decoded(old_columns[name], left[name])
@@ -172,37 +174,45 @@ def _one_sided(
     }
 
 
+class _Piece(NamedTuple):
+    """A run of key groups whose rows come from the same files."""
+
+    groups: range
+    before: list[FileRef]
+    after: list[FileRef]
+
+
 def _differing(
     before: OperatorEntry | None, after: OperatorEntry | None, *, skip_equal: bool
-) -> Iterator[range]:
-    """Runs of key groups that are not known to be equal, in pieces that fit in memory."""
+) -> Iterator[_Piece]:
+    """The key groups that are not known to be equal, in pieces that fit in memory."""
     left, right = _content(before), _content(after)
-    row_count = sum(
-        ref.rows
-        for e in (before, after)
-        if e is not None
-        for part in e.ranges
-        for ref in part.files
-    )
+    both = [entry for entry in (before, after) if entry is not None]
+    row_count = sum(ref.rows for entry in both for part in entry.ranges for ref in part.files)
     group_count = max(len(left), len(right))
     step = max(1, CHUNK_ROWS * group_count // max(1, row_count))
-    start = None
-    for group in range(group_count + 1):
-        is_equal = group == group_count or (
-            skip_equal and _is_equal(left.get(group), right.get(group))
-        )
-        if start is not None and (is_equal or group - start == step):
-            yield range(start, group)
-            start = None
-        if not is_equal and start is None:
-            start = group
+    start = 0
+    while start < group_count:
+        pair = left.get(start, _NOTHING), right.get(start, _NOTHING)
+        end = start + 1
+        while end < min(start + step, group_count) and pair == (
+            left.get(end, _NOTHING),
+            right.get(end, _NOTHING),
+        ):
+            end += 1
+        if not (skip_equal and _is_equal(*pair)):
+            yield _Piece(range(start, end), pair[0].files, pair[1].files)
+        start = end
 
 
 class _Content(NamedTuple):
-    """What a key group's rows come from: a whole range by its version, or files."""
+    """What a key group's rows come from: a whole range by its version, and the files."""
 
-    part: tuple[int, int, str]
-    files: list[str]
+    part: tuple[int, int, str] | None
+    files: list[FileRef]
+
+
+_NOTHING: Final = _Content(None, [])
 
 
 def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
@@ -211,7 +221,7 @@ def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
         version = (part.first_group, part.group_count, part.version)
         for group in range(part.first_group, part.first_group + part.group_count):
             files = [
-                ref.id
+                ref
                 for ref in part.files
                 if ref.first_group <= group < ref.first_group + ref.group_count
             ]
@@ -219,21 +229,63 @@ def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
     return found
 
 
-def _is_equal(left: _Content | None, right: _Content | None) -> bool:
-    if left is None or right is None:
-        other = left or right
-        return other is None or not other.files
-    if left.part == right.part and left.part[2] != EMPTY_VERSION:
+def _is_equal(left: _Content, right: _Content) -> bool:
+    if left.part is not None and left.part == right.part and left.part[2] != EMPTY_VERSION:
         return True
-    return left.files == right.files
+    return [ref.id for ref in left.files] == [ref.id for ref in right.files]
+
+
+def _changed_keys(
+    old: EpochReader, new: EpochReader, piece: _Piece, columns: dict[str, StateColumns]
+) -> dict[str, pa.Array] | None:
+    """The only keys that can differ, by state: those in files that the two do not share.
+
+    None where that is no help: a file that is not shared is a base, which has every key.
+    """
+    common = 0
+    for left, right in zip(piece.before, piece.after, strict=False):
+        if left.id != right.id:
+            break
+        common += 1
+    before, after = piece.before[common:], piece.after[common:]
+    names = list(columns)
+    if any(ref.kind == "base" for ref in (*before, *after)):
+        return None
+    if not all(_is_filterable(each.key_type) for each in columns.values()):
+        return None
+    sides = [old.keys_in(before, piece.groups, names), new.keys_in(after, piece.groups, names)]
+    found: dict[str, pa.Array] = {}
+    for name in names:
+        keys = [side[name] for side in sides if name in side]
+        if keys:
+            found[name] = pa.concat_arrays(keys)
+    return found
+
+
+def _is_filterable(type: pa.DataType) -> bool:
+    """Whether Arrow can look such keys up. Floats are left out for the sake of NaN."""
+    types = pa.types
+    return bool(
+        types.is_integer(type)
+        or types.is_string(type)
+        or types.is_binary(type)
+        or types.is_date32(type)
+        or types.is_timestamp(type)
+        or types.is_decimal(type)
+    )
 
 
 def _read(
-    reader: EpochReader, uid: str, groups: range, columns: dict[str, StateColumns]
+    reader: EpochReader,
+    uid: str,
+    groups: range,
+    columns: dict[str, StateColumns],
+    keys: dict[str, pa.Array] | None,
 ) -> dict[str, list[pa.RecordBatch]]:
     found: dict[str, list[pa.RecordBatch]] = {name: [] for name in columns}
-    if columns:
-        for chunk in reader.chunks(uid, groups, states=list(columns)):
+    names = list(columns if keys is None else keys)
+    if names:
+        for chunk in reader.chunks(uid, groups, names, keys):
             for name, batches in chunk.rows.items():
                 found[name] += batches
     return found

@@ -12,10 +12,12 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.backends import Backend, HeapBackend
 from cairn.backends.overlay import Table, make_table
@@ -34,7 +36,7 @@ class Rows(Protocol):
     @property
     def states(self) -> list[str]: ...
 
-    def read(self, state: str, groups: range | None = None) -> list[pa.RecordBatch]: ...
+    def read(self, state: str, groups: range | None = None) -> Iterable[pa.RecordBatch]: ...
 
 
 class Chunk(NamedTuple):
@@ -45,12 +47,16 @@ class Chunk(NamedTuple):
 
 
 class EpochReader:
-    """Reads one epoch. Close it, or use it in a `with`: files stay open between chunks."""
+    """Reads one epoch. Close it, or use it in a `with`: files stay open between chunks.
+
+    What must be fetched to be read goes to a folder of its own in `scratch`.
+    """
 
     def __init__(self, store: Store, epoch: Epoch, scratch: str | None = None) -> None:
         self.epoch = epoch
         self._store = store
         self._scratch = scratch
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._open: dict[tuple[str, str], Rows] = {}
 
     def __enter__(self) -> EpochReader:
@@ -61,6 +67,9 @@ class EpochReader:
 
     def close(self) -> None:
         self._keep_open(set())
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         """The states of an operator, by name."""
@@ -83,9 +92,16 @@ class EpochReader:
             yield from chunk.rows[state]
 
     def chunks(
-        self, uid: str, groups: range | None = None, states: list[str] | None = None
+        self,
+        uid: str,
+        groups: range | None = None,
+        states: list[str] | None = None,
+        keys: dict[str, pa.Array] | None = None,
     ) -> Iterator[Chunk]:
-        """The states of an operator (or those named), read in one pass, a few groups at a time."""
+        """The states of an operator (or those named), read in one pass, a few groups at a time.
+
+        `keys` narrows it further: of each state in it, only these keys.
+        """
         entry = self._entry(uid)
         wanted = _groups_of(entry) if groups is None else groups
         columns = {n: c for n, c in self.columns(uid).items() if states is None or n in states}
@@ -97,7 +113,18 @@ class EpochReader:
         }
         for part in sorted(entry.ranges, key=lambda part: part.first_group):
             for few in _chunks_of(part, _overlap(part, wanted)):
-                yield Chunk(few, self._read(part, few, tables, columns))
+                yield Chunk(few, self._read(part, few, tables, columns, keys or {}))
+
+    def keys_in(self, refs: list[FileRef], groups: range, states: list[str]) -> dict[str, pa.Array]:
+        """The keys that these files say anything about, of the states they say it about."""
+        found: dict[str, list[pa.Array]] = {name: [] for name in states}
+        for ref in refs:
+            reader = self._reader(ref)
+            for name in reader.states:
+                if name in found:
+                    batches = reader.read(name, _overlap(ref, groups))
+                    found[name] += [batch["key"] for batch in batches]
+        return {name: pc.unique(pa.chunked_array(keys)) for name, keys in found.items() if keys}
 
     def _read(
         self,
@@ -105,6 +132,7 @@ class EpochReader:
         groups: range,
         tables: dict[str, Table],
         columns: dict[str, StateColumns],
+        keys: dict[str, pa.Array],
     ) -> dict[str, list[pa.RecordBatch]]:
         for table in tables.values():
             table.assign(groups)
@@ -118,6 +146,8 @@ class EpochReader:
             for name in reader.states:
                 if name in tables:
                     for batch in reader.read(name, counted):
+                        if name in keys:
+                            batch = batch.filter(pc.is_in(batch["key"], keys[name]))
                         tables[name].apply(batch)
         found = {
             name: [columns[name].of_stored(batch) for batch in table.dump()]
@@ -130,7 +160,9 @@ class EpochReader:
     def _reader(self, ref: FileRef) -> Rows:
         name = (ref.id, ref.path)
         if name not in self._open:
-            self._open[name] = _open(self._store, ref, self._scratch)
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="cairn-", dir=self._scratch)
+            self._open[name] = _open(self._store, ref, self._folder.name)
         return self._open[name]
 
     def _keep_open(self, wanted: set[tuple[str, str]]) -> None:
@@ -151,7 +183,7 @@ class EpochReader:
         return entry
 
 
-def _open(store: Store, ref: FileRef, scratch: str | None) -> Rows:
+def _open(store: Store, ref: FileRef, scratch: str) -> Rows:
     return open_segment(open_store(ref.store) if ref.store else store, ref)
 
 

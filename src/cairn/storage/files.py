@@ -19,7 +19,7 @@ import io
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -291,6 +291,15 @@ class SegmentReader:
             raise self._corrupt("index", str(error)) from error
         self._states = {state.name: state for state in self.index.states}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held open between reads; here for readers that do."""
+
     @property
     def states(self) -> list[str]:
         return list(self._states)
@@ -394,9 +403,14 @@ class SegmentReader:
         )
 
 
+def store_of(store: Store, ref: FileRef) -> Store:
+    """Where a file lies: in this checkpoint, or in the one it was branched from."""
+    return other_store(ref.store) if ref.store else store
+
+
 def open_segment(store: Store, ref: FileRef) -> SegmentReader:
     """A reader for a segment of a manifest; it must be exactly the one the manifest names."""
-    store = other_store(ref.store) if ref.store else store
+    store = store_of(store, ref)
     return SegmentReader(
         lambda offset, length: store.get_range(ref.path, ref.offset + offset, length),
         ref.length,

@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+import msgspec
 
 from cairn.storage.files import EncodedSegment, Written
 from cairn.storage.store import Store
@@ -29,6 +31,21 @@ class Slice(NamedTuple):
     path: str
     offset: int
     length: int
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A file of state: in the store under `path`, or small enough to travel as `data`."""
+
+    id: str
+    length: int
+    rows: int
+    path: str | None = None
+    data: bytes | None = None
+    format: Literal["segment", "rocksdb"] = "segment"
+    objects: tuple[str, ...] = ()
+    objects_bytes: int = 0
+    uploaded_bytes: int = 0
+    """Of `length` and `objects_bytes`, what the store did not have yet."""
 
 
 def state_path(term: int, name: str) -> str:

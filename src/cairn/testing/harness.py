@@ -40,7 +40,7 @@ from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
-from cairn.slot.spec import BACKEND_MEMORY_BYTES, OperatorSpec, OutletSpec
+from cairn.slot.spec import OperatorSpec, OutletSpec
 from cairn.state import Declaration, List, Map
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log
@@ -258,7 +258,7 @@ class Harness:
         return self._group_hash(key) % GROUP_COUNT
 
     def _fresh_operator(self) -> Operator:
-        backend = make_backend("heap", "", BACKEND_MEMORY_BYTES)
+        backend = make_backend("heap", "")
         operator = Operator(self._spec, backend, group_count=GROUP_COUNT)
         for outlet in operator.outlets:
             outlet.targets.append(partial(self._take, outlet.tag))

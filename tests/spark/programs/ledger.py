@@ -56,6 +56,10 @@ class Spread(KeyedProcess[Any]):
         return (row.id, row.size, self.seen.get())
 
 
+class Ledger2(Ledger):
+    """The same function to those who look at its output: for an upgrade on the way."""
+
+
 def trap(row: Any) -> None:
     """Trouble on demand, from the environment: TRAP="sleep 5 0.1" at id 5, "fail 7 2 file"."""
     what, *arguments = os.environ.get("TRAP", "").split() or [""]
@@ -103,6 +107,14 @@ def report(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
+def change(run: Any, what: str) -> None:
+    name, _, value = what.partition("=")
+    if name == "rescale":
+        run.rescale(int(value))
+    else:
+        run.upgrade("ledger", Ledger2())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("input")
@@ -111,6 +123,16 @@ def main() -> None:
     parser.add_argument("--trigger", default="available-now")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--retained", type=int, default=10)
+    parser.add_argument("--backend", default="heap")
+    parser.add_argument("--checkpoint", default=None)
+    parser.add_argument("--spark-checkpoint", default=None)
+    parser.add_argument(
+        "--change",
+        nargs="*",
+        default=[],
+        metavar="EPOCHS:WHAT",
+        help="after so many epochs of this run: 2:rescale=4, 3:upgrade",
+    )
     parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
     options = parser.parse_args()
 
@@ -119,17 +141,23 @@ def main() -> None:
     spark = cairn.session("ledger", master=options.master, ui__enabled=False)
     job = build(spark, options.input, options.work)
     with job.start(
-        checkpoint=f"{options.work}/checkpoint",
+        checkpoint=options.checkpoint or f"{options.work}/checkpoint",
+        spark_checkpoint=options.spark_checkpoint,
         parallelism=options.parallelism,
+        backend=options.backend,
         trigger=options.trigger,
         retained_epochs=options.retained,
     ) as run:
         report(run=run._coordinator.run_id)
         newest = 0
+        changes = [change.partition(":")[::2] for change in options.change]
+        begun = len(run.epochs())
         while not run._ended.wait(0.02):
             now = run.metrics().get("epoch", 0)
             if now != newest:
                 newest = now
+                while changes and len(run.epochs()) - begun >= int(changes[0][0]):
+                    change(run, changes.pop(0)[1])
                 driver = run._driver
                 report(epoch=now, placement=driver.placement, repinned=driver.repinned)
                 if now == options.stop_spark_at:

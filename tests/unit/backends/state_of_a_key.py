@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
-from cairn.backends import HeapBackend
+from cairn.backends import Backend, HeapBackend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.state import Declaration
 
 GROUP_COUNT = 4
+Make = Callable[[], Backend]
 
 
 class Scope:
@@ -23,12 +25,15 @@ class Scope:
 class Bound:
     """A table with its handle; `at` chooses the key."""
 
-    def __init__(self, declaration: Declaration, key_type: Any = None) -> None:
+    def __init__(
+        self, declaration: Declaration, key_type: Any = None, make: Make = HeapBackend
+    ) -> None:
+        self.make = make
         self.declaration = declaration
         declaration.name = "s"
         self.key_type = key_type or pa.int64()
         self.scope = Scope()
-        self.table: Table = make_table(declaration, self.key_type, HeapBackend(), GROUP_COUNT)
+        self.table: Table = make_table(declaration, self.key_type, make(), GROUP_COUNT)
         self.table.assign(range(GROUP_COUNT))
         self.handle: Any = make_handle(self.table, self.scope)
 
@@ -47,7 +52,7 @@ class Bound:
 
     def loaded(self, *batches: pa.RecordBatch | None) -> Bound:
         """The same state in another slot, from these files."""
-        other = Bound(self.declaration, self.key_type)
+        other = Bound(self.declaration, self.key_type, self.make)
         for batch in batches:
             if batch is not None:
                 other.table.apply(batch)

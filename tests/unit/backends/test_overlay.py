@@ -6,14 +6,15 @@ import itertools
 import math
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cairn import state
-from cairn.backends import HeapBackend
+from cairn.backends import BACKENDS, Backend, HeapBackend, make_backend
 from cairn.backends import overlay as overlay_module
 from cairn.backends.overlay import in_order, make_table
 from cairn.types import parse_type
@@ -44,9 +45,18 @@ def read(handle: Any) -> Any:
     return list(handle) if isinstance(handle, state.List) else handle.get()
 
 
-@pytest.fixture(params=KINDS)
-def bound(request: pytest.FixtureRequest) -> Bound:
-    return Bound(KINDS[request.param]())
+@pytest.fixture(params=itertools.product(BACKENDS, KINDS), ids="-".join)
+def bound(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bound]:
+    backend, kind = request.param
+    made: list[Backend] = []
+
+    def make() -> Backend:
+        made.append(make_backend(backend, str(tmp_path / f"state{len(made)}"), 64 << 20))
+        return made[-1]
+
+    yield Bound(KINDS[kind](), make=make)
+    for each in made:
+        each.close()
 
 
 def test_an_epoch_without_change_has_no_delta(bound: Bound) -> None:
@@ -392,4 +402,4 @@ def test_a_table_without_key_groups_holds_nothing() -> None:
     assert table.keys_held() == 0
     table.promote()
     table.rollback()
-    table.reset()
+    table.forget(table.groups)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -157,6 +159,53 @@ def test_nothing_is_read_when_only_the_parallelism_has_changed(
     groups = read_groups(monkeypatch)
     assert all(diff.is_empty for diff in diff_epochs(checkpoint.store, a.number, b.number))
     assert groups == set()
+
+
+def test_of_a_group_that_differs_only_keys_that_may_differ_are_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = Checkpoint(STATES, parallelism=1)
+    checkpoint.commit({"n": {k: k for k in range(200)}})
+    a = checkpoint.commit({"n": {1: -1}}, base=True)
+    checkpoint.commit({"n": {7: 70}})
+    b = checkpoint.commit({"n": {8: GONE, 300: 1}, "items": {8: ["x"]}})
+    rows = []
+    real = reader_module.EpochReader._read
+
+    def read(self: Any, *args: Any) -> Any:
+        found = real(self, *args)
+        rows.extend(batch.num_rows for batches in found.values() for batch in batches)
+        return found
+
+    monkeypatch.setattr(reader_module.EpochReader, "_read", read)
+    n, items, _ = diff_epochs(checkpoint.store, a.number, b.number)
+    assert found(n) == ({(300, None): 1}, {(7, None): (7, 70)}, {(8, None): 8})
+    assert items.added == 1
+    assert sum(rows) == 2 + 2 + 1
+
+
+KEYS: dict[str, list[Any]] = {
+    "string": ["", "a", "é", None, "☃"],
+    "binary": [b"", b"a", None],
+    "double": [0.0, math.nan, math.inf, None, 1.5],
+    "boolean": [True, False, None],
+    "decimal(4,2)": [Decimal("1.50"), Decimal("-1.00"), None],
+    "timestamp": [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None],
+    "array<int>": [(1, None), (), None],
+    "struct<a:int,b:double>": [(1, math.nan), (None, 0.0), None],
+}
+
+
+@pytest.mark.parametrize("declared", sorted(KEYS))
+def test_keys_of_every_sort_are_told_apart(declared: str) -> None:
+    checkpoint = Checkpoint({"n": value("int")}, {"k": declared})
+    first, *rest = KEYS[declared]
+    a = checkpoint.commit({"n": dict.fromkeys(KEYS[declared], 0)})
+    b = checkpoint.commit({"n": {first: GONE, **dict.fromkeys(rest, 1)}})
+    (diff,) = diff_epochs(checkpoint.store, a.number, b.number)
+    assert (diff.added, diff.changed, diff.removed) == (0, len(rest), 1)
+    (back,) = diff_epochs(checkpoint.store, b.number, a.number)
+    assert (back.added, back.changed, back.removed) == (1, len(rest), 0)
 
 
 def test_a_state_that_came_or_went_is_said_with_its_keys() -> None:

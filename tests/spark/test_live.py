@@ -1,0 +1,281 @@
+"""Parallelism and functions change between two epochs of a running query; state moves along."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from cairn import EpochError, FunctionError, KeyedProcess, PlanError, StateSchemaError, state
+from tests.spark.programs.ledger import SCHEMA, Ledger, Ledger2, build, payments
+from tests.spark.support import (
+    Input,
+    by_id,
+    epochs,
+    eventually,
+    finish,
+    published,
+    slot_pids,
+    stored_state,
+)
+
+FILES = 6
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spark, tmp_path_factory):
+    """(rows of each sink, state) of the job that nobody touches."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    source = Input(folder / "in", SCHEMA).add_all(payments(FILES))
+    job = build(spark, source.folder, folder)
+    finish(job, folder / "checkpoint")
+    return by_id(published(folder / "booked")), stored_state(job, folder / "checkpoint")
+
+
+class Live:
+    """A job on its way, fed a file at a time."""
+
+    def __init__(self, spark, folder, **options):
+        self.folder = folder
+        self.source = Input(folder / "in", SCHEMA)
+        self.job = build(spark, self.source.folder, folder)
+        self.run = self.job.start(
+            checkpoint=str(folder / "checkpoint"),
+            trigger="50 milliseconds",
+            **{"parallelism": 2, **options},
+        )
+
+    def feed(self, files=1):
+        for rows in payments(FILES)[self.source.count :][:files]:
+            self.source.add(*rows)
+            self.run.process_all_available()
+        return epochs(self.folder / "checkpoint")[-1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.run.__exit__(*exc)
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_rescaling_a_running_query_moves_state_and_rewrites_nothing(
+    spark, undisturbed, tmp_path, backend
+):
+    rows, expected = undisturbed
+    with Live(spark, tmp_path, backend=backend) as live:
+        parent = live.feed(2)
+        query = live.run._query.runId
+        for parallelism in (4, 2, 3, 1):
+            live.run.rescale(parallelism)
+            assert live.run.parallelism != parallelism, "not before the next epoch"
+            epoch = live.feed()
+            entry = epoch.operators["ledger"]
+            assert live.run.parallelism == entry.parallelism == len(entry.ranges) == parallelism
+            known = {ref.path for part in parent.operators["ledger"].ranges for ref in part.files}
+            new = {ref.id: ref for part in entry.ranges for ref in part.files}
+            written = [ref for ref in new.values() if ref.path not in known]
+            assert {(ref.kind, ref.first_epoch) for ref in written} <= {("delta", epoch.number)}
+            parent = epoch
+        assert live.run._query.runId == query, "the query was never restarted"
+    assert by_id(published(tmp_path / "booked")) == rows
+    assert stored_state(live.job, tmp_path / "checkpoint") == expected
+
+
+def test_slots_that_are_not_needed_any_more_end_after_scaling_down(spark, tmp_path):
+    with Live(spark, tmp_path, parallelism=3) as live:
+        live.feed()
+        run_id = live.run._coordinator.run_id
+        assert slot_pids(run_id).keys() == {0, 1, 2}
+        live.run.rescale(1)
+        live.feed()
+        assert eventually(lambda: slot_pids(run_id).keys() == {0})
+
+
+def test_stale_slots_that_wake_up_after_two_rescales_change_nothing(spark, undisturbed, tmp_path):
+    """2, 4, 2, 4: the slots of subtasks 2 and 3 sleep through the time they are not needed."""
+    rows, expected = undisturbed
+    with Live(spark, tmp_path) as live:
+        live.feed()
+        live.run.rescale(4)
+        live.feed()
+        stale = {s: p for s, p in slot_pids(live.run._coordinator.run_id).items() if s >= 2}
+        assert stale.keys() == {2, 3}
+        for pid in stale.values():
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            live.run.rescale(2)
+            live.feed(2)
+            live.run.rescale(4)
+        finally:
+            for pid in stale.values():
+                os.kill(pid, signal.SIGCONT)
+        live.feed(2)
+    assert by_id(published(tmp_path / "booked")) == rows
+    assert stored_state(live.job, tmp_path / "checkpoint") == expected
+
+
+def test_a_parallelism_out_of_bounds_is_refused_at_once(spark, tmp_path):
+    with Live(spark, tmp_path) as live:
+        for parallelism in (0, 17):
+            with pytest.raises(PlanError, match="between 1 and max_parallelism"):
+                live.run.rescale(parallelism)
+    with pytest.raises(EpochError, match="has ended"):
+        live.run.rescale(2)
+
+
+class Doubled(Ledger):
+    """Counts twice as fast, and has a state that the function before it had not."""
+
+    since = state.Value("bigint")
+
+    def process(self, row, ctx):
+        if self.since.get() is None:
+            self.since.set(ctx.epoch)
+        for row_id, account, n, total, size in super().process(row, ctx):
+            yield row_id, account, n, total * 2, size
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_upgrading_a_running_query_keeps_state_and_restores_nothing(
+    spark, undisturbed, tmp_path, backend
+):
+    rows, expected = undisturbed
+    with Live(spark, tmp_path, backend=backend) as live:
+        before = live.feed(3)
+        pids = slot_pids(live.run._coordinator.run_id)
+        live.run.upgrade("ledger", Doubled())
+        after = live.feed(3)
+        assert slot_pids(live.run._coordinator.run_id) == pids
+        assert live.run.epochs()[2]["restored"] == 0, "the slots have it all"
+        versions = [epoch.operators["ledger"].function_version for epoch in (before, after)]
+        assert versions[0] != versions[1]
+        assert before.operators["spread"].function_version == (
+            after.operators["spread"].function_version
+        )
+    found = by_id(published(tmp_path / "booked"))
+    half = 3 * 30
+    assert found[:half] == rows[:half]
+    assert found[half:] == [{**row, "total": row["total"] * 2} for row in rows[half:]]
+    kept = stored_state(
+        build(spark, live.source.folder, tmp_path, Doubled()), live.folder / "checkpoint"
+    )
+    since = kept["ledger"].pop("since")
+    assert set(since.values()) <= {before.number + 1, before.number + 2, before.number + 3}
+    assert kept == expected
+
+
+class Wider(KeyedProcess):
+    """State of another form: a field more, a wider number, and a count that is text now."""
+
+    count = state.Value("string", migrate=lambda count: f"{count} payments")
+    total = state.Value("double", migrate=float)
+    last = state.List("bigint")
+    by_size = state.Map("bigint", "bigint")
+
+    def process(self, row, ctx):
+        count = int(self.count.get("0 payments").split()[0]) + 1
+        self.count.set(f"{count} payments")
+        self.total.set(self.total.get(0.0) + row.amount)
+        yield row.id, row.account, count, int(self.total.get()), row.amount // 250
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_an_upgrade_that_changes_the_form_of_state_migrates_it_once(
+    spark, undisturbed, tmp_path, backend
+):
+    rows, _ = undisturbed
+    with Live(spark, tmp_path, backend=backend) as live:
+        live.feed(3)
+        live.run.upgrade("ledger", Wider())
+        first = live.feed()
+        held = [part for part in first.operators["ledger"].ranges if part.files]
+        assert [[ref.kind for ref in part.files] for part in held] == [["base", "delta"]] * len(
+            held
+        )
+        assert first.operators["ledger"].states["count"].type == "string"
+        live.run.rescale(3)
+        live.feed(2)
+    # The rows are the same; restored without migrate=, nothing of the old form is left.
+    assert by_id(published(tmp_path / "booked")) == rows
+
+    class Plain(Wider):
+        pass
+
+    Plain.count.migrate = Plain.total.migrate = None
+    kept = stored_state(
+        build(spark, live.source.folder, tmp_path, Plain()), tmp_path / "checkpoint"
+    )
+    assert {text.split()[1] for text in kept["ledger"]["count"].values()} == {"payments"}
+
+
+def test_an_upgrade_that_does_not_fit_is_refused_and_the_query_goes_on(
+    spark, undisturbed, tmp_path
+):
+    class Other(Ledger2):
+        pass
+
+    class Text(KeyedProcess):
+        count = state.Value("string")
+        total = state.Value("bigint")
+        last = state.List("bigint")
+        by_size = state.Map("bigint", "bigint")
+
+        def process(self, row, ctx): ...
+
+    class Less(KeyedProcess):
+        count = state.Value("bigint")
+
+        def process(self, row, ctx): ...
+
+    with Live(spark, tmp_path) as live:
+        live.feed()
+        with pytest.raises(StateSchemaError, match="migrate="):
+            live.run.upgrade("ledger", Text())
+        with pytest.raises(StateSchemaError, match="allow_dropped_state"):
+            live.run.upgrade("ledger", Less())
+        with pytest.raises(PlanError, match="no operator 'nobody'"):
+            live.run.upgrade("nobody", Other())
+        with pytest.raises(PlanError, match="not the class"):
+            live.run.upgrade("ledger", Other)
+        live.feed(FILES - 1)
+    assert by_id(published(tmp_path / "booked")) == undisturbed[0]
+
+
+def test_a_new_function_that_fails_ends_the_run_and_the_old_program_goes_on(
+    spark, undisturbed, tmp_path
+):
+    class Broken(Ledger):
+        def process(self, row, ctx):
+            raise ValueError("broken")
+
+    with Live(spark, tmp_path) as live:
+        live.feed(2)
+        live.run.upgrade("ledger", Broken())
+        with pytest.raises(FunctionError, match="broken"):
+            live.feed()
+    live.source.add_all(payments(FILES)[live.source.count :])
+    finish(live.job, tmp_path / "checkpoint")
+    assert by_id(published(tmp_path / "booked")) == undisturbed[0]
+    assert stored_state(live.job, tmp_path / "checkpoint") == undisturbed[1]
+
+
+class Told(Ledger):
+    """Keeps a diary of the epochs it was told of, a file per subtask."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def on_epoch_committed(self, epoch):
+        with open(f"{self.folder}/told-{os.getpid()}", "a") as diary:
+            diary.write(f"{epoch} ")
+
+
+def test_functions_are_told_of_committed_epochs_in_order(spark, tmp_path):
+    source = Input(tmp_path / "in", SCHEMA).add_all(payments(4))
+    job = build(spark, source.folder, tmp_path, Told(tmp_path))
+    finish(job, tmp_path / "checkpoint")
+    numbers = [str(epoch.number) for epoch in epochs(tmp_path / "checkpoint")]
+    diaries = [path.read_text().split() for path in tmp_path.glob("told-*")]
+    assert diaries == [numbers[:-1]] * 2, "the last one would be told with the next epoch"

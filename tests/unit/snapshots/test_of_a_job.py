@@ -1,0 +1,182 @@
+"""Savepoints of a job that runs: the real coordinator and slots, with Spark played.
+
+State of every kind comes from functions here, through overlays, deltas, merges and bases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.codec import codec
+from cairn.plan.keygroups import key_group
+from cairn.snapshots import (
+    EpochReader,
+    Savepoint,
+    diff_epochs,
+    load_savepoint,
+    open_savepoint,
+    write_savepoint,
+)
+from cairn.storage.log import Log, create_or_open_job
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import Store, open_store
+from cairn.types import parse_type
+from tests.simulation.world import Driver, World, stored_state
+from tests.unit.snapshots.checkpoints import state_of
+
+State = dict[str, dict[Any, dict[str, Any]]]
+
+
+def by_key(reader: EpochReader | Savepoint, uids: list[str]) -> State:
+    """As `stored_state` gives it: operator, key, state."""
+    found: State = {}
+    for uid in uids:
+        keys: dict[Any, dict[str, Any]] = found.setdefault(uid, {})
+        columns = reader.columns(uid)
+        for name, rows in state_of(reader, uid).items():
+            restore = codec(columns[name].declaration.type).restore
+            for key, held in rows.items():
+                keys.setdefault(key, {})[name] = _restored(columns[name].decl.kind, restore, held)
+    return found
+
+
+def _restored(kind: str, restore: Any, held: Any) -> Any:
+    if kind == "list":
+        return [restore(item) for item in held]
+    if kind == "map":
+        return {entry: None if v is None else restore(v) for entry, v in held.items()}
+    return restore(held)
+
+
+def newest(world: World) -> Epoch:
+    epoch = world.newest()
+    assert epoch is not None
+    return epoch
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A job that has run with 2, 3 and 1 subtasks, and has compacted its files meanwhile."""
+    world = World(11, tmp_path)
+    for parallelism in (2, 3, 1):
+        driver = Driver(world, parallelism=parallelism)
+        driver.start()
+        for _ in range(14):
+            driver.run_batch()
+    return world
+
+
+def take(world: World) -> Savepoint:
+    dest = open_store("memory:")
+    write_savepoint(world.store, None, dest.url)
+    return open_savepoint(dest.url)
+
+
+def start_from(savepoint: Savepoint, parallelism: int) -> Store:
+    """What a driver does before its first epoch, in an empty checkpoint."""
+    store = open_store("memory:")
+    create_or_open_job(store, savepoint.info.job, savepoint.info.max_parallelism)
+    log = Log(store)
+    term = log.take_over(host="", pid=0, wall_ms=0).term
+    folder = f"spark/{term:012d}"
+    epoch = log.append(
+        lambda number: load_savepoint(
+            savepoint,
+            store,
+            number=number,
+            term=term,
+            parallelism=parallelism,
+            spark_folder=folder,
+            wall_ms=0,
+        )
+    )
+    batch_id = epoch.spark.batch_id
+    store.put(f"{folder}/offsets/{batch_id}", epoch.spark.offsets.encode())
+    store.put(f"{folder}/commits/{batch_id}", b"v1\n{}")
+    return store
+
+
+def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:
+    for epoch in Log(world.store).lineage():
+        with EpochReader(world.store, epoch) as reader:
+            expected = stored_state(world.store, world.graph(), epoch)
+            assert by_key(reader, list(epoch.operators)) == expected
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 4, 8])
+def test_a_job_started_from_a_savepoint_goes_on_as_if_nothing_had_happened(
+    parallelism: int, world: World, tmp_path: Path
+) -> None:
+    savepoint = take(world)
+    rows = world.committed_rows()
+    (tmp_path / "again").mkdir()
+    again = World(world.seed, tmp_path / "again")
+    again.store = start_from(savepoint, parallelism)
+    loaded = newest(again)
+    assert stored_state(again.store, again.graph(), loaded) == world.model(rows).state()
+    driver = Driver(again, parallelism=parallelism)
+    driver.start()
+    for _ in range(12):
+        driver.run_batch()
+    assert again.committed_rows() == rows + 120
+    found = stored_state(again.store, again.graph(), newest(again))
+    assert found == again.model(rows + 120).state()
+
+
+def test_every_key_lies_in_its_key_group(world: World) -> None:
+    savepoint = take(world)
+    for uid, operator in savepoint.info.operators.items():
+        types = [parse_type(ddl) for ddl in operator.key_types.values()]
+        for name, columns in savepoint.columns(uid).items():
+            for batch in savepoint.rows(uid, name):
+                groups = batch["group"].to_pylist()
+                keys = [key for key, _, _ in columns.decode(batch)]
+                parts = [[key] if len(types) == 1 else list(key) for key in keys]
+                assert groups == [key_group(p, types, world.group_count) for p in parts]
+
+
+def test_a_savepoint_taken_while_the_job_runs_is_of_one_epoch(world: World) -> None:
+    driver = Driver(world, parallelism=2, retained_epochs=1)
+    driver.start()
+    driver.run_batch()
+    epoch = newest(world)
+    expected = stored_state(world.store, world.graph(), epoch)
+
+    def run_on(done: int, total: int) -> None:
+        for _ in range(30):
+            driver.run_batch()
+
+    dest = open_store("memory:")
+    info = write_savepoint(world.store, None, dest.url, progress=run_on)
+    assert info.epoch == epoch.number
+    assert by_key(open_savepoint(dest.url), list(epoch.operators)) == expected
+    world.check_log()
+
+
+def changes(before: State, after: State, uid: str, state: str) -> Iterator[tuple[Any, Any, Any]]:
+    keys = before[uid].keys() | after[uid].keys()
+    for key in keys:
+        old, new = before[uid].get(key, {}).get(state), after[uid].get(key, {}).get(state)
+        if old != new:
+            yield key, old, new
+
+
+def test_diff_finds_what_functions_have_changed(world: World) -> None:
+    lineage = list(Log(world.store).lineage())
+    first, last = lineage[-1], lineage[0]
+    graph = world.graph()
+    before = stored_state(world.store, graph, first)
+    after = stored_state(world.store, graph, last)
+    for diff in diff_epochs(world.store, first.number, last.number, limit=1 << 30):
+        expected = list(changes(before, after, diff.operator, diff.state))
+        if diff.kind == "map":
+            examples = diff.added_examples + diff.changed_examples + diff.removed_examples
+            assert {example.key for example in examples} == {key for key, _, _ in expected}
+        else:
+            assert diff.added == sum(old is None for _, old, _ in expected)
+            assert diff.removed == sum(new is None for _, _, new in expected)
+            assert diff.added + diff.changed + diff.removed == len(expected)
