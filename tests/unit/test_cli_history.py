@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from cairn.cli import app
 from cairn.cli.checkpoint import split_epoch
+from cairn.snapshots import write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage import Log, Store, open_store, read_job
@@ -197,12 +198,17 @@ def test_rm_with_force_removes_a_parent_under_its_branch(store: Store, tmp_path:
     assert call("verify", tmp_path / "b").exit_code == 1
 
 
-def test_rm_removes_a_savepoint(tmp_path: Path) -> None:
-    savepoint = open_store(str(tmp_path / "s"))
-    savepoint.put("savepoint.json", b"{}")
-    savepoint.put("state/op/count/00000.parquet", b"1")
-    facts = json_of("rm", tmp_path / "s", "--yes")
-    assert (facts["kind"], facts["objects"]) == ("savepoint", 2)
+def test_verify_and_rm_take_a_savepoint_too(store: Store, tmp_path: Path) -> None:
+    write_savepoint(store, None, str(tmp_path / "s"))
+    facts = json_of("verify", tmp_path / "s")
+    assert (facts["kind"], facts["ok"], facts["epoch"]) == ("savepoint", True, 7)
+    assert "whole: savepoint of epoch 7" in call("verify", tmp_path / "s").stdout
+    source = tmp_path / "s" / "sources" / "0" / "0"
+    source.write_bytes(b"other")
+    result = call("verify", tmp_path / "s")
+    assert result.exit_code == 1
+    assert "damaged sources/0/0" in result.stdout
+    assert json_of("rm", tmp_path / "s", "--yes")["kind"] == "savepoint"
     assert not (tmp_path / "s").exists()
 
 
