@@ -159,6 +159,17 @@ def test_branch_of_an_epoch_says_what_is_shared(store: Store, tmp_path: Path) ->
     assert call("branch", tmp_path / "nowhere", tmp_path / "d").exit_code == 2
 
 
+def test_branch_takes_sparks_log_from_elsewhere(tmp_path: Path) -> None:
+    store, spark = new_store(str(tmp_path / "ckpt")), open_store(str(tmp_path / "spark"))
+    Driver(store, folder=lay_spark_folder(spark, 1)).epochs(2)
+    result = call(
+        "branch", store.url, tmp_path / "b", "--spark-checkpoint", spark.url,
+        "--new-spark-checkpoint", tmp_path / "new",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert open_store(str(tmp_path / "new")).exists("spark/000000000001/sources/0/0")
+
+
 def test_ls_and_show_of_a_branch_say_where_it_came_from(store: Store, tmp_path: Path) -> None:
     branch(store, 4, str(tmp_path / "b"))
     for command in ("ls", "show"):

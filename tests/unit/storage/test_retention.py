@@ -18,7 +18,7 @@ from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, is_full
 from cairn.storage.pack import state_path
 from cairn.storage.retention import Collector, collect, referenced_paths, retained
-from cairn.storage.store import Store
+from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing.clock import ManualClock
 from cairn.testing.faulty_store import Fault, FaultyStore
@@ -361,6 +361,17 @@ def test_spark_folders_go_when_no_epoch_names_them_and_nobody_writes_there(store
     local = store.local_path(first.folder)
     assert local is not None
     assert not os.path.exists(local), "hidden files are left"
+
+
+def test_spark_folders_are_removed_where_they_lie(store: Store) -> None:
+    spark = open_store("memory:")
+    old, kept = lay_spark_folder(spark, 1), lay_spark_folder(spark, 2)
+    driver = Driver(store)
+    driver.epoch()
+    driver = Driver(store)
+    log = Log(store)
+    Collector(store, log, 2, 2, spark_store=spark).sweep(time.time() + LATER_S)
+    assert not spark.list(old) and spark.list(kept)
 
 
 @pytest.mark.parametrize("call", range(1, 40))
