@@ -31,8 +31,8 @@ LAYERS = [
 ]
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
-    "errors", "ids", "types", "codec", "state", "functions", "crash", "java", "view",
-    "evolution", "plan.keygroups",
+    "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
+    "view", "evolution", "plan.keygroups",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
 TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}

@@ -273,11 +273,9 @@ def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = 
 
 
 def _checkers() -> dict[str, Any]:
-    """For files in other formats than segments. Without one, a file's objects must be there."""
-    try:
-        from cairn.backends.rocksdb_files import verify_rocksdb_base
-    except ImportError:
-        return {}
+    """For files in other formats than segments."""
+    from cairn.backends.rocksdb_files import verify_rocksdb_base
+
     return {"rocksdb": verify_rocksdb_base}
 
 

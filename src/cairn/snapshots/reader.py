@@ -13,8 +13,8 @@ Always true here:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,20 +23,10 @@ from cairn.backends import Backend, HeapBackend
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
 from cairn.snapshots.columns import StateColumns
-from cairn.storage.files import open_segment
 from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import Store
 
 CHUNK_ROWS: Final = 1 << 18
-
-
-class Rows(Protocol):
-    """An open file of state rows."""
-
-    @property
-    def states(self) -> list[str]: ...
-
-    def read(self, state: str, groups: range | None = None) -> Iterable[pa.RecordBatch]: ...
 
 
 class Chunk(NamedTuple):
@@ -57,7 +47,7 @@ class EpochReader:
         self._store = store
         self._scratch = scratch
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._open: dict[tuple[str, str], Rows] = {}
+        self._open: dict[tuple[str, str], RowsReader] = {}
 
     def __enter__(self) -> EpochReader:
         return self
@@ -157,20 +147,17 @@ class EpochReader:
             table.assign(range(0))
         return found
 
-    def _reader(self, ref: FileRef) -> Rows:
+    def _reader(self, ref: FileRef) -> RowsReader:
         name = (ref.id, ref.path)
         if name not in self._open:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="cairn-", dir=self._scratch)
-            self._open[name] = _open(self._store, ref, self._folder.name)
+            self._open[name] = open_rows(self._store, ref, self._folder.name)
         return self._open[name]
 
     def _keep_open(self, wanted: set[tuple[str, str]]) -> None:
         for name in self._open.keys() - wanted:
-            reader: Any = self._open.pop(name)
-            # Segments hold nothing; files that were fetched to be read hold disk.
-            if hasattr(reader, "close"):
-                reader.close()
+            self._open.pop(name).close()
 
     def _entry(self, uid: str) -> OperatorEntry:
         entry = self.epoch.operators.get(uid)
@@ -181,10 +168,6 @@ class EpochReader:
                 operator=uid,
             )
         return entry
-
-
-def _open(store: Store, ref: FileRef, scratch: str) -> Rows:
-    return open_segment(open_store(ref.store) if ref.store else store, ref)
 
 
 def _backend() -> Backend:
