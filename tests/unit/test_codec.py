@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.codec import FrozenMap, ValueTypeError, codec, is_hashable
+from cairn.storage.files import SegmentReader, StatePart, encode_segment
 from cairn.types import OBJECT, parse_type, row_class
 
 UTC = dt.UTC
@@ -391,3 +392,22 @@ def test_objects_are_pickled_once_and_restored():
 def test_codecs_are_shared_and_travel():
     assert codec("long") is codec(pa.int64()) is codec(int)
     assert pickle.loads(pickle.dumps(codec("array<int>"))) is codec("array<int>")
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("map<int,struct<a:int NOT NULL>>", {1: None, 2: (5,)}),
+        ("map<int,array<struct<a:int NOT NULL>>>", {1: [None, (5,)], 2: None}),
+        ("array<map<int,map<int,struct<a:int NOT NULL>>>>", [{1: {2: None}}, None]),
+    ],
+)
+def test_null_structs_in_maps_survive_a_segment(declared, value):
+    """Storing pushes the nulls of a struct down into its fields, NOT NULL or not."""
+    c = codec(declared)
+    column = c.encode([c.normalise(value), None])
+    rows = pa.record_batch({"group": pa.array([0, 0], pa.int32()), "value": column})
+    data = encode_segment("delta", "op", [StatePart("s", rows)]).data
+    segment = SegmentReader(lambda offset, length: data[offset : offset + length], len(data), "s")
+    (stored,) = segment.read("s")
+    assert c.decode(stored["value"]) == [c.normalise(value), None]
