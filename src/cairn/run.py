@@ -131,6 +131,7 @@ class Run:
             retained_s=None
             if options.retained_for is None
             else duration_ms(options.retained_for, "retained_for") / 1000,
+            spark_store=self._spark_store,
             run_id=new_id(),
         )
         # Before the takeover: a program that does not fit must not stop the one that runs.

@@ -78,6 +78,7 @@ class Coordinator:
         parallelism: int,
         retained_epochs: int,
         retained_s: float | None = None,
+        spark_store: Store | None = None,
         attempts_max: int = 4,
         clock: Callable[[], int] = clock_ms,
         sleep: Callable[[float], None] = time.sleep,
@@ -94,6 +95,7 @@ class Coordinator:
         self._sinks = dict(sinks)
         self._retained_epochs = retained_epochs
         self._retained_s = retained_s
+        self._spark_store = spark_store
         self._attempts_max = attempts_max
         self._clock = clock
         self._sleep = sleep
@@ -120,7 +122,13 @@ class Coordinator:
         self.term = record.term
         self.newest = self.log.newest_epoch()
         self._collector = Collector(
-            self.store, self.log, self._retained_epochs, self.term, keep_s=self._retained_s
+            self.store,
+            self.log,
+            self._retained_epochs,
+            self.term,
+            keep_s=self._retained_s,
+            clock_ms=self._clock,
+            spark_store=self._spark_store,
         )
         crash_point("driver.takeover.written")
         return self.newest
