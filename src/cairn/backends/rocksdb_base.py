@@ -110,6 +110,7 @@ class RocksBase(Base):
                 for rows in self._frozen:
                     if rows.frozen:
                         rows.thaw()
+                self._backend.thawed()
 
     def close(self) -> None:
         self.cancel()

@@ -1,7 +1,7 @@
 """Rows of a state and key group that lie in RocksDB, with what is in memory of them.
 
     the rows object itself    what was read or changed lately, decoded (the young generation)
-    old                       what was before that; the next rotation forgets it
+    old                       what was before that; when memory is short it is forgotten
     dirty                     changes that RocksDB does not have yet, as the overlay holds them
     frozen                    those that a writer is taking to RocksDB just now
     database                  the rest
@@ -29,8 +29,8 @@ from cairn.backends.rocksdb_database import Database, Op
 from cairn.codec import Codec
 from cairn.codec.base import same
 
-# What a decoded value costs beside its own size: dict entry, object headers.
-CACHED_ENTRY_BYTES: Final = 120
+# What a decoded value costs: its share of the dict, and small objects for key and value.
+CACHED_ENTRY_BYTES: Final = 100
 # The changed value is the cached one; only the dict entry is added.
 DIRTY_ENTRY_BYTES: Final = 64
 _SIZE_SAMPLE: Final = 16
@@ -88,11 +88,11 @@ class RocksRows(dict[Any, Any]):
     """Value, reducing and aggregating state; a cached None says that there is no value."""
 
     __slots__ = (
-        "database", "dirty", "frozen", "group", "held", "memory", "name", "old", "packing",
-        "prefix",
+        "database", "dirty", "frozen", "group", "held", "memory", "name", "old", "old_bytes",
+        "packing", "prefix", "young_bytes",
     )  # fmt: skip
 
-    def __init__(self, name: str, group: int, packing: Packing, memory: Memory) -> None:
+    def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
         super().__init__()
         self.name = name
         self.group = group
@@ -101,6 +101,8 @@ class RocksRows(dict[Any, Any]):
         self.old: dict[Any, Any] = {}
         self.dirty: dict[Any, Any] = {}
         self.frozen: dict[Any, Any] = {}
+        self.young_bytes = 0
+        self.old_bytes = 0
         self.database: Database | None = None
         self.prefix = b""
         self.held = 0
@@ -147,13 +149,26 @@ class RocksRows(dict[Any, Any]):
 
     def recall(self, key: Any) -> bool:
         """Make a key young from memory alone, if it is there."""
-        for layer in (self.old, self.dirty, self.frozen):
+        if key in self.old:
+            self[key] = self._rejuvenate(key)
+            return True
+        for layer in (self.dirty, self.frozen):
             value = layer.get(key, _MISSING)
             if value is not _MISSING:
                 self[key] = value
-                self.memory.cached(CACHED_ENTRY_BYTES)
+                self.cached(CACHED_ENTRY_BYTES)
                 return True
         return False
+
+    def _rejuvenate(self, key: Any) -> Any:
+        share = self.old_bytes // len(self.old)
+        self.old_bytes -= share
+        self.young_bytes += share
+        return self.old.pop(key)
+
+    def cached(self, count: int) -> None:
+        self.young_bytes += count
+        self.memory.cached(count)
 
     def fill(
         self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
@@ -168,17 +183,20 @@ class RocksRows(dict[Any, Any]):
             zip(keys, [None if raw is None else value_of(raw) for raw in raws], strict=True)
         )
         size = sum([len(raw) for raw in raws if raw is not None])
-        self.memory.cached(size + CACHED_ENTRY_BYTES * len(keys))
+        self.cached(size + CACHED_ENTRY_BYTES * len(keys))
 
     def items(self) -> Iterator[tuple[Any, Any]]:  # type: ignore[override]
         self.memory.flush()
         if self.database is not None:
             yield from scan_rows(self.database, self.prefix, self.packing)
 
-    def rotate(self) -> None:
-        """Forget what was not touched since the last rotation."""
-        self.old = dict.copy(self)
+    def rotate(self) -> int:
+        """Forget what was not touched since the last rotation; how many bytes that were."""
+        forgotten = self.old_bytes
+        self.old, self.old_bytes = dict.copy(self), self.young_bytes
         self.clear()
+        self.young_bytes = 0
+        return forgotten
 
     def set_counts(self, keys: int, entries: int) -> None:
         self.held = keys
@@ -192,7 +210,7 @@ class RocksRows(dict[Any, Any]):
         self.dirty.update(changes)
         payload = len(changes) * sampled_size(changes.values(), self.packing.value)
         cached = dict.__len__(self) - cached
-        self.memory.cached(payload + cached * CACHED_ENTRY_BYTES)
+        self.cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.changed(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
 
     def _held_more(self, changes: Mapping[Any, Any]) -> int:
@@ -270,7 +288,7 @@ class MapView(Mapping[Any, Any]):
         for entry, raw in zip(entries, raws, strict=True):
             self.known[entry] = ABSENT if raw is None else rows.packing.value_of(raw)
             size += len(raw or b"")
-        rows.memory.cached(size)
+        rows.cached(size)
 
     def load(self) -> dict[Any, Any]:
         """Make all of it known."""
@@ -288,7 +306,7 @@ class MapView(Mapping[Any, Any]):
             loaded.update(self.known)
             self.known = {e: value for e, value in loaded.items() if value is not ABSENT}
             self.whole = True
-            rows.memory.cached(size)
+            rows.cached(size)
         return self.known
 
     def change(self, changed: Mapping[Any, Any]) -> None:
@@ -308,8 +326,8 @@ class RocksMapRows(RocksRows):
 
     __slots__ = ("entries_held",)
 
-    def __init__(self, name: str, group: int, packing: Packing, memory: Memory) -> None:
-        super().__init__(name, group, packing, memory)
+    def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
+        super().__init__(name, packing, memory, group)
         self.entries_held = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -326,11 +344,9 @@ class RocksMapRows(RocksRows):
         self.held, self.entries_held = keys, entries
 
     def recall(self, key: Any) -> bool:
-        view = self.old.get(key)
-        if view is None:
+        if key not in self.old:
             return False
-        self[key] = view
-        self.memory.cached(CACHED_ENTRY_BYTES * (1 + len(view.known)))
+        self[key] = self._rejuvenate(key)
         return True
 
     def fill(
@@ -348,7 +364,7 @@ class RocksMapRows(RocksRows):
             if view.whole:
                 view.known = {e: v for e, v in view.known.items() if v is not ABSENT}
             self[key] = view
-        self.memory.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
 
     def __missing__(self, key: Any) -> Any:
         self.know((key,))
@@ -382,7 +398,7 @@ class RocksMapRows(RocksRows):
             self.dirty[key] = (view.count, merged)
             payload = sampled_size(changed.values(), self.packing.value)
             size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.memory.cached(2 * size)
+        self.cached(2 * size)
         self.memory.changed(size)
 
     def _know_entries(self, changes: Mapping[Any, Any]) -> None:
@@ -460,7 +476,7 @@ class ListView(Sequence[Any]):
                     size += len(raw) + CACHED_ENTRY_BYTES
             self.tail = items + self.tail
             self.below = 0
-            rows.memory.cached(size)
+            rows.cached(size)
         return self.tail
 
     def change(self, start: int, added: Sequence[Any]) -> None:
@@ -479,14 +495,6 @@ class RocksListRows(RocksMapRows):
     def entry_count(self) -> int:
         return self.held
 
-    def recall(self, key: Any) -> bool:
-        view = self.old.get(key)
-        if view is None:
-            return False
-        self[key] = view
-        self.memory.cached(CACHED_ENTRY_BYTES * (1 + len(view.tail)))
-        return True
-
     def fill(
         self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
     ) -> None:
@@ -498,7 +506,7 @@ class RocksListRows(RocksMapRows):
                 if word is not None:
                     view.change(*word)
             self[key] = view
-        self.memory.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
 
     def promote(self, changes: Mapping[Any, Any]) -> None:
         self.know(changes)
@@ -511,7 +519,7 @@ class RocksListRows(RocksMapRows):
             self.dirty[key] = _then(self.dirty.get(key), (start, added))
             payload = sampled_size(added, self.packing.value)
             size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.memory.cached(size)
+        self.cached(size)
         self.memory.changed(size)
 
     def thaw(self) -> None:
@@ -556,8 +564,8 @@ def _then(
 ROWS: dict[str, type[RocksRows]] = {"map": RocksMapRows, "list": RocksListRows}
 
 
-def make_rows(name: str, group: int, packing: Packing, memory: Memory) -> RocksRows:
-    return ROWS.get(packing.kind, RocksRows)(name, group, packing, memory)
+def make_rows(name: str, packing: Packing, memory: Memory, group: int) -> RocksRows:
+    return ROWS.get(packing.kind, RocksRows)(name, packing, memory, group)
 
 
 def scan_rows(database: Database, prefix: bytes, packing: Packing) -> Iterator[tuple[Any, Any]]:

@@ -407,8 +407,8 @@ def test_little_memory_gives_the_same_state(new_slot: NewSlot) -> None:
             each.change("value", round_, None)
     backend = rocks(slot)
     assert backend.databases, "nothing was ever written"
-    assert backend.young_bytes <= (1 << 20) // 4 + 500_000
-    assert backend.dirty_bytes <= (1 << 20) // 8
+    assert backend.cached_bytes <= (1 << 20) // 2
+    assert backend.dirty_bytes <= (1 << 20) // 4
     for name, table in heap.tables.items():
         for key in range(0, 3000, 17):
             group = key % GROUP_COUNT
