@@ -401,12 +401,12 @@ class Run:
 
         With `savepoint`, the state as of the last epoch is written there, once the run has ended.
         """
-        self._stopping = True
         if savepoint is not None and self._options.on_stop == "delete":
             raise PlanError(
                 "the checkpoint is deleted when this run stops (on_stop='delete')\n"
                 "  next: take run.savepoint(path) first, then stop"
             )
+        self._stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._epoch_lock.acquire(timeout=STOP_PATIENCE_S)
         try:

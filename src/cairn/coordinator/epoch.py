@@ -20,6 +20,7 @@ Always true here:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,6 +47,8 @@ from cairn.storage.pack import Slice, write_pack
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
 from cairn.types import type_ddl
+
+_logger = logging.getLogger("cairn")
 
 INLINE_BYTES_MAX = 64 * 1024
 INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
@@ -200,6 +203,8 @@ class Coordinator:
             ) from error
         crash_point("driver.manifest.written")
         self.newest = epoch
+        for failure in epoch.metrics["base_failures"]:
+            _logger.warning("epoch %d: a base could not be written, %s", epoch.number, failure)
         self._settled = [file.stored.id for file in compacted]
         self._rewrite -= frozenset(begin.rewrite)
         self._commit_sinks(epoch)

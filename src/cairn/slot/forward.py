@@ -89,7 +89,8 @@ class Forward:
         client = self._connect(home)
         answer = self._act(client, "begin", body)
         if answer == LOAD_FIRST:
-            self._act(client, "load", msgspec.msgpack.encode(Loaded(self.spec_id, self.spec)))
+            loaded = Loaded(call.token, self.spec_id, self.spec)
+            self._act(client, "load", msgspec.msgpack.encode(loaded))
             self._act(client, "begin", body)
         return client
 
