@@ -11,6 +11,7 @@ import pickle
 from decimal import Decimal
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -126,6 +127,29 @@ def test_decode_gives_back_what_encode_took(column, data):
     assert same(tuple(c.decode(array[start:stop])), tuple(values[start:stop]))
     chunked = pa.chunked_array([array[:start], array[start:]], type=c.arrow)
     assert same(tuple(c.decode(chunked)), tuple(values))
+
+
+@given(columns())
+def test_unpack_gives_back_what_pack_made_for_msgpack(column):
+    declared, raw = column
+    c = codec(declared)
+    for value in (c.normalise(v) for v in raw if v is not None):
+        packed = msgspec.msgpack.encode(c.pack(value))
+        assert same(c.unpack(msgspec.msgpack.decode(packed)), value)
+
+
+@given(columns())
+def test_equal_keys_pack_to_equal_bytes_and_others_do_not(column):
+    declared, raw = column
+    c = codec(declared)
+    if not is_hashable(c.type):
+        return
+    keys = c.decode_keys(c.encode([None if v is None else c.normalise(v) for v in raw]))
+    names = {}
+    for key in keys:
+        names.setdefault(key, set()).add(msgspec.msgpack.encode(c.pack_key(key)))
+    assert all(len(packed) == 1 for packed in names.values())
+    assert len(set.union(set(), *names.values())) == len(names)
 
 
 @settings(max_examples=150, deadline=None)

@@ -39,7 +39,6 @@ _CHECKSUM_BYTES: Final = 16
 _CHUNK_BYTES: Final = 4 << 20
 _READER_CACHE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 16 * 1024
-_ALL: Final = (0, (1 << 16) - 1)
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -222,7 +221,7 @@ class RocksReader:
         self._store = store_of(store, ref)
         self._listed = range(ref.first_group, ref.first_group + ref.group_count)
         self._folder = tempfile.mkdtemp(dir=scratch, prefix="rocks-")
-        self._tuning = Tuning(_READER_CACHE_BYTES)
+        self._tuning = Tuning(_READER_CACHE_BYTES, some_files=True)
         self._open: dict[int, Database] = {}
         self._fetched: set[tuple[int, str]] = set()
 

@@ -61,6 +61,13 @@ def _reader(unpack: Callable[[Any], Any]) -> Callable[[bytes], Any]:
     return _decode if unpack is same else lambda raw: unpack(_decode(raw))
 
 
+def _key_reader(keys: Codec) -> Callable[[bytes], Any]:
+    if keys.canonical is same:
+        return _reader(_if_some(keys.unpack))
+    # There is one NaN among keys, the object itself: dicts find it by identity.
+    return _reader(_if_some(lambda packed: keys.canonical(keys.unpack(packed))))
+
+
 def _if_some(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return convert if convert is same else lambda value: None if value is None else convert(value)
 
@@ -75,13 +82,13 @@ class Packing:
         self.entries = entries
         plain = keys.pack is same and keys.canonical is same
         self.key = _encode if plain else _writer(keys.pack_key)
-        self.key_of = _reader(_if_some(keys.unpack))
+        self.key_of = _key_reader(keys)
         self.value = _writer(_if_some(values.pack))
         self.value_of = _reader(_if_some(values.unpack))
         if entries is not None:
             plain = entries.pack is same and entries.canonical is same
             self.entry = _encode if plain else _writer(entries.pack_key)
-            self.entry_of = _reader(_if_some(entries.unpack))
+            self.entry_of = _key_reader(entries)
 
 
 class RocksRows(dict[Any, Any]):
@@ -140,12 +147,13 @@ class RocksRows(dict[Any, Any]):
         raise TypeError("rows in RocksDB are iterated with items()")
 
     def __missing__(self, key: Any) -> Any:
-        if not self.recall(key):
-            raw = None
-            if self.database is not None:
-                raw = self.database.get(self.prefix + self.packing.key(key))
-            self.fill((key,), (raw,), {})
-        return self[key]
+        if self.recall(key):
+            return self[key]
+        database = self.database
+        raw = None if database is None else database.get(self.prefix + self.packing.key(key))
+        value = self[key] = None if raw is None else self.packing.value_of(raw)
+        self.cached(CACHED_ENTRY_BYTES + len(raw or b""))
+        return value
 
     def recall(self, key: Any) -> bool:
         """Make a key young from memory alone, if it is there."""

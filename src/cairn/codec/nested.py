@@ -284,7 +284,7 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         return [(key.pack(k), pack_item(v)) for k, v in value.items()]
 
     def unpack(pairs: list[Any]) -> FrozenMap:
-        return FrozenMap((key.unpack(k), unpack_item(v)) for k, v in pairs)
+        return FrozenMap((key.canonical(key.unpack(k)), unpack_item(v)) for k, v in pairs)
 
     return Codec(
         type=type,

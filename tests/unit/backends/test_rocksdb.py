@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import random
@@ -474,6 +475,22 @@ def test_equal_keys_are_one_key(tmp_path: Path) -> None:
         each.rotate()
         each.rotate()
     assert rows.get(0.0) == rows.get(-0.0) == 1 and rows.get(float("nan")) == 3
+    backend.close()
+
+
+def test_nan_is_one_entry_of_a_map(tmp_path: Path) -> None:
+    backend = RocksBackend(str(tmp_path / "state"))
+    backend.open_state("m", "map", codec("double"), codec("long"), codec("double"))
+    rows = backend.rows("m", 0)
+    rows.promote({math.nan: {math.nan: 1, 0.0: 2}})
+    backend.flush()
+    for each in backend.all_rows():
+        each.rotate()
+        each.rotate()
+    held = rows.get(math.nan)
+    assert held.get(math.nan) == 1 and len(held) == 2
+    rows.promote({math.nan: {math.nan: 3}})
+    assert len(held) == 2 and dict(dict(rows.items())[math.nan]) == {math.nan: 3, 0.0: 2}
     backend.close()
 
 
