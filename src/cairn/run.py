@@ -258,18 +258,17 @@ class Run:
                     f"which is batch {newest.spark.batch_id}"
                 )
         started = time.perf_counter()
-        parallelism = self.parallelism
+        slots = set(self._coordinator.slots)
         self._apply_change()
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin)
         )
         self._last = _summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
-        if self.parallelism < parallelism:
+        kept = set(self._coordinator.slots)
+        if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
-            threading.Thread(
-                target=self._driver.end_slots, args=(self.parallelism,), daemon=True
-            ).start()
+            threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
 
     def _apply_change(self) -> None:
         """What was asked for since the last epoch takes effect: from here on, all of it."""
@@ -287,7 +286,7 @@ class Run:
                 for uid, function in change.functions.items()
             )
         )
-        coordinator.parallelism = change.parallelism or coordinator.parallelism
+        coordinator.rescale(change.parallelism or coordinator.parallelism)
         coordinator.deploy(spec, rewrite=rewrite)
         self._driver.deploy(spec, coordinator.parallelism)
         crash_point("driver.deployed")

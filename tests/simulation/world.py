@@ -331,7 +331,7 @@ class Driver:
 
     def rescale(self, parallelism: int) -> None:
         """As `Run.rescale`: from the next epoch on."""
-        self.coordinator.parallelism = parallelism
+        self.coordinator.rescale(parallelism)
         crash_point("driver.deployed")
 
     def run_batch(self, rows_max: int = 10) -> None:

@@ -9,7 +9,7 @@ Always true here:
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pyspark.accumulators import AccumulatorParam
@@ -164,14 +164,14 @@ class SparkDriver:
         self.end_slots()
         self.planner.pin.unpersist()
 
-    def end_slots(self, first_subtask: int = 0) -> None:
-        """End the slots from this subtask on, wherever they are."""
+    def end_slots(self, keep: Collection[int] = ()) -> None:
+        """End the slots but for these, wherever they are."""
         from cairn.slot.process import end_slots
 
         run_id = self.run_id
-        end_slots(run_id, first_subtask)
+        end_slots(run_id, keep)
         if self._is_cluster:
-            self.planner.pin.foreach(lambda _: end_slots(run_id, first_subtask) and None)
+            self.planner.pin.foreach(lambda _: end_slots(run_id, keep) and None)
 
 
 def check_trigger(spark: SparkSession, trigger: str) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
-from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
+from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
 from cairn.crash import crash_point
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
@@ -90,8 +90,8 @@ class Coordinator:
         self.store = store
         self.log = Log(store)
         self.run_id = run_id or new_id()
-        self.parallelism = parallelism
-        """Of the epochs to come; it may change between two of them."""
+        self.slots = list(range(parallelism))
+        """Which slot runs each subtask, in the epochs to come."""
         self.newest: Epoch | None = None
         self.term = 0
         self.last_commit_ms = 0.0
@@ -106,6 +106,14 @@ class Coordinator:
         self._settled: list[str] = []
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
+
+    @property
+    def parallelism(self) -> int:
+        return len(self.slots)
+
+    def rescale(self, parallelism: int) -> None:
+        """The parallelism of the epochs to come. Slots keep what they hold where they can."""
+        self.slots = slots_for(self.slots, parallelism, self.spec.group_count)
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
@@ -242,6 +250,7 @@ class Coordinator:
             versions={uid: [part.version for part in parts] for uid, parts in ranges.items()},
             compactions=compactions,
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
+            slots=self.slots,
             pieces=self._pieces(ranges),
             settled=self._settled,
             rewrite=sorted(self._rewrite),

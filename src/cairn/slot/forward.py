@@ -69,7 +69,7 @@ class Forward:
         begin = begin_decoder.decode(text)
         first = next(batches)
         subtask = first["pin"][0].as_py()
-        home = SlotHome(self.run_id, executor_process(), subtask)
+        home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
         token = (begin.term, begin.epoch, begin.attempt, task.taskAttemptId())
         call = Call(token, self.spec_id, self.level, subtask)
         try:
