@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cairn.backends.base import Backend, Base
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb_base import RocksBase
-from cairn.backends.rocksdb_database import Database, Tuning
+from cairn.backends.rocksdb_database import Database, Op, Tuning
 from cairn.backends.rocksdb_files import RocksIndex, fetch_database, read_index, state_entry
 from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, Packing, RocksRows, make_rows
 from cairn.codec import Codec
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 DATABASES_MAX: Final = 4
 # A database of which less than this counts is copied rather than kept.
 _OWNED_MIN: Final = 0.45
-_ADD_OPS: Final = 8192
+# Packing or writing so many rows takes a few milliseconds.
+_STEP_OPS: Final = 8192
 
 
 class _ByGroup(dict[int, RocksRows]):
@@ -218,15 +219,23 @@ class RocksBackend(Backend):
         for database, found in by_database.items():
             writer = database.write_sorted()
             try:
+                done = 0
                 for prefix, rows in sorted(found, key=lambda pair: pair[0]):
-                    ops = []
+                    ops: list[Op] = []
                     for piece in rows.ops(prefix):
                         ops += piece
-                        yield
+                        done += len(piece)
+                        if done >= _STEP_OPS:
+                            yield
+                            done = 0
                     ops.sort()
-                    for at in range(0, len(ops), _ADD_OPS):
-                        writer.add(ops[at : at + _ADD_OPS])
-                        yield
+                    for at in range(0, len(ops), _STEP_OPS):
+                        part = ops[at : at + _STEP_OPS]
+                        writer.add(part)
+                        done += len(part)
+                        if done >= _STEP_OPS:
+                            yield
+                            done = 0
                 writer.finish()
             finally:
                 writer.discard()
