@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -194,8 +194,12 @@ class RocksBackend(Backend):
         if self._base is not None:
             self._base.settle()
         parts = self.freeze()
-        for _ in self.write_frozen(parts):
-            pass
+        try:
+            for _ in self.write_frozen(parts):
+                pass
+        except BaseException:
+            self.thaw(parts)
+            raise
 
     def freeze(self) -> list[RocksRows]:
         parts = [rows for rows in self.all_rows() if rows.dirty]
@@ -204,12 +208,15 @@ class RocksBackend(Backend):
         self.frozen_bytes, self.dirty_bytes = self.dirty_bytes, 0
         return parts
 
-    def thawed(self) -> None:
-        """What was frozen is dirty again."""
+    def thaw(self, parts: list[RocksRows]) -> None:
+        """A writer gave up: what is still frozen is dirty again."""
+        for rows in parts:
+            if rows.frozen:
+                rows.thaw()
         self.dirty_bytes += self.frozen_bytes
         self.frozen_bytes = 0
 
-    def write_frozen(self, parts: list[RocksRows]) -> Iterator[None]:
+    def write_frozen(self, parts: list[RocksRows]) -> Generator[None]:
         """Take frozen changes to RocksDB, in steps of a few milliseconds."""
         by_database: dict[Database, list[tuple[bytes, RocksRows]]] = {}
         for rows in parts:

@@ -18,6 +18,7 @@ from cairn.backends import rocksdb_files
 from cairn.backends.base import ABSENT
 from cairn.backends.files import open_rows
 from cairn.backends.rocksdb import DATABASES_MAX, RocksBackend
+from cairn.backends.rocksdb_database import SortedWriter
 from cairn.backends.rocksdb_files import read_index, verify_rocksdb_base
 from cairn.codec import codec
 from cairn.errors import CorruptFileError
@@ -440,6 +441,26 @@ def test_the_folder_is_emptied_at_the_start_and_gone_at_the_end(tmp_path: Path) 
     assert os.listdir(folder) == []
     backend.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_disk_that_fails_loses_nothing(
+    new_slot: NewSlot, monkeypatch: pytest.MonkeyPatch, base: bool
+) -> None:
+    slot = new_slot()
+    slot.fill(100)
+
+    def fail(writer: SortedWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SortedWriter, "finish", fail)
+        with pytest.raises(OSError, match="No space"):
+            slot.write() if base else rocks(slot).flush()
+        slot.change("value", 1, "later")
+    expected = slot.content()
+    assert expected["value"][1] == "later" and len(expected["items"]) == 100
+    assert stored(slot.store, slot.write(), slot.scratch) == expected
 
 
 # --- keys -------------------------------------------------------------------------------------
