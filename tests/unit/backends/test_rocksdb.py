@@ -363,6 +363,19 @@ def test_a_base_in_another_checkpoint_is_found_there(new_slot: NewSlot, tmp_path
     assert stored(child.store, segment, child.scratch) == heap.content()
 
 
+def test_a_base_in_a_store_without_files_is_loaded_and_read(new_slot: NewSlot) -> None:
+    store = open_store("memory:")
+    slot = new_slot(store=store)
+    slot.fill(500)
+    ref = slot.write()
+    other = new_slot(store=store)
+    load(other, ref)
+    assert other.content() == slot.content() == stored(store, ref, slot.scratch)
+    store.delete(ref.objects[:1])
+    with pytest.raises(CorruptFileError, match=ref.objects[0]):
+        load(new_slot(store=store), ref)
+
+
 # --- damage -----------------------------------------------------------------------------------
 
 
