@@ -21,16 +21,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.base import Backend, Base
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb_base import RocksBase
-from cairn.backends.rocksdb_database import Database, Tuning
+from cairn.backends.rocksdb_database import Database, Op, Tuning
 from cairn.backends.rocksdb_files import RocksIndex, fetch_database, read_index, state_entry
-from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, Packing, RocksRows, make_rows
+from cairn.backends.rocksdb_packing import Packing
+from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, RocksRows, make_rows
 from cairn.codec import Codec
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 DATABASES_MAX: Final = 4
 # A database of which less than this counts is copied rather than kept.
 _OWNED_MIN: Final = 0.45
-_ADD_OPS: Final = 8192
+# Packing or writing so many rows takes a few milliseconds.
+_STEP_OPS: Final = 8192
 
 
 class _ByGroup(dict[int, RocksRows]):
@@ -193,8 +195,12 @@ class RocksBackend(Backend):
         if self._base is not None:
             self._base.settle()
         parts = self.freeze()
-        for _ in self.write_frozen(parts):
-            pass
+        try:
+            for _ in self.write_frozen(parts):
+                pass
+        except BaseException:
+            self.thaw(parts)
+            raise
 
     def freeze(self) -> list[RocksRows]:
         parts = [rows for rows in self.all_rows() if rows.dirty]
@@ -203,12 +209,15 @@ class RocksBackend(Backend):
         self.frozen_bytes, self.dirty_bytes = self.dirty_bytes, 0
         return parts
 
-    def thawed(self) -> None:
-        """What was frozen is dirty again."""
+    def thaw(self, parts: list[RocksRows]) -> None:
+        """A writer gave up: what is still frozen is dirty again."""
+        for rows in parts:
+            if rows.frozen:
+                rows.thaw()
         self.dirty_bytes += self.frozen_bytes
         self.frozen_bytes = 0
 
-    def write_frozen(self, parts: list[RocksRows]) -> Iterator[None]:
+    def write_frozen(self, parts: list[RocksRows]) -> Generator[None]:
         """Take frozen changes to RocksDB, in steps of a few milliseconds."""
         by_database: dict[Database, list[tuple[bytes, RocksRows]]] = {}
         for rows in parts:
@@ -218,15 +227,23 @@ class RocksBackend(Backend):
         for database, found in by_database.items():
             writer = database.write_sorted()
             try:
+                done = 0
                 for prefix, rows in sorted(found, key=lambda pair: pair[0]):
-                    ops = []
+                    ops: list[Op] = []
                     for piece in rows.ops(prefix):
                         ops += piece
-                        yield
+                        done += len(piece)
+                        if done >= _STEP_OPS:
+                            yield
+                            done = 0
                     ops.sort()
-                    for at in range(0, len(ops), _ADD_OPS):
-                        writer.add(ops[at : at + _ADD_OPS])
-                        yield
+                    for at in range(0, len(ops), _STEP_OPS):
+                        part = ops[at : at + _STEP_OPS]
+                        writer.add(part)
+                        done += len(part)
+                        if done >= _STEP_OPS:
+                            yield
+                            done = 0
                 writer.finish()
             finally:
                 writer.discard()

@@ -26,7 +26,8 @@ import xxhash
 
 from cairn.backends.layout import Layout, make_layout
 from cairn.backends.rocksdb_database import Database, StoredSst, Tuning
-from cairn.backends.rocksdb_rows import Packing, scan_rows
+from cairn.backends.rocksdb_packing import Packing
+from cairn.backends.rocksdb_rows import scan_rows
 from cairn.codec import Codec, codec
 from cairn.errors import CorruptFileError
 from cairn.storage.files import store_of

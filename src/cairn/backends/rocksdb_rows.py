@@ -18,31 +18,24 @@ Always true here:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
-import msgspec
-
 from cairn.backends.base import ABSENT
 from cairn.backends.rocksdb_database import Database, Op
-from cairn.codec import Codec
-from cairn.codec.base import same
+from cairn.backends.rocksdb_packing import Packing, decode, encode, sampled_size
 
 # What a decoded value costs: its share of the dict, and small objects for key and value.
 CACHED_ENTRY_BYTES: Final = 100
 # The changed value is the cached one; only the dict entry is added.
 DIRTY_ENTRY_BYTES: Final = 64
-_SIZE_SAMPLE: Final = 16
 _COUNT_SAMPLE: Final = 64
-_SMALL_BYTES: Final = 64
 # Maps up to this size are read whole when one entry is asked for.
 _SCAN_ENTRIES_MAX: Final = 64
 _OPS_KEYS: Final = 4096
 _MISSING: Any = object()
 _INDEX: Final = struct.Struct(">Q")
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder().decode
 
 
 class Memory(Protocol):
@@ -51,44 +44,6 @@ class Memory(Protocol):
     def cached(self, count: int) -> None: ...
     def changed(self, count: int) -> None: ...
     def flush(self) -> None: ...
-
-
-def _writer(pack: Callable[[Any], Any]) -> Callable[[Any], bytes]:
-    return _encode if pack is same else lambda value: _encode(pack(value))
-
-
-def _reader(unpack: Callable[[Any], Any]) -> Callable[[bytes], Any]:
-    return _decode if unpack is same else lambda raw: unpack(_decode(raw))
-
-
-def _key_reader(keys: Codec) -> Callable[[bytes], Any]:
-    if keys.canonical is same:
-        return _reader(_if_some(keys.unpack))
-    # There is one NaN among keys, the object itself: dicts find it by identity.
-    return _reader(_if_some(lambda packed: keys.canonical(keys.unpack(packed))))
-
-
-def _if_some(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return convert if convert is same else lambda value: None if value is None else convert(value)
-
-
-class Packing:
-    """A state's keys and values as bytes. Complete msgpack objects: none is another's prefix."""
-
-    def __init__(self, kind: str, keys: Codec, values: Codec, entries: Codec | None) -> None:
-        self.kind = kind
-        self.keys = keys
-        self.values = values
-        self.entries = entries
-        plain = keys.pack is same and keys.canonical is same
-        self.key = _encode if plain else _writer(keys.pack_key)
-        self.key_of = _key_reader(keys)
-        self.value = _writer(_if_some(values.pack))
-        self.value_of = _reader(_if_some(values.unpack))
-        if entries is not None:
-            plain = entries.pack is same and entries.canonical is same
-            self.entry = _encode if plain else _writer(entries.pack_key)
-            self.entry_of = _key_reader(entries)
 
 
 class RocksRows(dict[Any, Any]):
@@ -362,7 +317,7 @@ class RocksMapRows(RocksRows):
     ) -> None:
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
-            count = 0 if raw is None else _decode(raw)
+            count = 0 if raw is None else decode(raw)
             view = MapView(self, self.packing.key(key), count)
             for layer in layers:
                 word = layer.get(key)
@@ -438,7 +393,7 @@ class RocksMapRows(RocksRows):
             ops: list[Op] = []
             for key, (count, changed) in piece:
                 header = prefix + packing.key(key)
-                ops.append((header, _encode(count) if count else None))
+                ops.append((header, encode(count) if count else None))
                 for entry, value in changed.items():
                     row = None if value is ABSENT else packing.value(value)
                     ops.append((header + packing.entry(entry), row))
@@ -508,7 +463,7 @@ class RocksListRows(RocksMapRows):
     ) -> None:
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
-            view = ListView(self, self.packing.key(key), 0 if raw is None else _decode(raw))
+            view = ListView(self, self.packing.key(key), 0 if raw is None else decode(raw))
             for layer in layers:
                 word = layer.get(key)
                 if word is not None:
@@ -545,13 +500,13 @@ class RocksListRows(RocksMapRows):
                 headers, self.read_many(headers), piece, strict=True
             ):
                 count = start + len(added)
-                ops.append((header, _encode(count) if count else None))
+                ops.append((header, encode(count) if count else None))
                 for at, item in enumerate(added, start):
                     ops.append((header + _INDEX.pack(at), packing.value(item)))
                     if len(ops) >= _OPS_KEYS:
                         yield ops
                         ops = []
-                stored = 0 if raw is None else _decode(raw)
+                stored = 0 if raw is None else decode(raw)
                 ops += [(header + _INDEX.pack(at), None) for at in range(count, stored)]
             yield ops
 
@@ -598,20 +553,6 @@ def scan_rows(database: Database, prefix: bytes, packing: Packing) -> Iterator[t
         header, held = row, {} if is_map else []
     if header:
         yield packing.key_of(header[cut:]), held
-
-
-def sampled_size(values: Collection[Any], packed: Callable[[Any], bytes]) -> int:
-    """About how many bytes a value takes beside its entry; small ones are within the entry."""
-    step = max(1, len(values) // _SIZE_SAMPLE)
-    total = count = 0
-    for value in islice(values, 0, None, step):
-        count += 1
-        if isinstance(value, str | bytes):
-            total += len(value)
-        elif value is not None and value is not ABSENT and not isinstance(value, int | float):
-            total += len(packed(value))
-    mean = total // count if count else 0
-    return mean if mean > _SMALL_BYTES else 0
 
 
 def _cut(layer: dict[Any, Any]) -> Iterator[list[tuple[Any, Any]]]:
