@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ Status = Literal["running", "finished", "stopped", "failed"]
 OnStop = Literal["retain", "delete"]
 
 BACKEND_MEMORY_MB_MIN = 16
+_logger = logging.getLogger("cairn")
+
 STOP_PATIENCE_S = 60.0
 
 
@@ -89,6 +92,7 @@ class _Change:
     """What the next epoch is to run with, asked for while this one runs."""
 
     parallelism: int | None = None
+    preparations: list[threading.Thread] = field(default_factory=list)
     functions: dict[str, bytes] = field(default_factory=dict)
     allow_dropped_state: bool = False
 
@@ -276,6 +280,8 @@ class Run:
             change, self._change = self._change, None
         if change is None:
             return
+        for preparation in change.preparations:
+            preparation.join()
         coordinator = self._coordinator
         spec = coordinator.spec
         for uid, function in change.functions.items():
@@ -326,6 +332,9 @@ class Run:
         else:
             self.status = "stopped" if self._stopping else "finished"
         try:
+            # A slot that is being started would not hear the goodbye.
+            for preparation in self._change.preparations if self._change else ():
+                preparation.join(STOP_PATIENCE_S)
             self._driver.say_goodbye()
             for sink in self._graph.sinks:
                 sink.sink.close()
@@ -439,7 +448,23 @@ class Run:
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks. No state is rewritten."""
         _check_parallelism(parallelism, self._graph.group_count)
-        self._ask(lambda change: setattr(change, "parallelism", parallelism))
+        preparation = threading.Thread(
+            target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
+        )
+
+        def ask(change: _Change) -> None:
+            change.parallelism = parallelism
+            change.preparations.append(preparation)
+            preparation.start()
+
+        self._ask(ask)
+
+    def _prepare(self, parallelism: int) -> None:
+        """What can be done ahead of the next epoch; if it fails, the epoch does it."""
+        try:
+            self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
+        except Exception:
+            _logger.warning("a rescale could not be prepared", exc_info=True)
 
     def upgrade(
         self, uid: str, function: KeyedProcess[Any], *, allow_dropped_state: bool = False

@@ -113,7 +113,11 @@ class Coordinator:
 
     def rescale(self, parallelism: int) -> None:
         """The parallelism of the epochs to come. Slots keep what they hold where they can."""
-        self.slots = slots_for(self.slots, parallelism, self.spec.group_count)
+        self.slots = self.slots_for(parallelism)
+
+    def slots_for(self, parallelism: int) -> list[int]:
+        """Which slots a parallelism would run on."""
+        return slots_for(self.slots, parallelism, self.spec.group_count)
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""

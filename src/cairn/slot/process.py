@@ -137,6 +137,13 @@ class SlotHome:
             )
 
 
+def start_slot(run_id: str, slot: int) -> None:
+    """In a Python worker: make sure that a slot lives beside its executor."""
+    home = SlotHome(run_id, executor_process(), slot)
+    if home.pid() is None:
+        home.start()
+
+
 def end_slots(run_id: str, keep: Collection[int] = ()) -> int:
     """Say goodbye to a run's slots on this machine, but for some; how many were there."""
     import pyarrow.flight as flight
