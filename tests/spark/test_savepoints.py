@@ -94,28 +94,21 @@ def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(
     spark, ledger, saved, tmp_path, before, after, parallelism
 ):
     savepoint = saved[before]
-    # The file source knows which files it has read by their names.
+    # The input it was taken of: the file source knows by their names which files it has read.
     source = savepoint.live.source
     count = savepoint.files
-    work = tmp_path
-    job = build(spark, source.folder, work)
-    finish(
-        job,
-        work / "checkpoint",
-        parallelism,
-        savepoint=savepoint.path,
-        backend=after,
-    )
-    loaded, *_, newest = epochs(work / "checkpoint")
+    job = build(spark, source.folder, tmp_path)
+    finish(job, tmp_path / "checkpoint", parallelism, savepoint=savepoint.path, backend=after)
+    loaded, *_, newest = epochs(tmp_path / "checkpoint")
     assert loaded.parent is None and newest.parent == loaded.number
     for entry in (*loaded.operators.values(), *newest.operators.values()):
         owned = [range(p.first_group, p.first_group + p.group_count) for p in entry.ranges]
         assert owned == [groups_of(i, parallelism, GROUPS) for i in range(parallelism)]
     held = sum(p.state_keys for entry in loaded.operators.values() for p in entry.ranges)
     assert held == savepoint.info.rows
-    assert stored_state(job, work / "checkpoint", loaded.number) == ledger.state(count)
-    assert stored_state(job, work / "checkpoint") == ledger.state(count + 1)
-    assert by_id(published(work / "booked")) == ledger.booked(count, count + 1)
+    assert stored_state(job, tmp_path / "checkpoint", loaded.number) == ledger.state(count)
+    assert stored_state(job, tmp_path / "checkpoint") == ledger.state(count + 1)
+    assert by_id(published(tmp_path / "booked")) == ledger.booked(count, count + 1)
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
@@ -380,10 +373,17 @@ def test_a_checkpoint_to_be_deleted_goes_after_success_and_stays_after_a_failure
     assert not checkpoint.exists()
     assert totals(tmp_path) == [(1, 10), (1, 40), (1, 41), (2, 20), (3, 3)]
 
-    with job.start(checkpoint=str(checkpoint), on_stop="delete", spark_checkpoint=None) as run:
+    elsewhere = tmp_path / "spark"
+    with job.start(
+        checkpoint=str(checkpoint), on_stop="delete", spark_checkpoint=elsewhere, parallelism=2
+    ) as run:
         run.process_all_available()
-        assert checkpoint.exists()
-    assert run.status == "stopped" and not checkpoint.exists()
+        assert checkpoint.exists() and files_in(elsewhere)
+    assert run.status == "stopped" and not checkpoint.exists() and not files_in(elsewhere)
+
+
+def files_in(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("retained_for", [None, "1 hour"])
