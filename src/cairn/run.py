@@ -331,7 +331,7 @@ class Run:
     def _delete(self) -> None:
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:
-            self._spark_store.delete([o.path for o in self._spark_store.list(SPARK_FOLDER)])
+            self._spark_store.delete_folder(SPARK_FOLDER)
 
     def _go_on_elsewhere(self, failure: BaseException) -> bool:
         """A driver we have fenced still writes to Spark's folder: leave it that one."""

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import cairn
+from tests.spark.live import Undisturbed
+from tests.spark.programs.ledger import payments
 from tests.spark.support import Input
 
 
@@ -19,6 +21,12 @@ def spark() -> Iterator[Any]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def ledger(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A run of the ledger with keys in every key group, to compare others with."""
+    return Undisturbed(spark, tmp_path_factory.mktemp("ledger"), payments(8, 100, 127))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from cairn import EpochError, FunctionError, KeyedProcess, PlanError, StateSchemaError, state
+from tests.spark.live import FILES, Live
 from tests.spark.programs.ledger import SCHEMA, Ledger, Ledger2, build, payments
 from tests.spark.support import (
     Input,
@@ -20,8 +21,6 @@ from tests.spark.support import (
     stored_state,
 )
 
-FILES = 6
-
 
 @pytest.fixture(scope="module")
 def undisturbed(spark, tmp_path_factory):
@@ -31,32 +30,6 @@ def undisturbed(spark, tmp_path_factory):
     job = build(spark, source.folder, folder)
     finish(job, folder / "checkpoint")
     return by_id(published(folder / "booked")), stored_state(job, folder / "checkpoint")
-
-
-class Live:
-    """A job on its way, fed a file at a time."""
-
-    def __init__(self, spark, folder, **options):
-        self.folder = folder
-        self.source = Input(folder / "in", SCHEMA)
-        self.job = build(spark, self.source.folder, folder)
-        self.run = self.job.start(
-            checkpoint=str(folder / "checkpoint"),
-            trigger="50 milliseconds",
-            **{"parallelism": 2, **options},
-        )
-
-    def feed(self, files=1):
-        for rows in payments(FILES)[self.source.count :][:files]:
-            self.source.add(*rows)
-            self.run.process_all_available()
-        return epochs(self.folder / "checkpoint")[-1]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.run.__exit__(*exc)
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])

@@ -84,8 +84,9 @@ def test_rollback_says_what_it_undoes_and_which_output_stays(store: Store) -> No
         "from epoch 7 to 4",
         "3 epochs: 7, 6, 5",
         "30 rows in",
-        "published out: 2 committables of 2 epochs: 7, 5; this output stays",
-        'source topic from {"topic":{"0":7}}',
+        "published out: 2 committables of 2 epochs: 7, 5",
+        "what is published stays; the replay publishes it again",
+        'source topic after {"topic":{"0":7}}',
         "a job that runs on this checkpoint is stopped",
         "rolled back: epoch 4 is the newest one (record 8)",
     ):
@@ -150,7 +151,7 @@ def test_rollback_to_no_older_epoch_is_refused(store: Store, epoch: int, said: s
 def test_branch_of_an_epoch_says_what_is_shared(store: Store, tmp_path: Path) -> None:
     result = call("branch", f"{store.url}@4", tmp_path / "b")
     assert result.exit_code == 0, result.stderr
-    assert "begins with epoch 4; 3 objects" in result.stdout
+    assert "epoch 4 is epoch 1 of " in result.stdout and "3 objects" in result.stdout
     facts = json_of("branch", store.url, tmp_path / "c")
     assert facts["parent_epoch"] == 7 and facts["parent_url"] == store.url
     job = read_job(open_store(str(tmp_path / "c")))
@@ -263,7 +264,7 @@ def test_ls_marks_the_epoch_that_was_gone_back_to(store: Store) -> None:
     assert [(r["epoch"], r["restored_by"]) for r in records] == [
         (10, None), (4, 8), (3, None), (2, None),
     ]  # fmt: skip
-    assert "restored by record 8" in call("ls", store.url).stdout
+    assert "restored by 8" in call("ls", store.url).stdout
     text = call("ls", "--all", store.url).stdout
     assert "restore of epoch 4" in text and "takeover by h, pid 1" in text
 
@@ -312,8 +313,33 @@ def test_show_has_the_times_of_each_subtask_where_they_were_measured(store: Stor
     assert "yes" not in first and "yes" in second
 
 
+def with_rocksdb_base(store: Store) -> None:
+    """An epoch one of whose files is a base of many objects."""
+    log = Log(store)
+    epoch = log.epoch(log.newest_number() or 0)
+    uid, entry = next(iter(epoch.operators.items()))
+    part = next(part for part in entry.ranges if part.files)
+    base = msgspec.structs.replace(
+        part.files[0],
+        kind="base",
+        format="rocksdb",
+        path=f"state/000000000001/{'ab' * 16}.rocks",
+        offset=0,
+        rows=12_345_678,
+        objects=[f"state/000000000001/{i:032x}.sst" for i in range(12)],
+        objects_bytes=987_654_321,
+    )
+    ranges = [msgspec.structs.replace(p, files=[base]) if p is part else p for p in entry.ranges]
+    operators = {**epoch.operators, uid: msgspec.structs.replace(entry, ranges=ranges)}
+    log.append(
+        lambda n: msgspec.structs.replace(epoch, number=n, parent=epoch.number, operators=operators)
+    )
+
+
 def test_show_fits_into_80_columns(store: Store) -> None:
     with_times(store)
+    with_rocksdb_base(store)
+    assert "1/abababab.rocks + 12 more" in call("show", store.url).stdout
     width = 0
     for line in call("show", store.url).stdout.splitlines():
         if not line.startswith(("j  file://", "  *")):

@@ -303,6 +303,9 @@ def savepoint(
         ),
     ],
     dest: Annotated[str, typer.Argument(help="An empty folder, or an object store url.")],
+    spark_checkpoint: Annotated[
+        str | None, typer.Option(help="Where the job keeps Spark's own log, if elsewhere.")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -317,7 +320,7 @@ def savepoint(
 
     with reported(debug=debug):
         with progress_bar("saving key groups") as progress:
-            facts = save(source, dest, progress)
+            facts = save(source, dest, progress, spark_checkpoint=spark_checkpoint)
         print_json(facts) if as_json else print_saved(facts)
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
 from cairn.cli.job_file import UsageError
-from cairn.cli.tables import passed_s, print_json, stdout_console, when
+from cairn.cli.tables import many, passed_s, print_json, stdout_console, when
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import RollbackPlan, plan_rollback, rollback
 from cairn.storage import Store, delete_checkpoint, delete_savepoint, open_store
@@ -62,8 +62,12 @@ def make_branch(
     if as_json:
         print_json(info._asdict())
         return
-    shared = f"{count(info.objects)} objects ({size(info.bytes)}) shared, nothing copied"
-    _done("branched: ", f"{info.url} begins with epoch {info.parent_epoch}; {shared}")
+    _done("branched: ", f"epoch {info.parent_epoch} is epoch {info.epoch} of {info.url}")
+    console = stdout_console()
+    shared = f"{many(info.objects, 'object')} ({size(info.bytes)}) shared, nothing copied"
+    console.print(f"  {shared}")
+    said = "  next: start a job with this checkpoint, and with sinks that write elsewhere"
+    console.print(Text(said, "dim"), soft_wrap=True)
 
 
 def remove(checkpoint: str, *, yes: bool, force: bool, as_json: bool) -> None:
@@ -81,35 +85,37 @@ def remove(checkpoint: str, *, yes: bool, force: bool, as_json: bool) -> None:
     if as_json:
         print_json({"removed": store.url, "kind": what, **removed._asdict()})
         return
-    _done("removed: ", f"{count(removed.objects)} objects, {size(removed.bytes)}")
+    _done("removed: ", f"{many(removed.objects, 'object')}, {size(removed.bytes)}")
     for line in removed.unreleased:
         said = f"a hold may be left on {line}\n  next: `cairn verify` there tells what to delete"
         stdout_console().print(Text(said, "yellow"), soft_wrap=True)
 
 
 def _print_plan(plan: RollbackPlan) -> None:
-    console = stdout_console()
     first_ms, last_ms = plan.span_ms
-    span = f"{when(first_ms)} to {when(last_ms)}, the last {age(passed_s(last_ms))} ago"
-    lines = [
-        Text(f"rolling back {plan.url} from epoch {plan.newest} to {plan.epoch}", "bold"),
-        Text(f"  undone    {_epochs([epoch.epoch for epoch in plan.undone])}"),
-        Text(f"            {count(plan.rows)} rows in, committed {span}"),
-    ]
-    if not plan.undone:
-        lines[1:] = [Text("  undone    nothing")]
+    lines = [Text(f"rolling back {plan.url} from epoch {plan.newest} to {plan.epoch}", "bold")]
+    if plan.undone:
+        undone = _epochs([epoch.epoch for epoch in plan.undone])
+        lines += [
+            Text(f"  undone    {undone}; {many(plan.rows, 'row')} in"),
+            Text(f"  committed {when(first_ms)} to {when(last_ms)},"),
+            Text(f"            the last {age(passed_s(last_ms))} ago"),
+        ]
+    else:
+        lines.append(Text("  undone    nothing"))
     if plan.regained:
         lines.append(Text(f"  regained  {_epochs(plan.regained)}"))
     for uid, epochs in plan.output.items():
-        said = f"{count(sum(epochs.values()))} committables of {_epochs(list(epochs))}"
-        lines.append(Text(f"  published {uid}: {said}; this output stays", "yellow"))
-    if not plan.output:
-        lines.append(Text("  published nothing by the epochs undone"))
+        said = f"{many(sum(epochs.values()), 'committable')} of {_epochs(list(epochs))}"
+        lines.append(Text(f"  published {uid}: {said}", "yellow"))
     for index, offset in enumerate(plan.offsets):
         name = plan.sources[index] if index < len(plan.sources) else str(index)
-        lines.append(Text(f"  replayed  source {name} from {offset}"))
+        lines.append(Text(f"  replayed  source {name} after {offset}"))
+    if plan.output:
+        again = "  what is published stays; the replay publishes it again, under new epochs"
+        lines.append(Text(again, "yellow"))
     lines.append(Text("  a job that runs on this checkpoint is stopped by it", "yellow"))
-    console.print(*lines, sep="\n", soft_wrap=True)
+    stdout_console().print(*lines, sep="\n", soft_wrap=True)
 
 
 def _epochs(numbers: list[int]) -> str:
@@ -139,7 +145,7 @@ def _plan_facts(plan: RollbackPlan) -> Facts:
 def _print_removal(store: Store, what: str, *, force: bool) -> None:
     found = store.list()
     newest_s = passed_s(round(max((o.modified_s for o in found), default=0.0) * 1000))
-    said = f"{count(len(found))} objects, {size(sum(o.size for o in found))}"
+    said = f"{many(len(found), 'object')}, {size(sum(o.size for o in found))}"
     console = stdout_console()
     console.print(Text(f"removing the {what} at {store.url}", "bold"), soft_wrap=True)
     console.print(f"  {said}, last written {duration(newest_s)} ago")

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cairn.cli.checkpoint import open_checkpoint, split_epoch
+from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
 from cairn.cli.job_file import UsageError
 from cairn.snapshots import write_savepoint
 from cairn.storage.store import open_store
@@ -21,7 +21,13 @@ from cairn.view import count, size
 Facts = dict[str, Any]
 
 
-def save(source: str, dest: str, progress: Callable[[int, int], None]) -> Facts:
+def save(
+    source: str,
+    dest: str,
+    progress: Callable[[int, int], None],
+    *,
+    spark_checkpoint: str | None = None,
+) -> Facts:
     """Write the savepoint; its facts."""
     url, number = split_epoch(source)
     store = open_checkpoint(url)
@@ -30,7 +36,8 @@ def save(source: str, dest: str, progress: Callable[[int, int], None]) -> Facts:
             open_store(dest)
         except ValueError as error:
             raise UsageError(str(error)) from None
-    info = write_savepoint(store, number, dest, progress=progress)
+    spark_store = None if spark_checkpoint is None else open_folder(spark_checkpoint)
+    info = write_savepoint(store, number, dest, spark_store=spark_store, progress=progress)
     return {
         "checkpoint": store.url,
         "savepoint": open_store(dest).url,

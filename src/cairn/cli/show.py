@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cairn.cli.tables import head, passed_s, stdout_console, table, when
+from cairn.cli.tables import head, many, passed_s, stdout_console, table, when
 from cairn.view import PART_STYLES, count, duration, millis, size, split_ms
 
 Facts = dict[str, Any]
@@ -62,9 +62,9 @@ def _about(facts: Facts) -> Table:
     if alignment:
         spread = ", ".join(f"level {level} {ms} ms" for level, ms in alignment.items())
         about.add_row("alignment", spread)
-    about.add_row("attempts", f"{facts['attempts']}, {facts['restored']} slots restored")
+    about.add_row("attempts", f"{facts['attempts']}, {many(facts['restored'], 'slot')} restored")
     for uid, number in facts["committables"].items():
-        about.add_row("sink", f"{uid}: {number} committables")
+        about.add_row("sink", f"{uid}: {many(number, 'committable')}")
     return about
 
 
@@ -125,7 +125,7 @@ def _files(ranges: list[Facts]) -> list[Padding | Text]:
         mark = "" if file["store"] is None else "*" * (1 + stores.index(file["store"]))
         listed.add_row(
             str(part["subtask"]),
-            file["kind"] if file["format"] == "segment" else f"{file['kind']}, {file['format']}",
+            file["kind"],
             str(file["tier"]),
             size(file["bytes"]),
             count(file["rows"]),
@@ -139,12 +139,12 @@ def _files(ranges: list[Facts]) -> list[Padding | Text]:
 
 
 def _where(file: Facts) -> str:
-    """Short: the writer's term, the first digits of the name, and where in a pack."""
+    """Short: the writer's term, the first digits of the name, where in a pack, what else."""
     match = _STATE_FILE.fullmatch(file["path"])
     name = file["path"] if match is None else f"{match[1]}/{match[2]}{match[3]}"
     if file["offset"]:
         name += f"+{file['offset']}"
-    return name if not file["objects"] else f"{name} and {len(file['objects'])} objects"
+    return name if not file["objects"] else f"{name} + {len(file['objects'])} more"
 
 
 def _subtasks(measured: list[Facts]) -> Table:

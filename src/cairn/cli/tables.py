@@ -59,7 +59,7 @@ def _record_cells(record: Facts) -> tuple[list[str], Text]:
     ]
     remarks = [mishaps(record) if record["on_lineage"] else "rolled back"]
     if record["restored_by"] is not None:
-        remarks.append(f"restored by record {record['restored_by']}")
+        remarks.append(f"restored by {record['restored_by']}")
     return cells, Text(", ".join(filter(None, remarks)), "magenta")
 
 
@@ -96,15 +96,16 @@ def print_report(facts: Facts) -> None:
         text = Text.assemble(("stale hold ", "yellow"), hold["path"], f": {first}")
         more = (Text(f"  {line.strip()}", "dim") for line in rest)
         console.print(text, *more, sep="\n", soft_wrap=True)
-    checked = f"{count(facts['files'])} files, {size(facts['bytes'])} checked"
+    checked = f"{many(facts['files'], 'file')}, {size(facts['bytes'])} checked"
     if facts["kind"] == "savepoint":
         checked = f"savepoint of epoch {facts['epoch']}, {checked}"
     else:
-        checked = f"{count(facts['records'])} records, {count(facts['epochs'])} epochs, {checked}"
+        records = f"{many(facts['records'], 'record')}, {many(facts['epochs'], 'epoch')}"
+        checked = f"{records}, {checked}"
     if facts["ok"]:
         console.print(Text.assemble(("whole: ", "bold green"), checked))
     else:
-        found = f"damage in {len(facts['damage'])} place(s): "
+        found = f"damage in {many(len(facts['damage']), 'place')}: "
         console.print(Text.assemble((found, "bold red"), checked))
 
 
@@ -144,6 +145,11 @@ def head(facts: Facts) -> Text:
     if origin is not None:
         text.append(f"\n  {origin['kind']} of epoch {origin['epoch']}, {origin['url']}", "magenta")
     return text
+
+
+def many(number: int, thing: str) -> str:
+    """1 file, 2 files."""
+    return f"{count(number)} {thing}{'' if number == 1 else 's'}"
 
 
 def passed_s(wall_ms: int) -> float:

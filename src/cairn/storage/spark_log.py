@@ -145,7 +145,8 @@ def source_files(
         f"Spark's list of files already read by source {_shown(epoch, index)} is gone\n"
         f"  expected: {store.url}/{file}\n"
         "  going on without it would read every file again\n"
-        "  next: restore that folder from a backup",
+        "  next: say where Spark's log is, if elsewhere (spark_checkpoint=, --spark-checkpoint), "
+        "or restore that folder from a backup",
         file=file,
     )
 
