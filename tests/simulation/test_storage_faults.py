@@ -52,13 +52,25 @@ def test_a_collection_that_died_half_way_leaves_a_log_that_can_be_read(
     world = World(1, tmp_path)
     driver = Driver(world, faults=[Fault("delete", call, "before")], retained_epochs=1)
     driver.start()
-    with pytest.raises(OSError, match="injected before delete"):
-        for _ in range(20):
-            driver.run_batch(2)
+    while not driver.store.faults_seen:
+        driver.run_batch(2)
     world.check_log()
     after = Driver(world, retained_epochs=1)
     after.start()
     after.run_batch()
+    world.check_all()
+
+
+def test_a_run_goes_on_while_nothing_can_be_collected(tmp_path: Path) -> None:
+    world = World(2, tmp_path)
+    driver = Driver(world, retained_epochs=1)
+    driver.start()
+    for _ in range(50):
+        driver.store.plan(
+            *(Fault("delete", driver.store.calls["delete"] + n, "before") for n in range(1, 9))
+        )
+        driver.run_batch(2)
+    assert len(driver.store.faults_seen) > 1
     world.check_all()
 
 

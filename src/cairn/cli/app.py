@@ -221,6 +221,12 @@ def branch(
         str, typer.Argument(metavar="CHECKPOINT[@EPOCH]", help="Of which epoch; default: newest.")
     ],
     new: Annotated[str, typer.Argument(help="The new checkpoint: an empty folder or url.")],
+    spark_checkpoint: Annotated[
+        str | None, typer.Option(help="Where the job keeps Spark's own log, if elsewhere.")
+    ] = None,
+    new_spark_checkpoint: Annotated[
+        str | None, typer.Option(help="Where the new job will keep it, if elsewhere.")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -233,7 +239,13 @@ def branch(
     from cairn.cli.history import make_branch
 
     with reported(debug=debug):
-        make_branch(checkpoint, new, as_json=as_json)
+        make_branch(
+            checkpoint,
+            new,
+            spark_checkpoint=spark_checkpoint,
+            new_spark_checkpoint=new_spark_checkpoint,
+            as_json=as_json,
+        )
 
 
 @app.command()

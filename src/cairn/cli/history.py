@@ -19,7 +19,7 @@ from cairn.cli.job_file import UsageError
 from cairn.cli.tables import passed_s, print_json, stdout_console, when
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import RollbackPlan, plan_rollback, rollback
-from cairn.storage import Store, delete_checkpoint, delete_savepoint
+from cairn.storage import Store, delete_checkpoint, delete_savepoint, open_store
 from cairn.storage.removal import branches_of, is_being_removed, is_savepoint
 from cairn.view import age, count, duration, size
 
@@ -43,9 +43,22 @@ def roll_back(checkpoint: str, epoch: int, *, yes: bool, as_json: bool) -> None:
         _done("rolled back: ", f"{said}goes on from there")
 
 
-def make_branch(checkpoint: str, new: str, *, as_json: bool) -> None:
+def make_branch(
+    checkpoint: str,
+    new: str,
+    *,
+    spark_checkpoint: str | None,
+    new_spark_checkpoint: str | None,
+    as_json: bool,
+) -> None:
     url, epoch = split_epoch(checkpoint)
-    info = branch(open_checkpoint(url), epoch, new)
+    info = branch(
+        open_checkpoint(url),
+        epoch,
+        new,
+        spark_store=None if spark_checkpoint is None else open_folder(spark_checkpoint),
+        spark_dest=None if new_spark_checkpoint is None else open_store(new_spark_checkpoint),
+    )
     if as_json:
         print_json(info._asdict())
         return
@@ -88,7 +101,7 @@ def _print_plan(plan: RollbackPlan) -> None:
     if plan.regained:
         lines.append(Text(f"  regained  {_epochs(plan.regained)}"))
     for uid, epochs in plan.output.items():
-        said = f"{_epochs(list(epochs))}, {count(sum(epochs.values()))} committables"
+        said = f"{count(sum(epochs.values()))} committables of {_epochs(list(epochs))}"
         lines.append(Text(f"  published {uid}: {said}; this output stays", "yellow"))
     if not plan.output:
         lines.append(Text("  published nothing by the epochs undone"))

@@ -39,7 +39,7 @@ from cairn.storage.log import FIRST_NUMBER, JOB_PATH
 from cairn.storage.manifest import encode_record
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
-from cairn.storage.spark_log import lay_out, spark_folder
+from cairn.storage.spark_log import SPARK_FOLDER, lay_out, spark_folder
 from cairn.storage.store import other_store
 
 
@@ -61,15 +61,19 @@ def branch(
     dest_url: str,
     *,
     spark_store: Store | None = None,
+    spark_dest: Store | None = None,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> BranchInfo:
     """A new checkpoint at `dest_url` that begins with an epoch of `store`; default: the newest.
 
-    `spark_store` is where Spark's folders lie, when that is not the checkpoint itself.
+    `spark_store` has Spark's folders, where that is not the checkpoint; `spark_dest` is to have
+    those of the branch, where that is not the new one.
     """
     job = _job(store)
     parent = _epoch(store, epoch)
     dest = _empty(store, dest_url)
+    spark_store, spark_dest = spark_store or store, spark_dest or dest
+    _check_spark_dest(spark_dest, spark_store)
     child = JobInfo(
         name=job.name,
         job_id=new_id(),
@@ -86,7 +90,10 @@ def branch(
             write_hold(held[-1], branch_hold_path(child.job_id), hold)
         # Only now is it certain: a collector that retires the epoch after this sees the hold.
         _check_kept(Log(store), parent.number)
-        number = _make(dest, child, parent, store, spark_store or store, clock_ms())
+        _write_job(dest, child)
+        folder = spark_folder(FIRST_NUMBER)
+        lay_out(parent, folder, source=spark_store, target=spark_dest)
+        first = _write_epoch(dest, parent, store.url, folder, clock_ms())
     except CommitUnknownError as error:
         # The first epoch may be there: then the branch is whole and needs its holds.
         error.add_note(f"next: `cairn verify {dest.url}` tells whether the branch is whole")
@@ -97,7 +104,7 @@ def branch(
     return BranchInfo(
         url=dest.url,
         job_id=child.job_id,
-        epoch=number,
+        epoch=first.number,
         parent_url=store.url,
         parent_epoch=parent.number,
         objects=sum(map(len, shared.values())),
@@ -105,16 +112,15 @@ def branch(
     )
 
 
-def _make(
-    dest: Store, child: JobInfo, parent: Epoch, store: Store, spark_store: Store, wall_ms: int
-) -> int:
+def _write_job(dest: Store, child: JobInfo) -> None:
     if not dest.put_if_absent(JOB_PATH, encode_record(child)):
         raise _not_empty(dest, JOB_PATH)
-    folder = spark_folder(FIRST_NUMBER)
-    lay_out(parent, folder, source=spark_store, target=dest)
-    operators = {uid: _adopted(entry, store.url) for uid, entry in parent.operators.items()}
+
+
+def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_ms: int) -> Epoch:
+    operators = {uid: _adopted(entry, parent_url) for uid, entry in parent.operators.items()}
     # An epoch without a takeover before it: nobody leads this job yet.
-    first = Log(dest).append(
+    return Log(dest).append(
         lambda number: Epoch(
             number=number,
             parent=None,
@@ -128,7 +134,6 @@ def _make(
             metrics=_metrics(operators),
         )
     )
-    return first.number
 
 
 def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
@@ -225,6 +230,13 @@ def _empty(store: Store, dest_url: str) -> Store:
     if found:
         raise _not_empty(dest, found[0].path)
     return dest
+
+
+def _check_spark_dest(spark_dest: Store, spark_store: Store) -> None:
+    """Two jobs that share Spark's folder would take each other's query for their own."""
+    found = spark_dest.list(SPARK_FOLDER)
+    if spark_dest.url == spark_store.url or found:
+        raise _not_empty(spark_dest, found[0].path if found else SPARK_FOLDER)
 
 
 def _not_empty(dest: Store, path: str) -> CairnError:

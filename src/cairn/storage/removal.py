@@ -70,7 +70,8 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
             )
             raise RestoreError(
                 f"checkpoint {store.url} is needed by its branches\n{listed}\n"
-                "  next: remove the branches first; `cairn verify` tells which of them are gone",
+                "  next: remove the branches first; `cairn verify` tells which of them are gone, "
+                "--force takes their state away",
                 url=store.url,
                 branches=[hold.url for hold in branches.values()],
             )

@@ -49,6 +49,7 @@ from cairn.storage.lineage import Window
 from cairn.storage.log import FIRST_NUMBER, Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, is_full
 from cairn.storage.pack import STATE_FOLDER, writer_term
+from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import Store, StoredObject, other_store
 
 __all__ = [
@@ -131,6 +132,7 @@ class Collector:
     An epoch is kept while it is among the last `keep` of its lineage or, with `keep_s`, younger
     than that. Before each put the leader asks `oldest_to_keep` and `lost_paths`; after each
     won put it calls `after_epoch`. Start-up calls `sweep` once. All of it on one thread.
+    `spark_store` has Spark's folders, where that is not the checkpoint.
     """
 
     def __init__(
@@ -143,8 +145,10 @@ class Collector:
         *,
         keep_s: float | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        spark_store: Store | None = None,
     ) -> None:
         self._store = store
+        self._spark_store = spark_store or store
         self._log = log
         self._term = term
         self._grace_s = grace_s
@@ -342,14 +346,14 @@ class Collector:
     def _remove_spark_folders(self, now_s: float) -> None:
         """Those of older terms that no epoch names. Spark runs in one that is named, or in ours."""
         modified_s: dict[str, float] = {}
-        for there in self._store.list("spark"):
+        for there in self._spark_store.list(SPARK_FOLDER):
             match = _SPARK_FOLDER.match(there.path)
             if match and int(match[2]) < self._term and match[1] not in self._spark_folders:
                 modified_s[match[1]] = max(there.modified_s, modified_s.get(match[1], 0.0))
         for folder, at_s in modified_s.items():
             # A driver that has lost its leadership may not have noticed yet.
             if now_s - at_s > self._grace_s:
-                self._store.delete_folder(folder)
+                self._spark_store.delete_folder(folder)
 
     def _shrink_holds(self) -> None:
         """Tell the checkpoints we share objects with which ones we no longer need."""

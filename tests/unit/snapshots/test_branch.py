@@ -115,6 +115,20 @@ def test_sparks_folder_is_laid_out_in_the_branch_so_that_a_start_goes_on(
     assert Driver(child).term == 2, "no leader's folder is taken for the branch's"
 
 
+def test_sparks_folders_may_lie_elsewhere_for_both_but_not_in_one_place(
+    store: Store, dest: str, tmp_path: Path
+) -> None:
+    spark, new = open_store(str(tmp_path / "spark")), open_store(str(tmp_path / "new"))
+    Driver(store, folder=lay_spark_folder(spark, 1)).epochs(5)
+    with pytest.raises(RestoreError, match="empty folder"):
+        branch(store, None, dest, spark_store=spark, spark_dest=spark)
+    assert find_holds(store).holds == {}
+    branch(store, None, dest, spark_store=spark, spark_dest=new)
+    at = newest(open_store(dest)).spark
+    assert new.exists(f"{at.folder}/sources/0/0")
+    assert open_store(dest).list("spark") == []
+
+
 def test_parent_and_branch_diverge_and_each_stays_whole(store: Store, dest: str) -> None:
     parent = running(store)
     branch(store, 4, dest)

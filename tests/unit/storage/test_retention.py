@@ -18,7 +18,7 @@ from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, is_full
 from cairn.storage.pack import state_path
 from cairn.storage.retention import Collector, collect, referenced_paths, retained
-from cairn.storage.store import Store
+from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing.clock import ManualClock
 from cairn.testing.faulty_store import Fault, FaultyStore
@@ -363,6 +363,17 @@ def test_spark_folders_go_when_no_epoch_names_them_and_nobody_writes_there(store
     assert not os.path.exists(local), "hidden files are left"
 
 
+def test_spark_folders_are_removed_where_they_lie(store: Store) -> None:
+    spark = open_store("memory:")
+    old, kept = lay_spark_folder(spark, 1), lay_spark_folder(spark, 2)
+    driver = Driver(store)
+    driver.epoch()
+    driver = Driver(store)
+    log = Log(store)
+    Collector(store, log, 2, 2, spark_store=spark).sweep(time.time() + LATER_S)
+    assert not spark.list(old) and spark.list(kept)
+
+
 @pytest.mark.parametrize("call", range(1, 40))
 def test_a_driver_that_dies_while_collecting_leaves_a_whole_checkpoint(
     store: Store, call: int
@@ -393,6 +404,7 @@ actions = st.lists(
         st.tuples(st.just("restart"), st.integers(1, 5)),
         st.tuples(st.just("orphan"), st.just(0)),
         st.tuples(st.just("hold"), st.integers(0, 60)),
+        st.tuples(st.just("branch"), st.integers(0, 60)),
         st.tuples(st.just("release"), st.just(0)),
     ),
     max_size=14,
@@ -433,11 +445,15 @@ def test_everything_a_kept_manifest_references_exists(script: list[tuple[str, in
         elif action == "hold":
             held = {"epochs": [kept[n % len(kept)]]}
             store.put("holds/h", json.dumps(held).encode())
+        elif action == "branch":
+            hold_objects(store, Log(store).epoch(kept[n % len(kept)]))
         else:
+            store.delete(["holds/branch-x.json"])
             store.delete(["holds/h"])
         report = verify(store)
         assert report.damage == []
         for number in read_holds(store).epochs:
             assert referenced_paths([Log(store).epoch(number)]) <= state_paths(store)
+        assert read_holds(store).paths <= state_paths(store)
     newest = Log(store).newest_epoch()
     assert newest is not None and newest.number in Log(store).numbers()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +157,65 @@ def test_bare_memory_url_is_a_new_store_each_time() -> None:
     one.put("a", b"1")
     assert not two.exists("a")
     assert open_store(one.url).exists("a")
+
+
+def test_a_named_memory_store_is_the_same_within_a_process() -> None:
+    open_store("memory:shop").put("a", b"1")
+    assert open_store("memory:shop").get("a") == b"1"
+    assert open_store("memory://shop").url == open_store("memory:shop").url
+    assert not open_store("memory:other").exists("a")
+    for wrong in ("memory:../x", "memory:a/b", "memory:.hidden"):
+        with pytest.raises(ValueError, match="memory:name"):
+            open_store(wrong)
+
+
+MEMORY_PROGRAM = """
+import os, signal, sys
+from cairn.storage.store import open_store
+store = open_store("memory:shop")
+store.put("a", b"1")
+print(os.path.dirname(store.root), flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "forked":
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    assert store.get("a") == b"1"
+if sys.argv[1] == "waits":
+    sys.stdin.read()
+"""
+
+
+def memory_root(how: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_PROGRAM, how], stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == (-signal.SIGKILL if how == "killed" else 0)
+    return done.stdout.strip()
+
+
+def test_a_memory_store_goes_with_its_process_and_not_with_a_forked_child() -> None:
+    assert not os.path.exists(memory_root("exits"))
+    assert not os.path.exists(memory_root("forked"))
+
+
+def test_the_memory_store_of_a_killed_process_is_removed_by_the_next_one() -> None:
+    left = memory_root("killed")
+    assert os.path.exists(left)
+    living = subprocess.Popen(
+        [sys.executable, "-c", MEMORY_PROGRAM, "waits"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert living.stdout is not None
+    try:
+        kept = living.stdout.readline().strip()
+        memory_root("exits")
+        assert not os.path.exists(left)
+        assert os.path.exists(kept), "its process lives"
+    finally:
+        living.communicate()
+    assert not os.path.exists(kept)
 
 
 def test_unknown_scheme_names_what_is_possible() -> None:

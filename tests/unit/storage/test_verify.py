@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from cairn.errors import CorruptFileError
 from cairn.storage.files import StatePart, encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce, record_path
 from cairn.storage.manifest import (
@@ -120,3 +127,98 @@ def test_a_missing_and_a_damaged_record_are_named(store: Store) -> None:
     assert record_path(4) in {damage.path for damage in verify(store).damage}
     store.put("holds/x", b"junk")
     assert "holds" in {damage.path for damage in verify(store).damage}
+
+
+def hold(store: Store, name: str, **fields: object) -> None:
+    store.put(f"holds/{name}.json", json.dumps(fields).encode())
+
+
+def test_a_hold_is_stale_when_its_branch_is_gone_and_that_is_no_damage(
+    store: Store, tmp_path: Path
+) -> None:
+    branch = open_store(str(tmp_path / "branch"))
+    job = create_or_open_job(branch, "j", 8)
+    Log(branch).take_over(host="h", pid=1, wall_ms=1)
+    store.put("state/kept", b"1")
+    hold(store, f"branch-{job.job_id}", paths=["state/kept"], url=branch.url)
+    report = verify(store)
+    assert report.ok and not report.stale_holds and not report.orphans
+    hold(store, "branch-another", paths=["state/kept"], url=branch.url)
+    hold(store, "branch-nowhere", paths=["state/kept"], url=f"file://{tmp_path}/nowhere")
+    report = verify(store)
+    assert report.ok
+    assert [found.path for found in report.stale_holds] == [
+        "holds/branch-another.json",
+        "holds/branch-nowhere.json",
+    ]
+    assert f"delete {store.url}/holds/branch-nowhere.json" in report.stale_holds[1].what
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_branch_that_was_not_finished_leaves_a_stale_hold(store: Store, tmp_path: Path) -> None:
+    branch = open_store(str(tmp_path / "branch"))
+    job = create_or_open_job(branch, "j", 8)
+    hold(store, f"branch-{job.job_id}", paths=["x"], url=branch.url)
+    (found,) = verify(store).stale_holds
+    assert "was not finished" in found.what
+
+
+def test_the_hold_of_a_process_that_is_gone_is_stale(store: Store) -> None:
+    host = socket.gethostname()
+    hold(store, "savepoint-1", epochs=[3], by=f"pid {os.getpid()} on {host}")
+    hold(store, "savepoint-2", epochs=[3], by="pid 1 on another-host")
+    assert not verify(store).stale_holds
+    hold(store, "savepoint-3", epochs=[3], by=f"pid 4194305 on {host}")
+    assert [found.path for found in verify(store).stale_holds] == ["holds/savepoint-3.json"]
+
+
+def with_objects(store: Store, *, objects_bytes: int = 5) -> None:
+    """One more epoch, whose first file is a base made of two more objects."""
+    log = Log(store)
+    epoch = log.epoch(4)
+    entry = epoch.operators["op"]
+    first, *rest = entry.ranges[0].files
+    for name in ("a.sst", "b.sst"):
+        store.put(f"state/000000000001/{name}", b"12345"[: 2 + (name == "b.sst")])
+    base = msgspec.structs.replace(
+        first,
+        format="rocksdb",
+        objects=["state/000000000001/a.sst", "state/000000000001/b.sst"],
+        objects_bytes=objects_bytes,
+    )
+    part = msgspec.structs.replace(entry.ranges[0], files=[base, *rest])
+    entry = msgspec.structs.replace(entry, ranges=[part])
+    log.append(
+        lambda n: msgspec.structs.replace(epoch, number=n, parent=4, operators={"op": entry})
+    )
+
+
+def test_a_base_of_many_objects_is_checked_by_whoever_knows_its_format(store: Store) -> None:
+    with_objects(store)
+    seen: list[FileRef] = []
+
+    def check(found: Store, ref: FileRef) -> None:
+        assert found is store
+        seen.append(ref)
+
+    report = verify(store, checkers={"rocksdb": check})
+    assert report.ok and not report.orphans
+    assert [ref.format for ref in seen] == ["rocksdb"]
+
+    def refuse(found: Store, ref: FileRef) -> None:
+        raise CorruptFileError("its manifest is damaged", file=ref.path)
+
+    (damage,) = verify(store, checkers={"rocksdb": refuse}).damage
+    assert damage.what == "its manifest is damaged"
+
+
+def test_a_missing_object_of_a_base_is_damage_with_or_without_a_checker(store: Store) -> None:
+    with_objects(store)
+    store.delete(["state/000000000001/a.sst"])
+    assert [d.path for d in verify(store).damage] == ["state/000000000001/a.sst"]
+
+
+def test_objects_of_another_size_are_damage(store: Store) -> None:
+    with_objects(store, objects_bytes=7)
+    (damage,) = verify(store).damage
+    assert "5 bytes, not 7" in damage.what
