@@ -36,10 +36,10 @@ def undisturbed(spark, tmp_path_factory):
 class Live:
     """A job on its way, fed a file at a time."""
 
-    def __init__(self, spark, folder, **options):
+    def __init__(self, spark, folder, function=None, **options):
         self.folder = folder
         self.source = Input(folder / "in", SCHEMA)
-        self.job = build(spark, self.source.folder, folder)
+        self.job = build(spark, self.source.folder, folder, function)
         self.run = self.job.start(
             checkpoint=str(folder / "checkpoint"),
             trigger="50 milliseconds",
