@@ -23,7 +23,7 @@ from harness import file_stream, note, report, work_dir, write_files
 
 import cairn
 from cairn import Job, KeyedProcess, sinks, state
-from cairn.plan.dataframe import Planner, streaming_input
+from cairn.plan.dataframe import Planner, lay_pin, streaming_input
 
 
 class Count(KeyedProcess):
@@ -80,7 +80,7 @@ def run_identity(spark: Any, source: Path, work: Path, rows: int) -> float:
 
     def epoch(df: Any, batch_id: int) -> None:
         if not planner:
-            planner.append(IdentityPlanner(graph, 2, [identity], spark))
+            planner.append(IdentityPlanner(graph, 2, [identity], lay_pin(spark, 2)))
         df.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
         df.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "16384")
         planner[0].epoch(df).write.format("noop").mode("overwrite").save()

@@ -95,7 +95,7 @@ def run_cairn(spark: Any, work: Path, *, keys: int, changed: int, backend: str) 
             steady = epochs.take(12)[2:]
             started, called_ms = time.perf_counter(), time.time() * 1000
             run.rescale(AFTER)
-            while epochs.next()[0]["parallelism"] != AFTER:
+            while (first := epochs.next()[0])["parallelism"] != AFTER:
                 pass
             to_first_epoch_s = time.perf_counter() - started
             after = epochs.take(12)[2:]
@@ -108,6 +108,8 @@ def run_cairn(spark: Any, work: Path, *, keys: int, changed: int, backend: str) 
     return {
         "to_first_epoch_s": round(to_first_epoch_s, 3),
         "to_its_commit_s": round((first_epoch(epochs).wall_ms - called_ms) / 1000, 3),
+        # Of that time: until the slowest slot was up and had its state.
+        "begin_ms": first["timings"]["begin_ms"],
         "bytes_rewritten": bytes_rewritten(epochs),
         "state_bytes": steady[-1][0]["state_bytes"],
         "epoch_ms_before": statistics.median(metrics["epoch_ms"] for metrics, _ in steady),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ Status = Literal["running", "finished", "stopped", "failed"]
 OnStop = Literal["retain", "delete"]
 
 BACKEND_MEMORY_MB_MIN = 16
+_logger = logging.getLogger("cairn")
+
 STOP_PATIENCE_S = 60.0
 
 
@@ -89,6 +92,7 @@ class _Change:
     """What the next epoch is to run with, asked for while this one runs."""
 
     parallelism: int | None = None
+    preparations: list[threading.Thread] = field(default_factory=list)
     functions: dict[str, bytes] = field(default_factory=dict)
     allow_dropped_state: bool = False
 
@@ -131,6 +135,7 @@ class Run:
             retained_s=None
             if options.retained_for is None
             else duration_ms(options.retained_for, "retained_for") / 1000,
+            spark_store=self._spark_store,
             run_id=new_id(),
         )
         # Before the takeover: a program that does not fit must not stop the one that runs.
@@ -257,18 +262,17 @@ class Run:
                     f"which is batch {newest.spark.batch_id}"
                 )
         started = time.perf_counter()
-        parallelism = self.parallelism
+        slots = set(self._coordinator.slots)
         self._apply_change()
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin)
         )
         self._last = _summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
-        if self.parallelism < parallelism:
+        kept = set(self._coordinator.slots)
+        if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
-            threading.Thread(
-                target=self._driver.end_slots, args=(self.parallelism,), daemon=True
-            ).start()
+            threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
 
     def _apply_change(self) -> None:
         """What was asked for since the last epoch takes effect: from here on, all of it."""
@@ -276,6 +280,8 @@ class Run:
             change, self._change = self._change, None
         if change is None:
             return
+        for preparation in change.preparations:
+            preparation.join()
         coordinator = self._coordinator
         spec = coordinator.spec
         for uid, function in change.functions.items():
@@ -286,7 +292,7 @@ class Run:
                 for uid, function in change.functions.items()
             )
         )
-        coordinator.parallelism = change.parallelism or coordinator.parallelism
+        coordinator.rescale(change.parallelism or coordinator.parallelism)
         coordinator.deploy(spec, rewrite=rewrite)
         self._driver.deploy(spec, coordinator.parallelism)
         crash_point("driver.deployed")
@@ -326,6 +332,9 @@ class Run:
         else:
             self.status = "stopped" if self._stopping else "finished"
         try:
+            # A slot that is being started would not hear the goodbye.
+            for preparation in self._change.preparations if self._change else ():
+                preparation.join(STOP_PATIENCE_S)
             self._driver.say_goodbye()
             for sink in self._graph.sinks:
                 sink.sink.close()
@@ -400,12 +409,12 @@ class Run:
 
         With `savepoint`, the state as of the last epoch is written there, once the run has ended.
         """
-        self._stopping = True
         if savepoint is not None and self._options.on_stop == "delete":
             raise PlanError(
                 "the checkpoint is deleted when this run stops (on_stop='delete')\n"
                 "  next: take run.savepoint(path) first, then stop"
             )
+        self._stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._epoch_lock.acquire(timeout=STOP_PATIENCE_S)
         try:
@@ -439,7 +448,23 @@ class Run:
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks. No state is rewritten."""
         _check_parallelism(parallelism, self._graph.group_count)
-        self._ask(lambda change: setattr(change, "parallelism", parallelism))
+        preparation = threading.Thread(
+            target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
+        )
+
+        def ask(change: _Change) -> None:
+            change.parallelism = parallelism
+            change.preparations.append(preparation)
+            preparation.start()
+
+        self._ask(ask)
+
+    def _prepare(self, parallelism: int) -> None:
+        """What can be done ahead of the next epoch; if it fails, the epoch does it."""
+        try:
+            self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
+        except Exception:
+            _logger.warning("a rescale could not be prepared", exc_info=True)
 
     def upgrade(
         self, uid: str, function: KeyedProcess[Any], *, allow_dropped_state: bool = False

@@ -406,7 +406,10 @@ def make_function(type_: str, entry_type: str) -> KeyedProcess[Any]:
 class JobMachine:
     """A job whose rows are commands, led by one coordinator after the other."""
 
-    def __init__(self, columns: str, type_: str, entry_type: str, scratch: str) -> None:
+    def __init__(
+        self, columns: str, type_: str, entry_type: str, backend: str, scratch: str
+    ) -> None:
+        self.backend = backend
         self.schema = parse_schema(f"{columns}, {COMMAND}")
         self.keys = tuple(name for name in self.schema.names if name not in ("seq", "op", "args"))
         self.function = make_function(type_, entry_type)
@@ -432,7 +435,7 @@ class JobMachine:
         self.sink = Collect()
         graph = self.graph(self.sink)
         job = create_or_open_job(self.store, graph.name, GROUP_COUNT)
-        spec = job_spec(graph, job_id=job.job_id, checkpoint=self.store.url, backend="heap")
+        spec = job_spec(graph, job_id=job.job_id, checkpoint=self.store.url, backend=self.backend)
         self.sink.open(SinkContext(job.job_id, graph.name, "out", SEEN))
         self.coordinator = Coordinator(
             spec,
@@ -472,8 +475,9 @@ def small_limits() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("columns", KEY_COLUMNS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     data=st.data(),
     type_=st.sampled_from(["bigint", "double", "string", "array<bigint>", "object"]),
@@ -482,7 +486,13 @@ def small_limits() -> Iterator[None]:
     seed=st.integers(0, 1 << 16),
 )
 def test_jobs_agree_with_the_model(
-    columns: str, data: st.DataObject, type_: str, entry_type: str, trouble: float, seed: int
+    columns: str,
+    backend: str,
+    data: st.DataObject,
+    type_: str,
+    entry_type: str,
+    trouble: float,
+    seed: int,
 ) -> None:
     ddl, keys = KEY_COLUMNS[columns]
     row = st.tuples(keys, commands(type_, entry_type))
@@ -493,7 +503,7 @@ def test_jobs_agree_with_the_model(
         st.tuples(st.just("lead"), st.sampled_from([1, 2, 3, 5, GROUP_COUNT])),
     )
     with tempfile.TemporaryDirectory() as scratch:
-        machine = JobMachine(ddl, type_, entry_type, scratch)
+        machine = JobMachine(ddl, type_, entry_type, backend, scratch)
         machine.lead(2, Trouble(random.Random(seed), trouble))
         models: dict[Any, Model] = {}
         expected: dict[int, str] = {}
@@ -555,7 +565,7 @@ def as_text(value: Any) -> str:
 
 
 def test_scratch_is_left_empty_by_compactions(tmp_path: Path) -> None:
-    machine = JobMachine("k long", "bigint", "string", str(tmp_path))
+    machine = JobMachine("k long", "bigint", "string", "heap", str(tmp_path))
     machine.lead(2, Trouble(random.Random(0)))
     for at in range(12):
         machine.run_epoch([(key, at, "list.append", pickle.dumps((key,))) for key in range(40)])

@@ -66,16 +66,16 @@ class Cluster:
         self.spec_id, self._spec = spec.pickled()
         self._task_attempts = itertools.count()
 
-    def slot(self, subtask: int) -> Runtime:
-        if subtask not in self.slots:
+    def slot(self, number: int) -> Runtime:
+        if number not in self.slots:
             runtime = Runtime(scratch=self.scratch, store=self.store, threaded=False)
             runtime.load(self.spec_id, self._spec)
-            self.slots[subtask] = runtime
-        return self.slots[subtask]
+            self.slots[number] = runtime
+        return self.slots[number]
 
-    def kill(self, subtask: int) -> None:
+    def kill(self, number: int) -> None:
         """As by SIGKILL: nothing is closed, nothing is aborted."""
-        self.slots.pop(subtask, None)
+        self.slots.pop(number, None)
 
     def execute(self, sources: Mapping[str, pa.StructArray], begin: Begin) -> Outcome:
         """One attempt at an epoch."""
@@ -94,12 +94,12 @@ class Cluster:
                     acks.append(ack)
                 for lane, rows in emitted:
                     lanes[lane].append(rows)
-                reports += self._report(level, subtask)
+                reports += self._report(level, begin.slot(subtask))
         return Outcome(acks, reports)
 
-    def _report(self, level: Level, subtask: int) -> list[Report]:
+    def _report(self, level: Level, number: int) -> list[Report]:
         """What the slot tells beside its acknowledgement, if it still lives."""
-        slot = self.slots.get(subtask)
+        slot = self.slots.get(number)
         if slot is None:
             return []
         # What is written in the background comes to its end at some epoch or other.
@@ -107,7 +107,7 @@ class Cluster:
             try:
                 slot.compactor.work()
             except SimulatedCrash:
-                self.kill(subtask)
+                self.kill(number)
                 return []
         report = slot.level(level.index).report(executor="", log="", started_ms=0)
         return [report_decoder.decode(msgspec.msgpack.encode(report))]
@@ -150,7 +150,7 @@ class Cluster:
     ) -> tuple[Ack, list[tuple[int, pa.StructArray]]]:
         trouble = self.trouble
         if trouble.strikes():
-            self.kill(subtask)
+            self.kill(begin.slot(subtask))
         try:
             if trouble.strikes():
                 self._zombie(level, subtask, batches, begin)
@@ -158,16 +158,16 @@ class Cluster:
             if trouble.strikes():
                 # Spark runs the stage again, here or on another executor.
                 if trouble.random.random() < 0.5:
-                    self.kill(subtask)
+                    self.kill(begin.slot(subtask))
                 again, emitted = self._attempt(level, subtask, batches, begin)
                 assert ack_encoder.encode(again) == ack_encoder.encode(ack), "a rerun differs"
         except SimulatedCrash as crash:
             if not crash.point.startswith("slot."):
                 raise
-            self.kill(subtask)
+            self.kill(begin.slot(subtask))
             raise EpochError(f"the slot of subtask {subtask} is gone") from crash
         if trouble.strikes():
-            self.kill(subtask)
+            self.kill(begin.slot(subtask))
         return ack, emitted
 
     def _attempt(
@@ -187,7 +187,7 @@ class Cluster:
 
     def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
         token = Token(begin.term, begin.epoch, begin.attempt, next(self._task_attempts))
-        runtime = self.slot(subtask).level(level.index)
+        runtime = self.slot(begin.slot(subtask)).level(level.index)
         runtime.begin(token, begin, subtask)
         return runtime, token
 

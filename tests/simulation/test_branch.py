@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.backends.rocksdb_files import verify_rocksdb_base
 from cairn.snapshots.branch import branch
 from cairn.storage.holds import find_holds
 from cairn.storage.log import Log
@@ -22,7 +23,7 @@ def check_state(world: World) -> None:
     newest = world.newest()
     assert newest is not None
     assert stored_state(world.store, world.graph(), newest) == model_of(world, newest).state()
-    report = verify(world.store)
+    report = verify(world.store, checkers={"rocksdb": verify_rocksdb_base})
     assert report.ok, report.damage
 
 
@@ -31,7 +32,7 @@ def branched_world(world: World, folder: Path, back: int) -> World:
     epoch = list(Log(world.store).lineage())[back]
     folder.mkdir()
     info = branch(world.store, epoch.number, str(folder / "checkpoint"))
-    other = World(world.seed, folder)
+    other = World(world.seed, folder, backend=world.backend)
     other.clock = world.clock
     other.store = open_store(info.url)
     return other
@@ -39,12 +40,13 @@ def branched_world(world: World, folder: Path, back: int) -> World:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_parent_and_branch_diverge_and_each_keeps_its_state(
-    parallelism: int, seed: int, tmp_path: Path
+    backend: str, parallelism: int, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     (tmp_path / "parent").mkdir()
-    world = World(30 + seed, tmp_path / "parent")
+    world = World(30 + seed, tmp_path / "parent", backend=backend)
     parent = Driver(world, parallelism=2, retained_epochs=4)
     parent.start()
     for _ in range(6):
@@ -72,9 +74,10 @@ def test_parent_and_branch_diverge_and_each_keeps_its_state(
     assert not verify(world.store).orphans, "what only the branch held is still there"
 
 
-def test_a_branch_compacts_the_parents_files_into_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_a_branch_compacts_the_parents_files_into_its_own(backend: str, tmp_path: Path) -> None:
     (tmp_path / "parent").mkdir()
-    world = World(5, tmp_path / "parent")
+    world = World(5, tmp_path / "parent", backend=backend)
     parent = Driver(world)
     parent.start()
     for _ in range(8):

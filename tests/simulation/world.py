@@ -143,8 +143,11 @@ DEATHS = (SimulatedCrash, CairnError, OSError, ConcurrentQueryError)
 class World:
     """What is there whoever leads: the store, the input, the outside world."""
 
-    def __init__(self, seed: int, folder: Any, *, group_count: int = 8) -> None:
+    def __init__(
+        self, seed: int, folder: Any, *, group_count: int = 8, backend: str = "heap"
+    ) -> None:
         self.seed = seed
+        self.backend = backend
         self.random = random.Random(seed)
         self.folder = folder
         self.store = open_store("memory:")
@@ -296,7 +299,7 @@ class Driver:
         )
         graph = world.graph()
         job = create_or_open_job(self.store, graph.name, graph.group_count)
-        spec = job_spec(graph, job_id=job.job_id, checkpoint=world.store.url, backend="heap")
+        spec = job_spec(graph, job_id=job.job_id, checkpoint=world.store.url, backend=world.backend)
         for sink in graph.sinks:
             schema = graph.schema(sink.inputs[0])
             sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, schema))
@@ -328,7 +331,7 @@ class Driver:
 
     def rescale(self, parallelism: int) -> None:
         """As `Run.rescale`: from the next epoch on."""
-        self.coordinator.parallelism = parallelism
+        self.coordinator.rescale(parallelism)
         crash_point("driver.deployed")
 
     def run_batch(self, rows_max: int = 10) -> None:

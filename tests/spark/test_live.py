@@ -279,3 +279,21 @@ def test_functions_are_told_of_committed_epochs_in_order(spark, tmp_path):
     numbers = [str(epoch.number) for epoch in epochs(tmp_path / "checkpoint")]
     diaries = [path.read_text().split() for path in tmp_path.glob("told-*")]
     assert diaries == [numbers[:-1]] * 2, "the last one would be told with the next epoch"
+
+
+def test_a_checkpoint_goes_on_with_another_backend(spark, undisturbed, tmp_path, monkeypatch):
+    """Bases of either kind are read by both."""
+    monkeypatch.setattr("cairn.coordinator.compaction.BASE_BYTES_MIN", 0)
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0.001")
+    source = Input(tmp_path / "in", SCHEMA)
+    job = build(spark, source.folder, tmp_path)
+    kinds = []
+    for backend in ("heap", "rocksdb", "heap"):
+        source.add_all(payments(FILES)[source.count :][:2])
+        finish(job, tmp_path / "checkpoint", backend=backend)
+        newest = epochs(tmp_path / "checkpoint")[-1]
+        files = [f for op in newest.operators.values() for part in op.ranges for f in part.files]
+        kinds.append({file.format for file in files if file.kind == "base"})
+    assert {"segment"} in kinds[:1] and "rocksdb" in kinds[1] | kinds[2]
+    assert by_id(published(tmp_path / "booked")) == undisturbed[0]
+    assert stored_state(job, tmp_path / "checkpoint") == undisturbed[1]

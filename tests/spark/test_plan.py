@@ -8,7 +8,7 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks
 from cairn.coordinator.driver import _Reports
-from cairn.plan.dataframe import Planner
+from cairn.plan.dataframe import Planner, lay_pin
 from cairn.plan.deploy import job_spec
 from cairn.plan.keygroups import key_group, subtask_of
 from cairn.session import EPOCH_CONFIG
@@ -50,7 +50,7 @@ def plan_of(spark, job, rows, parallelism=4):
     session = spark.newSession()
     for setting, value in EPOCH_CONFIG.items():
         session.conf.set(setting, value)
-    planner = Planner(graph, parallelism, forwards, spark)
+    planner = Planner(graph, parallelism, forwards, lay_pin(spark, parallelism))
     try:
         batch = session.read.schema(rows.stream(spark).schema).parquet(str(rows.folder))
         return planner.epoch(batch)._jdf.queryExecution().executedPlan().toString()

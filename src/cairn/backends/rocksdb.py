@@ -2,11 +2,12 @@
 
 Committed changes are kept in memory, decoded, until there are enough of them or a base is to
 be written; then they go to RocksDB as sorted files. What was read or changed lately stays
-decoded in two generations. So a key that is used in every epoch costs what it costs on the
-heap, and RocksDB is asked for the others, a batch of rows at a time.
+decoded. So a key that is used in every epoch costs what it costs on the heap, and RocksDB is
+asked for the others, a batch of rows at a time.
 
-`memory_bytes` is shared out: a half for the decoded generations, a quarter for changes that
-are not written yet, a quarter for RocksDB's block cache.
+`memory_bytes` is shared out: four eighths for what is decoded, three for changes that are not
+written yet, one for RocksDB's block cache. When the first is full, the rows objects are made
+older one after the other: each forgets what was not touched since it was last its turn.
 
 After a change of parallelism a slot may serve its key groups from several databases, each
 taken over from a base as it was; what they hold of other key groups is not looked at.
@@ -20,15 +21,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.base import Backend, Base
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb_base import RocksBase
-from cairn.backends.rocksdb_database import Database, Tuning
+from cairn.backends.rocksdb_database import Database, Op, Tuning
 from cairn.backends.rocksdb_files import RocksIndex, fetch_database, read_index, state_entry
-from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, Packing, RocksRows, make_rows
+from cairn.backends.rocksdb_packing import Packing
+from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, RocksRows, make_rows
 from cairn.codec import Codec
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef
@@ -40,7 +43,20 @@ if TYPE_CHECKING:
 DATABASES_MAX: Final = 4
 # A database of which less than this counts is copied rather than kept.
 _OWNED_MIN: Final = 0.45
-_ADD_OPS: Final = 8192
+# Packing or writing so many rows takes a few milliseconds.
+_STEP_OPS: Final = 8192
+
+
+class _ByGroup(dict[int, RocksRows]):
+    """Rows by key group, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], RocksRows]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, group: int) -> RocksRows:
+        rows = self[group] = self._make(group)
+        return rows
 
 
 class RocksBackend(Backend):
@@ -50,14 +66,16 @@ class RocksBackend(Backend):
         self.directory = directory
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
-        self.tuning = Tuning(memory_bytes // 4)
-        # Either generation may be full, and changes may be in the writer's hands twice over.
-        self._young_bytes_max = memory_bytes // 4
-        self._dirty_bytes_max = memory_bytes // 8
-        self.young_bytes = 0
+        self.tuning = Tuning(memory_bytes // 8)
+        self._cached_bytes_max = memory_bytes // 2
+        self._dirty_bytes_max = memory_bytes // 4
+        self._unwritten_bytes_max = memory_bytes * 3 // 8
+        self.cached_bytes = 0
         self.dirty_bytes = 0
+        self.frozen_bytes = 0
+        self._clock: Iterator[RocksRows] = iter(())
         self._packings: dict[str, Packing] = {}
-        self._rows: dict[str, dict[int, RocksRows]] = {}
+        self._rows: dict[str, _ByGroup] = {}
         self._databases: list[Database] = []
         self._home: Database | None = None
         self._folders = 0
@@ -76,20 +94,17 @@ class RocksBackend(Backend):
         elif known is not None:
             return
         self._packings[name] = packing
-        self._rows[name] = {}
+        self._rows[name] = _ByGroup(partial(make_rows, name, packing, self))
 
     def rows(self, name: str, group_index: int) -> RocksRows:
-        found = self._rows[name].get(group_index)
-        if found is None:
-            found = make_rows(name, group_index, self._packings[name], self)
-            self._rows[name][group_index] = found
-        return found
+        return self._rows[name][group_index]
 
     def drop(self, name: str, group_index: int) -> None:
         self._cancel_base()
-        rows = self._rows.get(name, {}).pop(group_index, None)
+        rows = self._rows[name].pop(group_index, None) if name in self._rows else None
         if rows is None:
             return
+        self.cached_bytes -= rows.young_bytes + rows.old_bytes
         self.dirty_bytes = max(0, self.dirty_bytes - len(rows.dirty) * DIRTY_ENTRY_BYTES)
         database = rows.database
         if database is not None:
@@ -111,16 +126,20 @@ class RocksBackend(Backend):
             yield from list(by_group.values())
 
     def prefetch(self, groups: Sequence[int], keys: Sequence[Any]) -> None:
-        self._rotate_if_full()
+        self._forget_if_full()
         if not self._databases:
             return
-        pairs = list(dict.fromkeys(zip(groups, keys, strict=True)))
         is_young = dict.__contains__
         for by_group in self._rows.values():
+            # Almost all are there: one look at each, at C speed, duplicates and all.
+            unknown = [
+                (group, key)
+                for group, key in zip(groups, keys, strict=True)
+                if not is_young(by_group[group], key)
+            ]
             wanted: dict[int, list[Any]] = {}
-            for group, key in pairs:
-                rows = by_group.get(group)
-                if rows is not None and not is_young(rows, key) and not rows.recall(key):
+            for group, key in dict.fromkeys(unknown):
+                if not by_group[group].recall(key):
                     wanted.setdefault(group, []).append(key)
             if wanted:
                 self._fetch([(by_group[group], missing) for group, missing in wanted.items()])
@@ -148,36 +167,57 @@ class RocksBackend(Backend):
     # Memory
 
     def cached(self, count: int) -> None:
-        self.young_bytes += count
+        self.cached_bytes += count
 
     def changed(self, count: int) -> None:
         self.dirty_bytes += count
-        if self.dirty_bytes > self._dirty_bytes_max:
+        unwritten = self.dirty_bytes + self.frozen_bytes
+        if self.dirty_bytes > self._dirty_bytes_max or unwritten > self._unwritten_bytes_max:
             self.flush()
-        self._rotate_if_full()
+        self._forget_if_full()
 
-    def _rotate_if_full(self) -> None:
-        if self.young_bytes > self._young_bytes_max:
-            self.young_bytes = 0
-            for rows in self.all_rows():
-                rows.rotate()
+    def _forget_if_full(self) -> None:
+        """Between batches and epochs: nobody is in the middle of reading."""
+        turns = 0
+        while self.cached_bytes > self._cached_bytes_max:
+            rows = next(self._clock, None)
+            if rows is None:
+                turns += 1
+                if turns > 3:
+                    # Each had its turn twice and holds nothing; the count was off.
+                    self.cached_bytes = 0
+                self._clock = self.all_rows()
+            else:
+                self.cached_bytes -= rows.rotate()
 
     def flush(self) -> None:
         """Everything into RocksDB."""
         if self._base is not None:
             self._base.settle()
         parts = self.freeze()
-        for _ in self.write_frozen(parts):
-            pass
+        try:
+            for _ in self.write_frozen(parts):
+                pass
+        except BaseException:
+            self.thaw(parts)
+            raise
 
     def freeze(self) -> list[RocksRows]:
         parts = [rows for rows in self.all_rows() if rows.dirty]
         for rows in parts:
             rows.freeze()
-        self.dirty_bytes = 0
+        self.frozen_bytes, self.dirty_bytes = self.dirty_bytes, 0
         return parts
 
-    def write_frozen(self, parts: list[RocksRows]) -> Iterator[None]:
+    def thaw(self, parts: list[RocksRows]) -> None:
+        """A writer gave up: what is still frozen is dirty again."""
+        for rows in parts:
+            if rows.frozen:
+                rows.thaw()
+        self.dirty_bytes += self.frozen_bytes
+        self.frozen_bytes = 0
+
+    def write_frozen(self, parts: list[RocksRows]) -> Generator[None]:
         """Take frozen changes to RocksDB, in steps of a few milliseconds."""
         by_database: dict[Database, list[tuple[bytes, RocksRows]]] = {}
         for rows in parts:
@@ -187,15 +227,23 @@ class RocksBackend(Backend):
         for database, found in by_database.items():
             writer = database.write_sorted()
             try:
+                done = 0
                 for prefix, rows in sorted(found, key=lambda pair: pair[0]):
-                    ops = []
+                    ops: list[Op] = []
                     for piece in rows.ops(prefix):
                         ops += piece
-                        yield
+                        done += len(piece)
+                        if done >= _STEP_OPS:
+                            yield
+                            done = 0
                     ops.sort()
-                    for at in range(0, len(ops), _ADD_OPS):
-                        writer.add(ops[at : at + _ADD_OPS])
-                        yield
+                    for at in range(0, len(ops), _STEP_OPS):
+                        part = ops[at : at + _STEP_OPS]
+                        writer.add(part)
+                        done += len(part)
+                        if done >= _STEP_OPS:
+                            yield
+                            done = 0
                 writer.finish()
             finally:
                 writer.discard()
@@ -204,6 +252,7 @@ class RocksBackend(Backend):
                 if rows.database is None:
                     rows.bind(database)
                 rows.frozen = {}
+        self.frozen_bytes = 0
 
     # Databases
 
@@ -320,7 +369,8 @@ class RocksBackend(Backend):
             database.close()
         self._databases = []
         self._home = None
-        self.young_bytes = self.dirty_bytes = 0
+        self.cached_bytes = self.dirty_bytes = self.frozen_bytes = 0
+        self._clock = iter(())
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

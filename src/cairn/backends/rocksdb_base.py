@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from cairn.backends.base import Base, BaseCancelledError, BaseTarget
@@ -57,7 +57,7 @@ class RocksBase(Base):
         self._groups = groups
         self._lock = threading.Lock()
         self._frozen = backend.freeze()
-        self._steps: Iterator[None] = backend.write_frozen(self._frozen)
+        self._steps: Generator[None] = backend.write_frozen(self._frozen)
         self._states = {
             name: state_entry(
                 packing,
@@ -80,9 +80,13 @@ class RocksBase(Base):
         with self._lock:
             if self._taken is not None or self._cancelled:
                 return False
-            for _ in self._steps:
-                return True
-            self._taken = self._take()
+            try:
+                for _ in self._steps:
+                    return True
+                self._taken = self._take()
+            except BaseException:
+                self._give_up()
+                raise
             return False
 
     def settle(self) -> None:
@@ -102,14 +106,14 @@ class RocksBase(Base):
 
     def cancel(self) -> None:
         with self._lock:
-            if self._cancelled:
-                return
-            self._cancelled = True
-            if self._taken is None:
-                self._steps.close()  # type: ignore[attr-defined]
-                for rows in self._frozen:
-                    if rows.frozen:
-                        rows.thaw()
+            if not self._cancelled:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._cancelled = True
+        if self._taken is None:
+            self._steps.close()
+            self._backend.thaw(self._frozen)
 
     def close(self) -> None:
         self.cancel()
@@ -131,10 +135,15 @@ class RocksBase(Base):
         known = {path for ref in target.known if not ref.store for path in ref.objects}
         entries = []
         uploaded = 0
-        for taken in self._taken:
-            entry, size = self._upload(taken, target, known, pace)
-            entries.append(entry)
-            uploaded += size
+        try:
+            for taken in self._taken:
+                entry, size = self._upload(taken, target, known, pace)
+                entries.append(entry)
+                uploaded += size
+        except FileNotFoundError as error:
+            # Closed under our hands: the links are gone.
+            self._check(error)
+            raise
         index = RocksIndex(
             operator=target.operator,
             epoch=target.epoch,
@@ -193,9 +202,9 @@ class RocksBase(Base):
             uploaded,
         )
 
-    def _check(self) -> None:
+    def _check(self, cause: BaseException | None = None) -> None:
         if self._cancelled:
-            raise BaseCancelledError
+            raise BaseCancelledError from cause
 
 
 def _placed(live: dict[str, Any] | None) -> tuple[int, int, int]:

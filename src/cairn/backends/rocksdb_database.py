@@ -48,15 +48,19 @@ class StoredSst:
 class Tuning:
     """What all databases of a slot share: the block cache and the options."""
 
-    def __init__(self, block_cache_bytes: int) -> None:
+    def __init__(self, block_cache_bytes: int, *, some_files: bool = False) -> None:
         self.cache = rocksdict.Cache(block_cache_bytes)
         table = rocksdict.BlockBasedOptions()
         table.set_block_cache(self.cache)
         table.set_bloom_filter(10, False)
         # Counted as blocks, so that the cache's size is the bound for them too.
         table.set_cache_index_and_filter_blocks(True)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        table.set_block_size(8 << 10)
+        # In parts: the filter of a whole file would not fit a shard of a small cache.
+        table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+        table.set_partition_filters(True)
+        table.set_metadata_block_size(4 << 10)
+        table.set_pin_top_level_index_and_filter(True)
+        table.set_block_size(4 << 10)
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_block_based_table_factory(table)
@@ -79,9 +83,8 @@ class Tuning:
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(1 << 20)
         options.set_stats_dump_period_sec(0)
-        # A read-only reader of some key groups fetches only their files; the check would
-        # want all. Files are verified against their digests as they are fetched.
-        options.set_paranoid_checks(False)
+        # A reader of some key groups fetches only their files; the checks would want all.
+        options.set_paranoid_checks(not some_files)
         self.options = options
 
 

@@ -26,7 +26,8 @@ import xxhash
 
 from cairn.backends.layout import Layout, make_layout
 from cairn.backends.rocksdb_database import Database, StoredSst, Tuning
-from cairn.backends.rocksdb_rows import Packing, scan_rows
+from cairn.backends.rocksdb_packing import Packing
+from cairn.backends.rocksdb_rows import scan_rows
 from cairn.codec import Codec, codec
 from cairn.errors import CorruptFileError
 from cairn.storage.files import store_of
@@ -39,7 +40,6 @@ _CHECKSUM_BYTES: Final = 16
 _CHUNK_BYTES: Final = 4 << 20
 _READER_CACHE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 16 * 1024
-_ALL: Final = (0, (1 << 16) - 1)
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -222,7 +222,7 @@ class RocksReader:
         self._store = store_of(store, ref)
         self._listed = range(ref.first_group, ref.first_group + ref.group_count)
         self._folder = tempfile.mkdtemp(dir=scratch, prefix="rocks-")
-        self._tuning = Tuning(_READER_CACHE_BYTES)
+        self._tuning = Tuning(_READER_CACHE_BYTES, some_files=True)
         self._open: dict[int, Database] = {}
         self._fetched: set[tuple[int, str]] = set()
 

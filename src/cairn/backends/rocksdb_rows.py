@@ -1,7 +1,7 @@
 """Rows of a state and key group that lie in RocksDB, with what is in memory of them.
 
     the rows object itself    what was read or changed lately, decoded (the young generation)
-    old                       what was before that; the next rotation forgets it
+    old                       what was before that; when memory is short it is forgotten
     dirty                     changes that RocksDB does not have yet, as the overlay holds them
     frozen                    those that a writer is taking to RocksDB just now
     database                  the rest
@@ -18,31 +18,24 @@ Always true here:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
-import msgspec
-
 from cairn.backends.base import ABSENT
 from cairn.backends.rocksdb_database import Database, Op
-from cairn.codec import Codec
-from cairn.codec.base import same
+from cairn.backends.rocksdb_packing import Packing, decode, encode, sampled_size
 
-# What a decoded value costs beside its own size: dict entry, object headers.
-CACHED_ENTRY_BYTES: Final = 120
+# What a decoded value costs: its share of the dict, and small objects for key and value.
+CACHED_ENTRY_BYTES: Final = 100
 # The changed value is the cached one; only the dict entry is added.
 DIRTY_ENTRY_BYTES: Final = 64
-_SIZE_SAMPLE: Final = 16
 _COUNT_SAMPLE: Final = 64
-_SMALL_BYTES: Final = 64
 # Maps up to this size are read whole when one entry is asked for.
 _SCAN_ENTRIES_MAX: Final = 64
 _OPS_KEYS: Final = 4096
 _MISSING: Any = object()
 _INDEX: Final = struct.Struct(">Q")
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder().decode
 
 
 class Memory(Protocol):
@@ -53,46 +46,15 @@ class Memory(Protocol):
     def flush(self) -> None: ...
 
 
-def _writer(pack: Callable[[Any], Any]) -> Callable[[Any], bytes]:
-    return _encode if pack is same else lambda value: _encode(pack(value))
-
-
-def _reader(unpack: Callable[[Any], Any]) -> Callable[[bytes], Any]:
-    return _decode if unpack is same else lambda raw: unpack(_decode(raw))
-
-
-def _if_some(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return convert if convert is same else lambda value: None if value is None else convert(value)
-
-
-class Packing:
-    """A state's keys and values as bytes. Complete msgpack objects: none is another's prefix."""
-
-    def __init__(self, kind: str, keys: Codec, values: Codec, entries: Codec | None) -> None:
-        self.kind = kind
-        self.keys = keys
-        self.values = values
-        self.entries = entries
-        plain = keys.pack is same and keys.canonical is same
-        self.key = _encode if plain else _writer(keys.pack_key)
-        self.key_of = _reader(_if_some(keys.unpack))
-        self.value = _writer(_if_some(values.pack))
-        self.value_of = _reader(_if_some(values.unpack))
-        if entries is not None:
-            plain = entries.pack is same and entries.canonical is same
-            self.entry = _encode if plain else _writer(entries.pack_key)
-            self.entry_of = _reader(_if_some(entries.unpack))
-
-
 class RocksRows(dict[Any, Any]):
     """Value, reducing and aggregating state; a cached None says that there is no value."""
 
     __slots__ = (
-        "database", "dirty", "frozen", "group", "held", "memory", "name", "old", "packing",
-        "prefix",
+        "database", "dirty", "frozen", "group", "held", "memory", "name", "old", "old_bytes",
+        "packing", "prefix", "young_bytes",
     )  # fmt: skip
 
-    def __init__(self, name: str, group: int, packing: Packing, memory: Memory) -> None:
+    def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
         super().__init__()
         self.name = name
         self.group = group
@@ -101,6 +63,8 @@ class RocksRows(dict[Any, Any]):
         self.old: dict[Any, Any] = {}
         self.dirty: dict[Any, Any] = {}
         self.frozen: dict[Any, Any] = {}
+        self.young_bytes = 0
+        self.old_bytes = 0
         self.database: Database | None = None
         self.prefix = b""
         self.held = 0
@@ -138,22 +102,36 @@ class RocksRows(dict[Any, Any]):
         raise TypeError("rows in RocksDB are iterated with items()")
 
     def __missing__(self, key: Any) -> Any:
-        if not self.recall(key):
-            raw = None
-            if self.database is not None:
-                raw = self.database.get(self.prefix + self.packing.key(key))
-            self.fill((key,), (raw,), {})
-        return self[key]
+        if self.recall(key):
+            return self[key]
+        database = self.database
+        raw = None if database is None else database.get(self.prefix + self.packing.key(key))
+        value = self[key] = None if raw is None else self.packing.value_of(raw)
+        self.cached(CACHED_ENTRY_BYTES + len(raw or b""))
+        return value
 
     def recall(self, key: Any) -> bool:
         """Make a key young from memory alone, if it is there."""
-        for layer in (self.old, self.dirty, self.frozen):
+        if key in self.old:
+            self[key] = self._rejuvenate(key)
+            return True
+        for layer in (self.dirty, self.frozen):
             value = layer.get(key, _MISSING)
             if value is not _MISSING:
                 self[key] = value
-                self.memory.cached(CACHED_ENTRY_BYTES)
+                self.cached(CACHED_ENTRY_BYTES)
                 return True
         return False
+
+    def _rejuvenate(self, key: Any) -> Any:
+        share = self.old_bytes // len(self.old)
+        self.old_bytes -= share
+        self.young_bytes += share
+        return self.old.pop(key)
+
+    def cached(self, count: int) -> None:
+        self.young_bytes += count
+        self.memory.cached(count)
 
     def fill(
         self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
@@ -168,17 +146,20 @@ class RocksRows(dict[Any, Any]):
             zip(keys, [None if raw is None else value_of(raw) for raw in raws], strict=True)
         )
         size = sum([len(raw) for raw in raws if raw is not None])
-        self.memory.cached(size + CACHED_ENTRY_BYTES * len(keys))
+        self.cached(size + CACHED_ENTRY_BYTES * len(keys))
 
     def items(self) -> Iterator[tuple[Any, Any]]:  # type: ignore[override]
         self.memory.flush()
         if self.database is not None:
             yield from scan_rows(self.database, self.prefix, self.packing)
 
-    def rotate(self) -> None:
-        """Forget what was not touched since the last rotation."""
-        self.old = dict.copy(self)
+    def rotate(self) -> int:
+        """Forget what was not touched since the last rotation; how many bytes that were."""
+        forgotten = self.old_bytes
+        self.old, self.old_bytes = dict.copy(self), self.young_bytes
         self.clear()
+        self.young_bytes = 0
+        return forgotten
 
     def set_counts(self, keys: int, entries: int) -> None:
         self.held = keys
@@ -192,7 +173,7 @@ class RocksRows(dict[Any, Any]):
         self.dirty.update(changes)
         payload = len(changes) * sampled_size(changes.values(), self.packing.value)
         cached = dict.__len__(self) - cached
-        self.memory.cached(payload + cached * CACHED_ENTRY_BYTES)
+        self.cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.changed(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
 
     def _held_more(self, changes: Mapping[Any, Any]) -> int:
@@ -270,7 +251,7 @@ class MapView(Mapping[Any, Any]):
         for entry, raw in zip(entries, raws, strict=True):
             self.known[entry] = ABSENT if raw is None else rows.packing.value_of(raw)
             size += len(raw or b"")
-        rows.memory.cached(size)
+        rows.cached(size)
 
     def load(self) -> dict[Any, Any]:
         """Make all of it known."""
@@ -288,7 +269,7 @@ class MapView(Mapping[Any, Any]):
             loaded.update(self.known)
             self.known = {e: value for e, value in loaded.items() if value is not ABSENT}
             self.whole = True
-            rows.memory.cached(size)
+            rows.cached(size)
         return self.known
 
     def change(self, changed: Mapping[Any, Any]) -> None:
@@ -308,8 +289,8 @@ class RocksMapRows(RocksRows):
 
     __slots__ = ("entries_held",)
 
-    def __init__(self, name: str, group: int, packing: Packing, memory: Memory) -> None:
-        super().__init__(name, group, packing, memory)
+    def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
+        super().__init__(name, packing, memory, group)
         self.entries_held = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -326,11 +307,9 @@ class RocksMapRows(RocksRows):
         self.held, self.entries_held = keys, entries
 
     def recall(self, key: Any) -> bool:
-        view = self.old.get(key)
-        if view is None:
+        if key not in self.old:
             return False
-        self[key] = view
-        self.memory.cached(CACHED_ENTRY_BYTES * (1 + len(view.known)))
+        self[key] = self._rejuvenate(key)
         return True
 
     def fill(
@@ -338,7 +317,7 @@ class RocksMapRows(RocksRows):
     ) -> None:
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
-            count = 0 if raw is None else _decode(raw)
+            count = 0 if raw is None else decode(raw)
             view = MapView(self, self.packing.key(key), count)
             for layer in layers:
                 word = layer.get(key)
@@ -348,7 +327,7 @@ class RocksMapRows(RocksRows):
             if view.whole:
                 view.known = {e: v for e, v in view.known.items() if v is not ABSENT}
             self[key] = view
-        self.memory.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
 
     def __missing__(self, key: Any) -> Any:
         self.know((key,))
@@ -382,7 +361,7 @@ class RocksMapRows(RocksRows):
             self.dirty[key] = (view.count, merged)
             payload = sampled_size(changed.values(), self.packing.value)
             size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.memory.cached(2 * size)
+        self.cached(2 * size)
         self.memory.changed(size)
 
     def _know_entries(self, changes: Mapping[Any, Any]) -> None:
@@ -414,7 +393,7 @@ class RocksMapRows(RocksRows):
             ops: list[Op] = []
             for key, (count, changed) in piece:
                 header = prefix + packing.key(key)
-                ops.append((header, _encode(count) if count else None))
+                ops.append((header, encode(count) if count else None))
                 for entry, value in changed.items():
                     row = None if value is ABSENT else packing.value(value)
                     ops.append((header + packing.entry(entry), row))
@@ -460,7 +439,7 @@ class ListView(Sequence[Any]):
                     size += len(raw) + CACHED_ENTRY_BYTES
             self.tail = items + self.tail
             self.below = 0
-            rows.memory.cached(size)
+            rows.cached(size)
         return self.tail
 
     def change(self, start: int, added: Sequence[Any]) -> None:
@@ -479,26 +458,18 @@ class RocksListRows(RocksMapRows):
     def entry_count(self) -> int:
         return self.held
 
-    def recall(self, key: Any) -> bool:
-        view = self.old.get(key)
-        if view is None:
-            return False
-        self[key] = view
-        self.memory.cached(CACHED_ENTRY_BYTES * (1 + len(view.tail)))
-        return True
-
     def fill(
         self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
     ) -> None:
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
-            view = ListView(self, self.packing.key(key), 0 if raw is None else _decode(raw))
+            view = ListView(self, self.packing.key(key), 0 if raw is None else decode(raw))
             for layer in layers:
                 word = layer.get(key)
                 if word is not None:
                     view.change(*word)
             self[key] = view
-        self.memory.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
 
     def promote(self, changes: Mapping[Any, Any]) -> None:
         self.know(changes)
@@ -511,7 +482,7 @@ class RocksListRows(RocksMapRows):
             self.dirty[key] = _then(self.dirty.get(key), (start, added))
             payload = sampled_size(added, self.packing.value)
             size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.memory.cached(size)
+        self.cached(size)
         self.memory.changed(size)
 
     def thaw(self) -> None:
@@ -529,13 +500,13 @@ class RocksListRows(RocksMapRows):
                 headers, self.read_many(headers), piece, strict=True
             ):
                 count = start + len(added)
-                ops.append((header, _encode(count) if count else None))
+                ops.append((header, encode(count) if count else None))
                 for at, item in enumerate(added, start):
                     ops.append((header + _INDEX.pack(at), packing.value(item)))
                     if len(ops) >= _OPS_KEYS:
                         yield ops
                         ops = []
-                stored = 0 if raw is None else _decode(raw)
+                stored = 0 if raw is None else decode(raw)
                 ops += [(header + _INDEX.pack(at), None) for at in range(count, stored)]
             yield ops
 
@@ -556,8 +527,8 @@ def _then(
 ROWS: dict[str, type[RocksRows]] = {"map": RocksMapRows, "list": RocksListRows}
 
 
-def make_rows(name: str, group: int, packing: Packing, memory: Memory) -> RocksRows:
-    return ROWS.get(packing.kind, RocksRows)(name, group, packing, memory)
+def make_rows(name: str, packing: Packing, memory: Memory, group: int) -> RocksRows:
+    return ROWS.get(packing.kind, RocksRows)(name, packing, memory, group)
 
 
 def scan_rows(database: Database, prefix: bytes, packing: Packing) -> Iterator[tuple[Any, Any]]:
@@ -582,20 +553,6 @@ def scan_rows(database: Database, prefix: bytes, packing: Packing) -> Iterator[t
         header, held = row, {} if is_map else []
     if header:
         yield packing.key_of(header[cut:]), held
-
-
-def sampled_size(values: Collection[Any], packed: Callable[[Any], bytes]) -> int:
-    """About how many bytes a value takes beside its entry; small ones are within the entry."""
-    step = max(1, len(values) // _SIZE_SAMPLE)
-    total = count = 0
-    for value in islice(values, 0, None, step):
-        count += 1
-        if isinstance(value, str | bytes):
-            total += len(value)
-        elif value is not None and value is not ABSENT and not isinstance(value, int | float):
-            total += len(packed(value))
-    mean = total // count if count else 0
-    return mean if mean > _SMALL_BYTES else 0
 
 
 def _cut(layer: dict[Any, Any]) -> Iterator[list[tuple[Any, Any]]]:

@@ -233,6 +233,16 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
     )
 
 
+def _all_nullable(type: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(type):
+        return pa.struct([pa.field(field.name, _all_nullable(field.type)) for field in type])
+    if pa.types.is_map(type):
+        return pa.map_(type.key_type, type.item_field.with_type(_all_nullable(type.item_type)))
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_all_nullable(type.value_type)))
+    return type
+
+
 def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
     key, item = codec(type.key_type), codec(type.item_type)
 
@@ -251,7 +261,9 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
 
     def read(array: pa.Array) -> Values:
         # Arrow's MapArray has neither flatten nor lengths; the list it is made of has both.
-        entry = pa.struct([array.type.key_field, array.type.item_field])
+        # Under a null struct, fields that are NOT NULL may be null: Arrow would refuse those.
+        items = array.type.item_field
+        entry = pa.struct([array.type.key_field, items.with_type(_all_nullable(items.type))])
         entries = array.cast(pa.list_(pa.field("entries", entry, nullable=False)))
         keys, items = entries.flatten().flatten()
         pairs = list(zip(key.read_keys(keys), item.read(items), strict=True))
@@ -272,7 +284,7 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         return [(key.pack(k), pack_item(v)) for k, v in value.items()]
 
     def unpack(pairs: list[Any]) -> FrozenMap:
-        return FrozenMap((key.unpack(k), unpack_item(v)) for k, v in pairs)
+        return FrozenMap((key.canonical(key.unpack(k)), unpack_item(v)) for k, v in pairs)
 
     return Codec(
         type=type,

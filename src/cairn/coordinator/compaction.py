@@ -21,15 +21,20 @@ BASE_BYTES_MIN = 4 * 1024 * 1024
 
 
 def base_ratio(backend: str) -> float:
-    """How many times its size the deltas after a base may reach; CAIRN_BASE_RATIO overrides."""
+    """How many times its size the deltas after a base may reach."""
     return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[backend])
+
+
+def base_bytes_min() -> int:
+    """Deltas of so many bytes need no base yet. Whoever sets the ratio means it."""
+    return 0 if "CAIRN_BASE_RATIO" in os.environ else BASE_BYTES_MIN
 
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
     """What to write anew of these files, oldest first."""
     base_bytes = sum(ref.size for ref in files if ref.kind == "base")
     delta_bytes = sum(ref.size for ref in files if ref.kind == "delta")
-    if delta_bytes > max(base_ratio(backend) * base_bytes, BASE_BYTES_MIN):
+    if delta_bytes > max(base_ratio(backend) * base_bytes, base_bytes_min()):
         return Compaction("base", len(files), 0)
     merge = None
     tier = in_tier = 0

@@ -9,9 +9,10 @@ Always true here:
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,10 +20,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cairn import errors
 from cairn.coordinator.epoch import Outcome
 from cairn.errors import CairnError, EpochError, PlanError
-from cairn.plan.dataframe import Planner, streaming_input
+from cairn.plan.dataframe import Planner, lay_pin, streaming_input
 from cairn.plan.graph import Graph
 from cairn.session import EPOCH_CONFIG
 from cairn.slot.forward import BEGIN_PROPERTY, Forward
+from cairn.slot.process import end_slots, start_slot
 from cairn.slot.protocol import (
     Begin,
     Report,
@@ -56,6 +58,8 @@ class SparkDriver:
         self.run_id = run_id
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
+        self._prepared: dict[int, DataFrame] = {}
+        """Pin tables of a parallelism to come."""
         self.deploy(spec, parallelism)
         self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
             spark.sparkContext.master != "local"
@@ -79,18 +83,32 @@ class SparkDriver:
             )
             for level in spec.levels
         ]
-        before = self._planner
+        pin = self._prepared.pop(parallelism, None)
+        if self._planner is not None:
+            self._prepared.setdefault(self._planner.parallelism, self._planner.pin)
+            pin = pin or self._prepared.pop(parallelism, None)
+        for unused in self._prepared.values():
+            unused.unpersist()
+        self._prepared.clear()
         self._planner = Planner(
-            self.graph,
-            parallelism,
-            forwards,
-            self.spark,
-            pin=before.pin if before is not None and before.parallelism == parallelism else None,
+            self.graph, parallelism, forwards, pin or lay_pin(self.spark, parallelism)
         )
-        if before is not None and before.parallelism != parallelism:
-            before.pin.unpersist()
         self.parallelism = parallelism
         self.placement: dict[int, str] = {}
+
+    def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
+        """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""
+        run_id = self.run_id
+
+        def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for subtask in batch["pin"].to_pylist():
+                    start_slot(run_id, slots[subtask])
+                yield batch
+
+        pin = lay_pin(self.spark, parallelism)
+        pin.mapInArrow(start, "pin int").collect()
+        self._prepared[parallelism] = pin
 
     @property
     def planner(self) -> Planner:
@@ -164,14 +182,12 @@ class SparkDriver:
         self.end_slots()
         self.planner.pin.unpersist()
 
-    def end_slots(self, first_subtask: int = 0) -> None:
-        """End the slots from this subtask on, wherever they are."""
-        from cairn.slot.process import end_slots
-
+    def end_slots(self, keep: Collection[int] = ()) -> None:
+        """End the slots but for these, wherever they are."""
         run_id = self.run_id
-        end_slots(run_id, first_subtask)
+        end_slots(run_id, keep)
         if self._is_cluster:
-            self.planner.pin.foreach(lambda _: end_slots(run_id, first_subtask) and None)
+            self.planner.pin.foreach(lambda _: end_slots(run_id, keep) and None)
 
 
 def check_trigger(spark: SparkSession, trigger: str) -> None:

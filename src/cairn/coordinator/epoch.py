@@ -20,13 +20,14 @@ Always true here:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
-from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
+from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
 from cairn.crash import crash_point
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
@@ -46,6 +47,8 @@ from cairn.storage.pack import Slice, write_pack
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
 from cairn.types import type_ddl
+
+_logger = logging.getLogger("cairn")
 
 INLINE_BYTES_MAX = 64 * 1024
 INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
@@ -78,6 +81,7 @@ class Coordinator:
         parallelism: int,
         retained_epochs: int,
         retained_s: float | None = None,
+        spark_store: Store | None = None,
         attempts_max: int = 4,
         clock: Callable[[], int] = clock_ms,
         sleep: Callable[[float], None] = time.sleep,
@@ -86,14 +90,15 @@ class Coordinator:
         self.store = store
         self.log = Log(store)
         self.run_id = run_id or new_id()
-        self.parallelism = parallelism
-        """Of the epochs to come; it may change between two of them."""
+        self.slots = list(range(parallelism))
+        """Which slot runs each subtask, in the epochs to come."""
         self.newest: Epoch | None = None
         self.term = 0
         self.last_commit_ms = 0.0
         self._sinks = dict(sinks)
         self._retained_epochs = retained_epochs
         self._retained_s = retained_s
+        self._spark_store = spark_store
         self._attempts_max = attempts_max
         self._clock = clock
         self._sleep = sleep
@@ -101,6 +106,18 @@ class Coordinator:
         self._settled: list[str] = []
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
+
+    @property
+    def parallelism(self) -> int:
+        return len(self.slots)
+
+    def rescale(self, parallelism: int) -> None:
+        """The parallelism of the epochs to come. Slots keep what they hold where they can."""
+        self.slots = self.slots_for(parallelism)
+
+    def slots_for(self, parallelism: int) -> list[int]:
+        """Which slots a parallelism would run on."""
+        return slots_for(self.slots, parallelism, self.spec.group_count)
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
@@ -120,7 +137,13 @@ class Coordinator:
         self.term = record.term
         self.newest = self.log.newest_epoch()
         self._collector = Collector(
-            self.store, self.log, self._retained_epochs, self.term, keep_s=self._retained_s
+            self.store,
+            self.log,
+            self._retained_epochs,
+            self.term,
+            keep_s=self._retained_s,
+            clock_ms=self._clock,
+            spark_store=self._spark_store,
         )
         crash_point("driver.takeover.written")
         return self.newest
@@ -192,6 +215,8 @@ class Coordinator:
             ) from error
         crash_point("driver.manifest.written")
         self.newest = epoch
+        for failure in epoch.metrics["base_failures"]:
+            _logger.warning("epoch %d: a base could not be written, %s", epoch.number, failure)
         self._settled = [file.stored.id for file in compacted]
         self._rewrite -= frozenset(begin.rewrite)
         self._commit_sinks(epoch)
@@ -229,6 +254,7 @@ class Coordinator:
             versions={uid: [part.version for part in parts] for uid, parts in ranges.items()},
             compactions=compactions,
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
+            slots=self.slots,
             pieces=self._pieces(ranges),
             settled=self._settled,
             rewrite=sorted(self._rewrite),

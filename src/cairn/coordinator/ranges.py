@@ -10,6 +10,7 @@ Always true here:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -34,6 +35,32 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
     if [range(r.first_group, r.first_group + r.group_count) for r in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
+
+
+def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
+    """Which slot runs each subtask: the one that holds most of its key groups, or a new one.
+
+    `before` says it for the parallelism until now. Slots are numbered from 0 on.
+    """
+    if len(before) == parallelism:
+        return list(before)
+    overlaps = [
+        (len(_common(new, old, parallelism, len(before), group_count)), new, old)
+        for new in range(parallelism)
+        for old in range(len(before))
+    ]
+    found: dict[int, int] = {}
+    for overlap, new, old in sorted(overlaps, key=lambda each: (-each[0], each[1:])):
+        if overlap and new not in found and before[old] not in found.values():
+            found[new] = before[old]
+    free = (slot for slot in itertools.count() if slot not in before)
+    return [found[new] if new in found else next(free) for new in range(parallelism)]
+
+
+def _common(new: int, old: int, parallelism: int, parallelism_before: int, count: int) -> range:
+    theirs = groups_of(old, parallelism_before, count)
+    ours = groups_of(new, parallelism, count)
+    return range(max(theirs.start, ours.start), min(theirs.stop, ours.stop))
 
 
 def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:

@@ -74,6 +74,18 @@ def streaming_input(graph: Graph) -> DataFrame:
     return rows
 
 
+def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
+    """A pin table: one row per subtask, persisted where the subtask is to run."""
+    pin = (
+        spark.range(parallelism)
+        .select(F.col("id").cast("int").alias("pin"))
+        .repartitionById(parallelism, F.col("pin"))
+        .persist()
+    )
+    pin.count()
+    return pin
+
+
 class Planner:
     """Builds an epoch's DataFrame. Made once per run: the Python functions are reused."""
 
@@ -82,11 +94,8 @@ class Planner:
         graph: Graph,
         parallelism: int,
         forwards: Sequence[Forward],
-        spark: SparkSession,
-        *,
-        pin: DataFrame | None = None,
+        pin: DataFrame,
     ) -> None:
-        """`pin`: the table of a planner before this one, of the same parallelism."""
         self.graph = graph
         self.parallelism = parallelism
         self._taps = taps(graph)
@@ -104,27 +113,19 @@ class Planner:
             self._columns.append(columns)
             # Pickling the function costs more than the rest of planning: done once.
             self._functions.append(udf(*(F.col(name) for name in columns)))
-        self._lay_pin(spark, pin)
+        self._use_pin(pin)
 
     def _output_ddl(self, level: Level) -> str:
         return schema_ddl(envelope_schema(lanes_out(self.graph, level)))
 
-    def _lay_pin(self, spark: SparkSession, pin: DataFrame | None = None) -> None:
-        if pin is None:
-            pin = (
-                spark.range(self.parallelism)
-                .select(F.col("id").cast("int").alias("pin"))
-                .repartitionById(self.parallelism, F.col("pin"))
-                .persist()
-            )
-            pin.count()
+    def _use_pin(self, pin: DataFrame) -> None:
         self.pin = pin
-        self._pin_side = self.pin.hint("shuffle_hash")
+        self._pin_side = pin.hint("shuffle_hash")
 
     def repin(self, spark: SparkSession) -> None:
         """Lay the pin table out anew, over the executors that are there now."""
         self.pin.unpersist(blocking=True)
-        self._lay_pin(spark)
+        self._use_pin(lay_pin(spark, self.parallelism))
 
     def epoch(self, rows: DataFrame) -> DataFrame:
         """The acknowledgements of an epoch over these rows, as a DataFrame to be collected."""

@@ -69,7 +69,7 @@ class Forward:
         begin = begin_decoder.decode(text)
         first = next(batches)
         subtask = first["pin"][0].as_py()
-        home = SlotHome(self.run_id, executor_process(), subtask)
+        home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
         token = (begin.term, begin.epoch, begin.attempt, task.taskAttemptId())
         call = Call(token, self.spec_id, self.level, subtask)
         try:
@@ -89,7 +89,8 @@ class Forward:
         client = self._connect(home)
         answer = self._act(client, "begin", body)
         if answer == LOAD_FIRST:
-            self._act(client, "load", msgspec.msgpack.encode(Loaded(self.spec_id, self.spec)))
+            loaded = Loaded(call.token, self.spec_id, self.spec)
+            self._act(client, "load", msgspec.msgpack.encode(loaded))
             self._act(client, "begin", body)
         return client
 

@@ -4,7 +4,7 @@
     <runtime>/<run>/<executor>/slot-<i>.log
 
 A forwarder that finds no living slot starts one, under a file lock, so that there is
-one per run, executor and subtask. The process detaches from the Python worker
+one per run, executor and number. The process detaches from the Python worker
 that started it and ends by itself: when told so, when its executor's JVM is gone
 (process id *and* start time are compared), or when nobody has called for a while.
 
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -72,17 +73,17 @@ def _find_executor() -> psutil.Process:
 
 
 class SlotHome:
-    """Where the slot of a subtask lives."""
+    """Where a slot lives."""
 
-    def __init__(self, run_id: str, executor: psutil.Process, subtask: int) -> None:
+    def __init__(self, run_id: str, executor: psutil.Process, slot: int) -> None:
         self.executor_pid = executor.pid
         self.executor_started_s = executor.create_time()
         name = f"{executor.pid}-{int(self.executor_started_s)}"
         parent = runtime_root() / run_id[:12] / name
-        self.directory = parent / f"slot-{subtask}"
+        self.directory = parent / f"slot-{slot}"
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.socket = self.directory / "socket"
-        self.log = parent / f"slot-{subtask}.log"
+        self.log = parent / f"slot-{slot}.log"
 
     @property
     def location(self) -> str:
@@ -136,13 +137,20 @@ class SlotHome:
             )
 
 
-def end_slots(run_id: str, first_subtask: int = 0) -> int:
-    """Say goodbye to a run's slots on this machine, from a subtask on; how many were there."""
+def start_slot(run_id: str, slot: int) -> None:
+    """In a Python worker: make sure that a slot lives beside its executor."""
+    home = SlotHome(run_id, executor_process(), slot)
+    if home.pid() is None:
+        home.start()
+
+
+def end_slots(run_id: str, keep: Collection[int] = ()) -> int:
+    """Say goodbye to a run's slots on this machine, but for some; how many were there."""
     import pyarrow.flight as flight
 
     ended = 0
     for socket in (runtime_root() / run_id[:12]).glob("*/slot-*/socket"):
-        if int(socket.parent.name.removeprefix("slot-")) < first_subtask:
+        if int(socket.parent.name.removeprefix("slot-")) in keep:
             continue
         try:
             with flight.connect(f"grpc+unix://{socket}") as client:

@@ -62,12 +62,17 @@ class Begin(msgspec.Struct, frozen=True):
     compactions: dict[str, dict[int, Compaction]]
     """Per operator and subtask: what to write anew, in the background."""
     inline_bytes_max: int
+    slots: list[int] = []
+    """Per subtask, which slot runs it; empty: the one of the same number."""
     pieces: dict[str, list[list[Piece]]] = {}
     """Per operator and subtask, after a change of parallelism: what each range is made of."""
     settled: list[str] = []
     """Files written in the background that need not be announced again, by id."""
     rewrite: list[str] = []
     """Operators whose state gets another form: migrated, and written as a base at once."""
+
+    def slot(self, subtask: int) -> int:
+        return self.slots[subtask] if self.slots else subtask
 
 
 class Compacted(msgspec.Struct, frozen=True):

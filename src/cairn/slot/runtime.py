@@ -66,11 +66,15 @@ class Runtime:
         self._levels: dict[int, LevelRuntime] = {}
         self._lock = threading.Lock()
 
-    def load(self, spec_id: str, data: bytes) -> None:
+    def load(self, spec_id: str, data: bytes, token: Token | None = None) -> None:
         """Take on a job, or the same job with other functions: state whose form fits is kept."""
         with self._lock:
             if spec_id == self.spec_id:
                 return
+            for level in self._levels.values():
+                if token is not None:
+                    # A task of before the change must not bring back the functions of then.
+                    level.check(token)
             spec = JobSpec.unpickled(data)
             store = self._store or open_store(spec.checkpoint)
             log = Log(store)
@@ -202,7 +206,7 @@ class LevelRuntime:
 
         return send
 
-    def _check(self, token: Token) -> None:
+    def check(self, token: Token) -> None:
         if token < self._newest:
             raise StaleTokenError(f"attempt {token} is superseded by {self._newest}")
 
@@ -211,10 +215,10 @@ class LevelRuntime:
         # The token is announced before the lock is taken, so that an older attempt still
         # running sees it at its next batch and lets go.
         with self._token_lock:
-            self._check(token)
+            self.check(token)
             self._newest = token
         with self._lock:
-            self._check(token)
+            self.check(token)
             started = time.perf_counter()
             self._begin, self._subtask = begin, subtask
             self._rewritten.clear()
@@ -274,13 +278,13 @@ class LevelRuntime:
     def attach(self, token: Token, send: Send) -> None:
         """What leaves this level goes here, until a newer attempt attaches."""
         with self._lock:
-            self._check(token)
+            self.check(token)
             self._send = send
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
         """Rows in, in the order they came. What they cause goes to `send` and to sinks."""
         with self._lock:
-            self._check(token)
+            self.check(token)
             started = time.perf_counter()
             lanes = None if len(self._consumers) == 1 else batch["lane"]
             for consumer in self._consumers:
@@ -300,7 +304,7 @@ class LevelRuntime:
     def finish(self, token: Token) -> Ack:
         """Make delta and output durable, then say so."""
         with self._lock:
-            self._check(token)
+            self.check(token)
             begin = self._begin
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
@@ -368,13 +372,13 @@ class LevelRuntime:
         with self._token_lock:
             newest, self._newest = self._newest, Token(1 << 62, 0, 0, 0)
         with self._lock:
+            heirs = {} if successor is None else {op.spec.uid: op for op in successor.operators}
+            for operator in self.operators:
+                heir = heirs.get(operator.spec.uid)
+                if heir is None or not heir.adopt(operator):
+                    self.compactor.cancel(operator.spec.uid)
             if successor is not None:
                 successor._newest = newest
-                heirs = {operator.spec.uid: operator for operator in successor.operators}
-                for operator in self.operators:
-                    heir = heirs.get(operator.spec.uid)
-                    if heir is None or not heir.adopt(operator):
-                        self.compactor.cancel(operator.spec.uid)
             self.close()
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ class Call(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
+    token: tuple[int, int, int, int]
     spec_id: str
     spec: bytes
 
@@ -92,7 +93,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
     def _act(self, kind: str, body: bytes) -> bytes:
         if kind == "load":
             loaded = msgspec.msgpack.decode(body, type=Loaded)
-            self.runtime.load(loaded.spec_id, loaded.spec)
+            self.runtime.load(loaded.spec_id, loaded.spec, Token(*loaded.token))
         elif kind == "begin":
             call = call_decoder.decode(body)
             if call.spec_id != self.runtime.spec_id:

@@ -55,6 +55,19 @@ class StateColumns:
         )
         self.stored_schema = pa.schema(_stored_fields(self.schema, decl.kind))
 
+    @property
+    def is_ordered_by_arrow(self) -> bool:
+        """Whether Arrow finds and orders keys (and entries) as Python does."""
+        return _is_plain(self.key_type) and (self.entries is None or _is_plain(self.entries.arrow))
+
+    @property
+    def is_passed_on_by_arrow(self) -> bool:
+        """Whether stored columns are fit to be handed on without decoding them.
+
+        Segments have nulls in NOT NULL fields, where the struct around them is null.
+        """
+        return self.is_ordered_by_arrow and _is_nullable(self.schema.field("value").type)
+
     def of_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a base, all live and lists whole, as plain rows."""
         columns = [_cast(batch[name], self.schema.field(name).type) for name in self.schema.names]
@@ -97,6 +110,30 @@ def _key_type(key_types: dict[str, str]) -> pa.DataType:
     """The column's type, or a struct of the columns."""
     fields = [pa.field(name, parse_type(ddl)) for name, ddl in key_types.items()]
     return fields[0].type if len(fields) == 1 else pa.struct(fields)
+
+
+def _is_plain(type: pa.DataType) -> bool:
+    # Floats are left out for the sake of NaN.
+    types = pa.types
+    return bool(
+        types.is_integer(type)
+        or types.is_string(type)
+        or types.is_binary(type)
+        or types.is_date32(type)
+        or types.is_timestamp(type)
+        or types.is_decimal(type)
+    )
+
+
+def _is_nullable(type: pa.DataType) -> bool:
+    """Whether no struct anywhere in the type has a NOT NULL field."""
+    if pa.types.is_map(type):
+        return _is_nullable(type.key_type) and _is_nullable(type.item_type)
+    if pa.types.is_list(type):
+        return _is_nullable(type.value_type)
+    if pa.types.is_struct(type):
+        return all(field.nullable and _is_nullable(field.type) for field in type)
+    return True
 
 
 def _declaration(name: str, decl: StateDecl) -> Declaration:

@@ -251,7 +251,7 @@ def _changed_keys(
     names = list(columns)
     if any(ref.kind == "base" for ref in (*before, *after)):
         return None
-    if not all(_is_filterable(each.key_type) for each in columns.values()):
+    if not all(each.is_ordered_by_arrow for each in columns.values()):
         return None
     sides = [old.keys_in(before, piece.groups, names), new.keys_in(after, piece.groups, names)]
     found: dict[str, pa.Array] = {}
@@ -260,19 +260,6 @@ def _changed_keys(
         if keys:
             found[name] = pa.concat_arrays(keys)
     return found
-
-
-def _is_filterable(type: pa.DataType) -> bool:
-    """Whether Arrow can look such keys up. Floats are left out for the sake of NaN."""
-    types = pa.types
-    return bool(
-        types.is_integer(type)
-        or types.is_string(type)
-        or types.is_binary(type)
-        or types.is_date32(type)
-        or types.is_timestamp(type)
-        or types.is_decimal(type)
-    )
 
 
 def _read(

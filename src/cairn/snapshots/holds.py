@@ -10,35 +10,26 @@ Always true here:
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cairn.errors import StaleEpochError
+from cairn.storage.holds import HOLDS_FOLDER, Hold, write_hold
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
-from cairn.storage.retention import HOLDS_FOLDER
 from cairn.storage.store import Store
-
-
-def hold_path(name: str) -> str:
-    return f"{HOLDS_FOLDER}/{name}.json"
 
 
 @contextmanager
 def held(store: Store, number: int | None, name: str) -> Iterator[Epoch]:
     """An epoch, by default the newest, that nobody removes meanwhile."""
     number = newest_number(store) if number is None else number
+    path = f"{HOLDS_FOLDER}/{name}.json"
     # Host and pid are for people who find the hold of a process that was killed.
-    said = {
-        "epochs": [number],
-        "by": f"pid {os.getpid()} on {socket.gethostname()}",
-        "since_ms": time.time_ns() // 1_000_000,
-    }
-    store.put(hold_path(name), json.dumps(said).encode())
+    by = f"pid {os.getpid()} on {socket.gethostname()}"
+    write_hold(store, path, Hold(epochs=[number], by=by))
     try:
         # A log of our own, made after the hold: nothing in it is from before.
         log = Log(store)
@@ -52,7 +43,7 @@ def held(store: Store, number: int | None, name: str) -> Iterator[Epoch]:
             )
         yield log.epoch(number)
     finally:
-        store.delete([hold_path(name)])
+        store.delete([path])
 
 
 def newest_number(store: Store) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 
 from cairn.errors import CorruptFileError, KeyGroupCountError, RestoreError
 from cairn.ids import new_id
@@ -76,7 +77,7 @@ def load_savepoint(
     term: int,
     parallelism: int,
     spark_folder: str,
-    wall_ms: int,
+    wall_ms: int | None = None,
     scratch: str | None = None,
     progress: Progress | None = None,
 ) -> Epoch:
@@ -113,7 +114,7 @@ def load_savepoint(
         parent=None,
         term=term,
         nonce=new_id(),
-        wall_ms=wall_ms,
+        wall_ms=time.time_ns() // 1_000_000 if wall_ms is None else wall_ms,
         now_ms=info.now_ms,
         watermarks=info.watermarks,
         spark=SparkPosition(

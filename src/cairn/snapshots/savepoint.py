@@ -213,7 +213,10 @@ def open_savepoint(url: str) -> Savepoint:
     # Asked before the store is opened: opening a local one makes its folder.
     if "://" not in local and not os.path.isdir(os.path.expanduser(local)):
         raise _no_savepoint(url, "there is no such folder", "give the folder it was written to")
-    store = open_store(url)
+    try:
+        store = open_store(url)
+    except ValueError as error:
+        raise RestoreError(str(error), url=url) from None
     name = f"{store.url}/{SAVEPOINT_PATH}"
     try:
         data = store.get(SAVEPOINT_PATH)

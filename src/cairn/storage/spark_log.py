@@ -31,6 +31,7 @@ NO_OFFSET: Final = "-"
 # Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
 COMPACT_INTERVAL: Final = 10
 _HEAD_LINES: Final = 2
+_READ_ATTEMPTS_MAX: Final = 3
 _NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
 
 
@@ -120,8 +121,40 @@ def source_files(
     `only`: the indices of the sources that matter. RestoreError where a list of files seen
     is gone: without it, every file would be read again.
     """
-    root = f"{epoch.spark.folder}/sources/"
     cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(epoch.spark.offsets))}
+    cuts = {index: last for index, last in cuts.items() if only is None or index in only}
+    missing: tuple[int, int] | None = None
+    for _ in range(_READ_ATTEMPTS_MAX):
+        files, logs = _read_sources(store, epoch, cuts, only)
+        missing = None
+        for index, last in cuts.items():
+            if last is None or last < 0:
+                continue
+            cut = _cut_file_log(logs.get(index, {}), last)
+            if cut is None:
+                # Spark may just have compacted it: the list was of before, the files of after.
+                missing = (index, last)
+                break
+            files.update({f"{index}/{entry}": data for entry, data in cut.items()})
+        if missing is None:
+            return files
+    assert missing is not None
+    index, last = missing
+    file = f"{epoch.spark.folder}/sources/{index}/{last}"
+    raise RestoreError(
+        f"Spark's list of files already read by source {_shown(epoch, index)} is gone\n"
+        f"  expected: {store.url}/{file}\n"
+        "  going on without it would read every file again\n"
+        "  next: restore that folder from a backup",
+        file=file,
+    )
+
+
+def _read_sources(
+    store: Store, epoch: Epoch, cuts: Mapping[int, int | None], only: Collection[int] | None
+) -> tuple[dict[str, bytes], dict[int, dict[str, bytes]]]:
+    """(files to be kept as they are, entries of logs that must be cut, by source)."""
+    root = f"{epoch.spark.folder}/sources/"
     files: dict[str, bytes] = {}
     logs: dict[int, dict[str, bytes]] = {}
     for found in store.list(root):
@@ -130,24 +163,15 @@ def source_files(
         index = int(source) if source.isdigit() else None
         if only is not None and index not in only:
             continue
+        try:
+            data = store.get(found.path)
+        except NotFoundError:
+            continue  # Spark has cleaned it up since it was listed.
         if index is not None and cuts.get(index) is not None and _NUMBERED.fullmatch(entry):
-            logs.setdefault(index, {})[entry] = store.get(found.path)
+            logs.setdefault(index, {})[entry] = data
         else:
-            files[name] = store.get(found.path)
-    for index, last in cuts.items():
-        if last is None or last < 0 or (only is not None and index not in only):
-            continue
-        cut = _cut_file_log(logs.get(index, {}), last)
-        if cut is None:
-            raise RestoreError(
-                f"Spark's list of files already read by source {_shown(epoch, index)} is gone\n"
-                f"  expected: {store.url}/{root}{index}/{last}\n"
-                "  going on without it would read every file again\n"
-                "  next: restore that folder from a backup",
-                file=f"{root}{index}/{last}",
-            )
-        files.update({f"{index}/{entry}": data for entry, data in cut.items()})
-    return files
+            files[name] = data
+    return files, logs
 
 
 def _shown(epoch: Epoch, index: int) -> str:

@@ -87,11 +87,12 @@ class Lead:
         self.begins.append(begin)
         acks, reports = [], []
         for subtask in range(begin.parallelism):
-            if subtask not in self.slots:
+            slot = begin.slot(subtask)
+            if slot not in self.slots:
                 runtime = Runtime(scratch=str(self.scratch), store=self.store, threaded=False)
                 runtime.load(*self.spec.pickled())
-                self.slots[subtask] = runtime
-            level = self.slots[subtask].level(0)
+                self.slots[slot] = runtime
+            level = self.slots[slot].level(0)
             mine = [r for r in rows if group_of(r[0]) * begin.parallelism // 6 == subtask]
             acks.append(run(level, begin, mine, subtask=subtask))
             level.compactor.work()
@@ -338,7 +339,7 @@ def test_a_change_of_parallelism_when_a_merge_is_due_is_no_failure(
 def test_parallelism_changes_between_two_epochs_and_nothing_is_rewritten(lead: Lead) -> None:
     before = lead.run_epoch(*((k, 1) for k in range(12)))
     known = {ref.path for part in before.operators["count"].ranges for ref in part.files}
-    lead.coordinator.parallelism = 3
+    lead.coordinator.rescale(3)
     after = lead.run_epoch(*((k, 2) for k in range(12)))
     assert len(after.operators["count"].ranges) == 3
     deltas = [

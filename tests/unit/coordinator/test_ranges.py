@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.coordinator.ranges import advance, ranges_for, take_in
+from cairn.coordinator.ranges import advance, ranges_for, slots_for, take_in
 from cairn.slot.protocol import Compacted, OperatorAck, Stored
 from cairn.storage.manifest import EMPTY_VERSION, RangeState, next_version
 from cairn.storage.pack import Slice
@@ -209,3 +209,17 @@ def test_a_file_is_taken_in_once() -> None:
     after = take_in(before, written("base", before, 3), {})
     assert after is not None
     assert take_in(after, written("base", after, 3), {}) is None
+
+
+def test_slots_stay_with_the_key_groups_they_hold() -> None:
+    assert slots_for([0, 1], 4, 128) == [0, 2, 1, 3]
+    assert slots_for([0, 2, 1, 3], 2, 128) == [0, 1]
+    assert slots_for([0, 1], 2, 128) == [0, 1]
+
+
+@given(st.lists(st.integers(1, 12), min_size=2, max_size=6))
+def test_every_subtask_has_a_slot_of_its_own_after_any_rescaling(parallelisms: list[int]) -> None:
+    slots = list(range(parallelisms[0]))
+    for parallelism in parallelisms[1:]:
+        slots = slots_for(slots, parallelism, 12)
+        assert len(slots) == len(set(slots)) == parallelism

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import msgspec
 import pytest
 
@@ -17,13 +18,14 @@ from cairn.errors import EpochError, FunctionError
 from cairn.sinks import Collect, Writer
 from cairn.sinks.driver import RowsWriter
 from cairn.slot.protocol import Compaction, Token, ack_encoder
-from cairn.slot.runtime import LevelRuntime, StaleTokenError
+from cairn.slot.runtime import LevelRuntime, Runtime, StaleTokenError
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore
 from tests.restored import fresh_operator
 from tests.unit.slot.one_level import (
     GROUP_COUNT,
     Checkpoint,
+    Count,
     batch_of,
     held,
     model,
@@ -427,3 +429,121 @@ def test_closing_a_slot_closes_functions_and_forgets_output(
     slot.close()
     assert slot.operators[0].function is None
     assert slot.sinks["out"].writer is None
+
+
+# Another function
+
+
+class Tripled(Count):
+    """The same state, another answer."""
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        answer = super().process(row, ctx)
+        return None if answer is None else (answer[0], answer[1] * 3, answer[2])
+
+
+class Richer(Count):
+    first = state.Value("long")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        if self.first.get() is None and row.v is not None:
+            self.first.set(row.v)
+        return super().process(row, ctx)
+
+
+def upgraded(checkpoint: Checkpoint, function: KeyedProcess[Any]) -> tuple[str, bytes]:
+    spec = checkpoint.spec.with_function("count", cloudpickle.dumps(function))
+    return spec.pickled()
+
+
+@pytest.mark.parametrize("function", [Tripled(), Richer()])
+def test_another_function_finds_the_state_of_the_one_before(
+    checkpoint: Checkpoint, tmp_path: Path, function: KeyedProcess[Any]
+) -> None:
+    runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
+    runtime.load(*checkpoint.spec.pickled())
+    old = runtime.level(0)
+    checkpoint.run_epoch([old], [(1, 1), (2, 2)])
+    runtime.load(*upgraded(checkpoint, function))
+    new = runtime.level(0)
+    assert new is not old
+    checkpoint.run_epoch([new], [(1, 5)])
+    assert not new.restored
+    new.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert seen(new) == model([(1, 1), (2, 2), (1, 5)])
+
+
+def test_an_attempt_of_before_the_change_can_do_nothing_more(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
+    before = checkpoint.spec.pickled()
+    runtime.load(*before)
+    old = runtime.level(0)
+    begin = checkpoint.begin(inline_bytes_max=0)
+    zombie = token_of(begin, 0)
+    old.begin(zombie, begin, 0)
+    old.run(zombie, batch_of([(1, 1)]))
+    live = token_of(begin, 1)
+    runtime.load(*upgraded(checkpoint, Tripled()), live)
+    new = runtime.level(0)
+    new.begin(live, begin, 0)
+    for call in (
+        lambda: old.run(zombie, batch_of([(1, 7)])),
+        lambda: old.finish(zombie),
+        lambda: runtime.load(*before, zombie),
+    ):
+        with pytest.raises(StaleTokenError):
+            call()
+    new.run(live, batch_of([(1, 1)]))
+    checkpoint.publish(begin, [new.finish(live)])
+    new.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
+    assert seen(new) == model([(1, 1)])
+
+
+class Text(KeyedProcess[Any]):
+    n = state.Value("string", migrate=str)
+    values = state.List("long")
+    last = state.Map("long", "long")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row.k, len(self.n.get("")), 0
+
+
+def test_state_of_another_form_is_read_anew_and_written_as_a_base(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
+    runtime.load(*checkpoint.spec.pickled())
+    checkpoint.run_epoch([runtime.level(0)], [(1, 1), (1, 1)])
+    runtime.load(*upgraded(checkpoint, Text()))
+    slot = runtime.level(0)
+    begin = msgspec.structs.replace(checkpoint.begin(), rewrite=["count"])
+    run(slot, begin, [])
+    assert slot.restored
+    (file,) = slot.report(executor="", log="", started_ms=0).compacted
+    assert (file.kind, file.as_of) == ("base", begin.parent)
+    assert [rows.get(1) for rows in slot.operators[0].tables["n"].rows if 1 in rows] == ["2"]
+
+
+def test_a_committed_epoch_is_told_once_to_each_function(tmp_path: Path) -> None:
+    told: list[int] = []
+    TOLD[str(tmp_path)] = told
+    checkpoint = Checkpoint(function=Told(str(tmp_path)))
+    slot = checkpoint.slot(tmp_path)
+    first = checkpoint.run_epoch([slot], [(1, 1)])
+    begin = checkpoint.begin(inline_bytes_max=0)
+    run(slot, begin, [(1, 2)])
+    checkpoint.publish(begin, [run(slot, begin, [(1, 2)], task_attempt=1)])
+    assert told == [first.number], "once, however many attempts"
+
+
+TOLD: dict[str, list[int]] = {}
+
+
+class Told(Count):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_epoch_committed(self, epoch: int) -> None:
+        TOLD[self.name].append(epoch)

@@ -31,7 +31,6 @@ from cairn.storage.pack import write_pack
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_type
-from tests.unit.test_codec import typed
 
 GONE: Any = object()
 UID = "count"
@@ -307,7 +306,3 @@ def _frozen(held: Any) -> Any:
     if isinstance(held, dict):
         return {key: _frozen(each) for key, each in held.items()}
     return tuple(held) if isinstance(held, list) else held
-
-
-# A null struct with NOT NULL fields inside a map cannot be read back from any segment.
-storable = typed.filter(lambda pair: not ("map<" in pair[0] and "NOT NULL" in pair[0]))

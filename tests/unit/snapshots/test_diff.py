@@ -304,7 +304,7 @@ def test_an_epoch_retired_meanwhile_is_not_called_damaged(
     checkpoint = Checkpoint(STATES, keep=1)
     a = checkpoint.commit({"n": {1: 1}})
     b = checkpoint.commit({"n": {1: 2}})
-    real = reader_module._open
+    real = reader_module.open_rows
 
     def collected_first(store: Any, ref: Any, scratch: Any) -> Any:
         for _ in range(50):
@@ -312,6 +312,6 @@ def test_an_epoch_retired_meanwhile_is_not_called_damaged(
             checkpoint.collector.after_epoch()
         return real(store, ref, scratch)
 
-    monkeypatch.setattr(reader_module, "_open", collected_first)
+    monkeypatch.setattr(reader_module, "open_rows", collected_first)
     with pytest.raises(StaleEpochError, match=f"epoch {a.number} is retired"):
         diff_epochs(checkpoint.store, a.number, b.number)

@@ -25,9 +25,9 @@ from tests.unit.snapshots.checkpoints import (
     mapped,
     same_state,
     state_of,
-    storable,
     value,
 )
+from tests.unit.test_codec import typed
 
 STATES = {
     "n": value("bigint"),
@@ -214,7 +214,7 @@ def test_progress_ends_with_everything_done() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_values_of_every_type_are_loaded(data: st.DataObject) -> None:
-    declared, values = data.draw(storable)
+    declared, values = data.draw(typed)
     held = data.draw(st.lists(values, max_size=4))
     checkpoint = Checkpoint(
         {"v": value(declared), "l": listed(declared), "m": mapped("int", declared)}, group_count=4

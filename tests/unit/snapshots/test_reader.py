@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -89,6 +91,55 @@ def test_rows_come_sorted_by_group_then_key_whatever_the_order_they_came_in() ->
     assert order == sorted(order)
 
 
+KEYS: dict[str, list[Any]] = {
+    "bigint": [-5, None, 7, 0],
+    "string": ["b", "", None, "☃", "é", "Z"],
+    "binary": [b"\xff", None, b"", b"a"],
+    "decimal(4,2)": [Decimal("1.50"), None, Decimal("-1.00")],
+    "timestamp": [
+        dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+        None,
+        dt.datetime.min.replace(tzinfo=dt.UTC),
+    ],
+    "date": [dt.date(2024, 1, 1), None, dt.date.min],
+}
+
+
+@pytest.mark.parametrize("declared", sorted(KEYS))
+def test_keys_that_were_merged_and_keys_that_were_passed_on_come_in_one_order(
+    declared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {"n": value("int"), "m": mapped("string", "int"), "l": listed("int")}
+    checkpoint = Checkpoint(states, {"k": declared}, group_count=1, parallelism=1)
+    keys = KEYS[declared]
+    checkpoint.commit(
+        {
+            "n": dict.fromkeys(keys, 1),
+            "m": {key: {"z": 1, "a": 2} for key in keys},
+            "l": {key: [1, 2] for key in keys},
+        }
+    )
+    some = keys[::2]
+    epoch = checkpoint.commit(
+        {
+            "n": dict.fromkeys(some, 2),
+            "m": {key: {"b": 3, "z": GONE} for key in some},
+            "l": {key: [1, 2, 3] for key in some},
+        }
+    )
+    assert read(checkpoint) == checkpoint.model
+    found = []
+    for bytes_max in (reader_module.SORT_BYTES_MAX, -1):
+        monkeypatch.setattr(reader_module, "SORT_BYTES_MAX", bytes_max)
+        with EpochReader(checkpoint.store, epoch) as reader:
+            found.append({n: list_rows(reader.rows(UID, n)) for n in states})
+    assert found[0] == found[1]
+
+
+def list_rows(batches: Any) -> list[Any]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
 def test_columns_have_the_names_and_types_of_the_state() -> None:
     checkpoint = grown()
     assert checkpoint.newest is not None
@@ -130,10 +181,12 @@ def test_a_chunk_holds_about_as_many_rows_as_it_may(monkeypatch: pytest.MonkeyPa
 def test_a_file_is_opened_once_for_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = grown()
     opened = []
-    real = reader_module._open
+    real = reader_module.open_rows
     monkeypatch.setattr(reader_module, "CHUNK_ROWS", 1)
     monkeypatch.setattr(
-        reader_module, "_open", lambda store, ref, s: opened.append(ref.id) or real(store, ref, s)
+        reader_module,
+        "open_rows",
+        lambda store, ref, s: opened.append(ref.id) or real(store, ref, s),
     )
     assert read_chunks(checkpoint) == checkpoint.model["n"].keys()
     assert len(opened) == len(set(opened))

@@ -34,10 +34,9 @@ from tests.unit.snapshots.checkpoints import (
     mapped,
     same_state,
     state_of,
-    storable,
     value,
 )
-from tests.unit.test_codec import SCALARS
+from tests.unit.test_codec import SCALARS, typed
 
 STATES = {"n": value("bigint"), "items": listed("string"), "last": mapped("string", "double")}
 
@@ -170,7 +169,7 @@ def check_round_trip(decl: StateDecl, held: dict[Any, Any]) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_values_of_every_type_come_back(data: st.DataObject) -> None:
-    declared, values = data.draw(storable)
+    declared, values = data.draw(typed)
     held = data.draw(st.lists(values, max_size=5))
     states = {"v": value(declared), "l": listed(declared), "m": mapped("int", declared)}
     checkpoint = Checkpoint(states, group_count=4)
@@ -370,6 +369,11 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match="no such folder"):
         open_savepoint(str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(RestoreError, match="unknown scheme 'ftp'"):
+        open_savepoint("ftp://somewhere/s")
 
 
 def test_an_empty_folder_is_no_savepoint(tmp_path: Path) -> None:
