@@ -126,7 +126,7 @@ def crash_chains(undisturbed, *chains):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_driver_killed_at_every_point_of_the_protocol_loses_and_doubles_nothing(
     spark, undisturbed, tmp_path
 ):

@@ -81,12 +81,16 @@ def trap(row: Any) -> None:
 
 
 def hold() -> None:
-    """Make this slot stay at a crash point: HOLD="slot.restored 3 file", once in all slots."""
+    """Make a slot stay at a crash point, the first that comes there: HOLD="slot.restored 3 file".
+
+    The file tells its process id.
+    """
     point, seconds, mark = os.environ.get("HOLD", "").split() or ("", "0", "")
 
     def stay(name: str) -> None:
         if name == point and not Path(mark).exists():
-            Path(mark).touch()
+            Path(f"{mark}.new").write_text(str(os.getpid()))
+            Path(f"{mark}.new").rename(mark)
             time.sleep(float(seconds))
 
     if point:
