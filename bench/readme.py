@@ -40,9 +40,59 @@ def numbers() -> str:
             f"{growth['slot_bytes_per_key']} bytes of memory per key with two states",
             "`bench/state_growth.py`",
         ),
+        *_snapshots(),
     ]
     lines = ["| what | measured | by |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _snapshots() -> list[tuple[str, str, str]]:
+    rocks, base = result("keyed_count_rocksdb"), result("async_base")
+    incremental, rescale = result("incremental"), result("rescale")
+    flink, recovery = result("flink"), result("recovery")
+    uploaded = incremental["uploaded_of_full"]
+    aged = recovery["aged_of_fresh"]
+    ratios = flink["ratios"]
+    return [
+        (
+            "The same count and sum with state in RocksDB",
+            f"{rocks['of_heap']:.0%} of the heap",
+            "`bench/keyed_count.py --backend rocksdb`",
+        ),
+        (
+            "The same count and sum in Flink SQL (Java), from the same CSV files",
+            f"heap {ratios['cairn_heap / flink_heap']:.2f} × Flink's heap, RocksDB "
+            f"{ratios['cairn_rocksdb / flink_rocksdb']:.2f} × Flink's RocksDB",
+            "`bench/flink.py`",
+        ),
+        (
+            f"Slow epochs (95th percentile) while bases of {_millions(base['keys'])} keys are "
+            "written in the background",
+            f"{base['p95_of_median_without']:.2f} × the median epoch without",
+            "`bench/async_base.py`",
+        ),
+        (
+            "What a RocksDB base uploads when 1 % of the keys have changed",
+            f"{uploaded['mean']:.1%} of the full size on average, {uploaded['max']:.0%} at most",
+            "`bench/incremental.py`",
+        ),
+        (
+            f"Live rescale from 2 to 4 subtasks with {_millions(rescale['keys'])} keys, until the "
+            "first epoch is committed",
+            f"{rescale['times_faster_than_repartition_alone']:.1f} × as fast as Spark's offline "
+            f"repartition; {rescale['bytes_rewritten']} bytes of state rewritten",
+            "`bench/rescale.py`",
+        ),
+        (
+            f"Start after {recovery['aged_epochs']:,} epochs, against a young job with as many keys",
+            f"{aged['heap']['seconds']:.2f} × (heap), {aged['rocksdb']['seconds']:.2f} × (RocksDB)",
+            "`bench/recovery.py`",
+        ),
+    ]
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:g} M"
 
 
 def main() -> None:

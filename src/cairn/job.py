@@ -83,7 +83,8 @@ class Job:
         without an error. `spark_checkpoint` is where Spark keeps its own log, if its file
         systems do not reach the checkpoint.
         """
-        from cairn.run import Options, Run
+        from cairn.options import Options
+        from cairn.run import Run
 
         return Run(
             self.graph(),

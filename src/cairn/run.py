@@ -13,6 +13,7 @@ import cloudpickle
 import msgspec
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
+from cairn.coordinator.measured import summary
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
@@ -20,10 +21,10 @@ from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import KeyedProcess, declared_state
 from cairn.ids import new_id
+from cairn.options import Options, check_options, check_parallelism
 from cairn.plan.check import check_function
 from cairn.plan.deploy import job_spec, pickled_function
 from cairn.plan.graph import Graph
-from cairn.session import check_session
 from cairn.sinks.base import SinkContext
 from cairn.slot.spec import OperatorSpec
 from cairn.snapshots.load import load_savepoint, open_job
@@ -44,12 +45,10 @@ from cairn.storage.store import open_store
 from cairn.types import type_ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 Status = Literal["running", "finished", "stopped", "failed"]
-OnStop = Literal["retain", "delete"]
 
-BACKEND_MEMORY_MB_MIN = 16
 _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
@@ -69,24 +68,6 @@ class _StoppingError(Exception):
         )
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `job.start` was told; see there."""
-
-    checkpoint: str
-    parallelism: int | None = None
-    backend: str = "heap"
-    backend_memory_mb: int = 512
-    trigger: str = "1 second"
-    savepoint: str | None = None
-    reset_sources: tuple[str, ...] = ()
-    allow_dropped_state: bool = False
-    retained_epochs: int = 10
-    retained_for: str | None = None
-    on_stop: OnStop = "retain"
-    spark_checkpoint: str | None = None
-
-
 @dataclass
 class _Change:
     """What the next epoch is to run with, asked for while this one runs."""
@@ -104,7 +85,7 @@ class Run:
         from cairn.coordinator.driver import SparkDriver
 
         spark = graph.sources[0].dataframe.sparkSession
-        parallelism = _check_options(graph, options, spark)
+        parallelism = check_options(graph, options, spark)
         # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
         retained = max(100, 2 * options.retained_epochs)
         spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
@@ -267,7 +248,7 @@ class Run:
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin)
         )
-        self._last = _summary(epoch, (time.perf_counter() - started) * 1000)
+        self._last = summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
         kept = set(self._coordinator.slots)
         if slots - kept:
@@ -447,7 +428,7 @@ class Run:
 
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks. No state is rewritten."""
-        _check_parallelism(parallelism, self._graph.group_count)
+        check_parallelism(parallelism, self._graph.group_count)
         preparation = threading.Thread(
             target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
         )
@@ -495,7 +476,7 @@ class Run:
 
     def epochs(self) -> list[dict[str, Any]]:
         """The retained epochs on the current lineage, newest first."""
-        return [_summary(epoch) for epoch in Log(self._store).lineage()]
+        return [summary(epoch) for epoch in Log(self._store).lineage()]
 
     def metrics(self) -> dict[str, Any]:
         """What the newest epoch of this run measured; empty before the first."""
@@ -514,76 +495,5 @@ class Run:
         return f"<run of {self.name}: {self.status}, {at}>"
 
 
-def _check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
-    """Refuse, before anything is written, what cannot work; the parallelism to start with."""
-    from cairn.backends import BACKENDS
-    from cairn.coordinator.driver import check_trigger
-
-    check_session(spark)
-    if options.backend not in BACKENDS:
-        raise PlanError(f"no backend {options.backend!r}\n  found: {', '.join(BACKENDS)}")
-    if options.backend_memory_mb < BACKEND_MEMORY_MB_MIN:
-        raise PlanError(
-            f"backend_memory_mb must be at least {BACKEND_MEMORY_MB_MIN}, "
-            f"found {options.backend_memory_mb}"
-        )
-    if options.on_stop not in ("retain", "delete"):
-        raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
-    check_trigger(spark, options.trigger)
-    if options.retained_epochs < 1:
-        raise PlanError(f"retained_epochs must be at least 1, found {options.retained_epochs}")
-    if options.retained_for is not None:
-        duration_ms(options.retained_for, "retained_for")
-    names = [source.name for source in graph.sources]
-    unknown = [name for name in options.reset_sources if name not in names]
-    if unknown:
-        raise PlanError(
-            f"reset_sources names {unknown[0]!r}, which is no source of the job\n"
-            f"  found: {', '.join(names)}"
-        )
-    cores = spark.sparkContext.defaultParallelism
-    parallelism = options.parallelism or min(cores, graph.group_count)
-    _check_parallelism(parallelism, graph.group_count)
-    return parallelism
-
-
-def _check_parallelism(parallelism: int, group_count: int) -> None:
-    if not 1 <= parallelism <= group_count:
-        raise PlanError(
-            f"parallelism must be between 1 and max_parallelism ({group_count}), "
-            f"found {parallelism}"
-        )
-
-
 def _key_types(operator: OperatorSpec) -> dict[str, str]:
     return {name: type_ddl(operator.schema.field(name).type) for name in operator.keys}
-
-
-def _summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
-    operators = epoch.metrics.get("operators", {})
-    total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
-    rows_in = _total(operators, "rows_in")
-    return {
-        "epoch": epoch.number,
-        "parent": epoch.parent,
-        "wall_ms": epoch.wall_ms,
-        "rows_in": rows_in,
-        "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
-        "state_keys": _total(operators, "state_keys"),
-        "state_bytes": sum(
-            part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
-        ),
-        "delta_bytes": _total(operators, "delta_bytes"),
-        "epoch_ms": round(total_ms, 1),
-        "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
-        "restored": epoch.metrics.get("restored", 0),
-        "bases": epoch.metrics.get("bases", 0),
-        "base_bytes": epoch.metrics.get("base_bytes", 0),
-        "operators": operators,
-        "timings": epoch.timings,
-    }
-
-
-def _total(operators: dict[str, dict[str, int]], name: str) -> int:
-    # An epoch that came from a savepoint or a branch has run no rows.
-    return sum(operator.get(name, 0) for operator in operators.values())

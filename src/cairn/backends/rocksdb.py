@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Final
 from cairn.backends.base import Backend, Base
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb_base import RocksBase
+from cairn.backends.rocksdb_containers import make_rows
 from cairn.backends.rocksdb_database import Database, Op, Tuning
 from cairn.backends.rocksdb_files import RocksIndex, fetch_database, read_index, state_entry
 from cairn.backends.rocksdb_packing import Packing
-from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, RocksRows, make_rows
+from cairn.backends.rocksdb_rows import DIRTY_ENTRY_BYTES, RocksRows
 from cairn.codec import Codec
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef

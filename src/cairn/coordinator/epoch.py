@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
+from cairn.coordinator.measured import announced, metrics_of, timings_of
 from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
 from cairn.crash import crash_point
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
@@ -182,7 +183,7 @@ class Coordinator:
                 outcome = outcome._replace(acks=self._complete(outcome.acks))
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                compacted = _announced(outcome.reports)
+                compacted = announced(outcome.reports)
                 slices = self._pack(outcome.acks, compacted)
                 crash_point("driver.pack.written")
                 parts = self._take_in(begin, ranges, compacted, slices)
@@ -384,8 +385,8 @@ class Coordinator:
             spark=position,
             operators=operators,
             committables=committables,
-            timings=_timings(outcome.reports, begin, ran_ms),
-            metrics=_metrics(outcome.acks, outcome.reports),
+            timings=timings_of(outcome.reports, begin, ran_ms),
+            metrics=metrics_of(outcome.acks, outcome.reports),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 
@@ -430,67 +431,6 @@ def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
     return {
         name: StateDecl(kind=d.kind, type=d.ddl, entry_type=d.entry_ddl)
         for name, d in declared_state(spec.load()).items()
-    }
-
-
-def _announced(reports: Sequence[Report]) -> list[Compacted]:
-    """What slots have written in the background, each file once, older ones first."""
-    found = {file.stored.id: file for report in reports for file in report.compacted}
-    return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
-
-
-def _timings(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
-    """Where the time went: the slowest subtask of each phase, the spread per level, all of it.
-
-    `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs.
-    """
-    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
-    for name in ("begin_ms", "process_ms", "snapshot_ms"):
-        timings[name] = round(max((getattr(r, name) for r in reports), default=0.0), 1)
-    compacted = _announced(reports)
-    timings["base_ms"] = round(max((c.ms for c in compacted if c.kind == "base"), default=0.0), 1)
-    timings["merge_ms"] = round(max((c.ms for c in compacted if c.kind == "merge"), default=0.0), 1)
-    alignment: dict[str, int] = {}
-    for level in sorted({r.level for r in reports}):
-        finished = [r.finished_ms for r in reports if r.level == level]
-        alignment[str(level)] = max(finished) - min(finished)
-    timings["alignment_ms"] = alignment
-    timings["subtasks"] = [
-        {
-            "level": r.level,
-            "subtask": r.subtask,
-            "executor": r.executor,
-            "restored": r.restored,
-            "begin_ms": round(r.begin_ms, 1),
-            "process_ms": round(r.process_ms, 1),
-            "snapshot_ms": round(r.snapshot_ms, 1),
-            "base_ms": round(sum(c.ms for c in r.compacted if c.kind == "base"), 1),
-        }
-        for r in sorted(reports, key=lambda r: (r.level, r.subtask))
-    ]
-    return timings
-
-
-def _metrics(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]:
-    operators: dict[str, dict[str, int]] = {}
-    for ack in acks:
-        for op in ack.operators:
-            sums = operators.setdefault(
-                op.uid,
-                {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "state_keys": 0, "delta_bytes": 0},
-            )
-            sums["rows_in"] += op.rows_in
-            sums["rows_out"] += op.rows_out
-            sums["keys_changed"] += op.keys_changed
-            sums["state_keys"] += op.state_keys
-            sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
-    compacted = _announced(reports)
-    return {
-        "operators": operators,
-        "restored": sum(report.restored for report in reports),
-        "bases": sum(file.kind == "base" for file in compacted),
-        "base_bytes": sum(f.stored.uploaded_bytes or f.stored.length for f in compacted),
-        "base_failures": sorted({r.base_failed for r in reports if r.base_failed}),
     }
 
 

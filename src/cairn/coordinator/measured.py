@@ -1,0 +1,101 @@
+"""What an epoch measured: into its manifest, and out of it again in figures for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cairn.slot.protocol import Ack, Begin, Compacted, Report
+from cairn.storage.manifest import Epoch
+
+
+def announced(reports: Sequence[Report]) -> list[Compacted]:
+    """What slots have written in the background, each file once, older ones first."""
+    found = {file.stored.id: file for report in reports for file in report.compacted}
+    return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
+
+
+def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
+    """Where the time went: the slowest subtask of each phase, the spread per level, all of it.
+
+    `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs.
+    """
+    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
+    for name in ("begin_ms", "process_ms", "snapshot_ms"):
+        timings[name] = round(max((getattr(r, name) for r in reports), default=0.0), 1)
+    compacted = announced(reports)
+    timings["base_ms"] = round(max((c.ms for c in compacted if c.kind == "base"), default=0.0), 1)
+    timings["merge_ms"] = round(max((c.ms for c in compacted if c.kind == "merge"), default=0.0), 1)
+    alignment: dict[str, int] = {}
+    for level in sorted({r.level for r in reports}):
+        finished = [r.finished_ms for r in reports if r.level == level]
+        alignment[str(level)] = max(finished) - min(finished)
+    timings["alignment_ms"] = alignment
+    timings["subtasks"] = [
+        {
+            "level": r.level,
+            "subtask": r.subtask,
+            "executor": r.executor,
+            "restored": r.restored,
+            "begin_ms": round(r.begin_ms, 1),
+            "process_ms": round(r.process_ms, 1),
+            "snapshot_ms": round(r.snapshot_ms, 1),
+            "base_ms": round(sum(c.ms for c in r.compacted if c.kind == "base"), 1),
+        }
+        for r in sorted(reports, key=lambda r: (r.level, r.subtask))
+    ]
+    return timings
+
+
+def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]:
+    operators: dict[str, dict[str, int]] = {}
+    for ack in acks:
+        for op in ack.operators:
+            sums = operators.setdefault(
+                op.uid,
+                {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "state_keys": 0, "delta_bytes": 0},
+            )
+            sums["rows_in"] += op.rows_in
+            sums["rows_out"] += op.rows_out
+            sums["keys_changed"] += op.keys_changed
+            sums["state_keys"] += op.state_keys
+            sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+    compacted = announced(reports)
+    return {
+        "operators": operators,
+        "restored": sum(report.restored for report in reports),
+        "bases": sum(file.kind == "base" for file in compacted),
+        "base_bytes": sum(f.stored.uploaded_bytes or f.stored.length for f in compacted),
+        "base_failures": sorted({r.base_failed for r in reports if r.base_failed}),
+    }
+
+
+def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
+    """An epoch in figures, as `run.metrics()` gives it."""
+    operators = epoch.metrics.get("operators", {})
+    total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
+    rows_in = _total(operators, "rows_in")
+    return {
+        "epoch": epoch.number,
+        "parent": epoch.parent,
+        "wall_ms": epoch.wall_ms,
+        "rows_in": rows_in,
+        "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
+        "state_keys": _total(operators, "state_keys"),
+        "state_bytes": sum(
+            part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
+        ),
+        "delta_bytes": _total(operators, "delta_bytes"),
+        "epoch_ms": round(total_ms, 1),
+        "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
+        "restored": epoch.metrics.get("restored", 0),
+        "bases": epoch.metrics.get("bases", 0),
+        "base_bytes": epoch.metrics.get("base_bytes", 0),
+        "operators": operators,
+        "timings": epoch.timings,
+    }
+
+
+def _total(operators: dict[str, dict[str, int]], name: str) -> int:
+    # An epoch that came from a savepoint or a branch has run no rows.
+    return sum(operator.get(name, 0) for operator in operators.values())

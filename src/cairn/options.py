@@ -1,0 +1,77 @@
+"""What `job.start` is told, and what of it cannot work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from cairn.durations import duration_ms
+from cairn.errors import PlanError
+from cairn.plan.graph import Graph
+from cairn.session import check_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OnStop = Literal["retain", "delete"]
+
+BACKEND_MEMORY_MB_MIN = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `job.start` was told; see there."""
+
+    checkpoint: str
+    parallelism: int | None = None
+    backend: str = "heap"
+    backend_memory_mb: int = 512
+    trigger: str = "1 second"
+    savepoint: str | None = None
+    reset_sources: tuple[str, ...] = ()
+    allow_dropped_state: bool = False
+    retained_epochs: int = 10
+    retained_for: str | None = None
+    on_stop: OnStop = "retain"
+    spark_checkpoint: str | None = None
+
+
+def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
+    """Refuse, before anything is written, what cannot work; the parallelism to start with."""
+    from cairn.backends import BACKENDS
+    from cairn.coordinator.driver import check_trigger
+
+    check_session(spark)
+    if options.backend not in BACKENDS:
+        raise PlanError(f"no backend {options.backend!r}\n  found: {', '.join(BACKENDS)}")
+    if options.backend_memory_mb < BACKEND_MEMORY_MB_MIN:
+        raise PlanError(
+            f"backend_memory_mb must be at least {BACKEND_MEMORY_MB_MIN}, "
+            f"found {options.backend_memory_mb}"
+        )
+    if options.on_stop not in ("retain", "delete"):
+        raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
+    check_trigger(spark, options.trigger)
+    if options.retained_epochs < 1:
+        raise PlanError(f"retained_epochs must be at least 1, found {options.retained_epochs}")
+    if options.retained_for is not None:
+        duration_ms(options.retained_for, "retained_for")
+    names = [source.name for source in graph.sources]
+    unknown = [name for name in options.reset_sources if name not in names]
+    if unknown:
+        raise PlanError(
+            f"reset_sources names {unknown[0]!r}, which is no source of the job\n"
+            f"  found: {', '.join(names)}"
+        )
+    cores = spark.sparkContext.defaultParallelism
+    parallelism = options.parallelism or min(cores, graph.group_count)
+    check_parallelism(parallelism, graph.group_count)
+    return parallelism
+
+
+def check_parallelism(parallelism: int, group_count: int) -> None:
+    if not 1 <= parallelism <= group_count:
+        raise PlanError(
+            f"parallelism must be between 1 and max_parallelism ({group_count}), "
+            f"found {parallelism}"
+        )
