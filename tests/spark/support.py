@@ -188,10 +188,12 @@ class Program:
     def end(self, timeout_s: float = 120) -> list[dict[str, Any]]:
         """Wait for its end; the reports that were not read yet."""
         try:
-            out, self.errors = self.process.communicate(timeout=timeout_s)
+            out, errors = self.process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+        # Java's stack traces would bury what Python says.
+        self.errors = "".join(line for line in errors.splitlines(True) if line[:4] != "\tat ")
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
     @property

@@ -2,6 +2,7 @@
 
     python -m tests.spark.programs.ledger <input> <work> [--parallelism n] [--trigger t] …
 
+--change takes effect in a known epoch: it is asked for on Spark's thread, between two of them.
 Reports in lines of JSON: {"run": id} when it has started, {"epoch": n} as epochs are
 committed, {"end": status, "error": …} last.
 """
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cairn import Job, KeyedProcess, sinks, state
+from cairn import Job, KeyedProcess, crash, sinks, state
 from tests.spark.support import Input
 
 SCHEMA = "id bigint, account string, amount bigint"
@@ -29,6 +30,9 @@ class Ledger(KeyedProcess[Any]):
     total = state.Reducing("bigint", operator.add)
     last = state.List("bigint")
     by_size = state.Map("bigint", "bigint")
+
+    def open(self, ctx: Any) -> None:
+        hold()
 
     def process(self, row: Any, ctx: Any) -> Any:
         trap(row)
@@ -76,6 +80,23 @@ def trap(row: Any) -> None:
             raise RuntimeError(f"trapped at {row.id}")
 
 
+def hold() -> None:
+    """Make a slot stay at a crash point, the first that comes there: HOLD="slot.restored 3 file".
+
+    The file tells its process id.
+    """
+    point, seconds, mark = os.environ.get("HOLD", "").split() or ("", "0", "")
+
+    def stay(name: str) -> None:
+        if name == point and not Path(mark).exists():
+            Path(f"{mark}.new").write_text(str(os.getpid()))
+            Path(f"{mark}.new").rename(mark)
+            time.sleep(float(seconds))
+
+    if point:
+        crash._told = stay
+
+
 def build(spark: Any, input_folder: Any, work: Any, function: Any = None) -> Job:
     work = Path(work)
     job = Job("ledger", max_parallelism=16)
@@ -107,6 +128,25 @@ def report(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
+def change_between_epochs(changes: list[str]) -> None:
+    """Ask for "2:rescale=4" when two epochs of this run are committed, before the third."""
+    from cairn.run import Run
+
+    run_batch = Run._run_batch
+    done = 0
+
+    def changing(run: Any, rows: Any, batch_id: int) -> None:
+        nonlocal done
+        while changes and done >= int(changes[0].partition(":")[0]):
+            change(run, changes.pop(0).partition(":")[2])
+        newest = run._coordinator.newest
+        run_batch(run, rows, batch_id)
+        # A batch that was committed before a crash is skipped.
+        done += run._coordinator.newest is not newest
+
+    Run._run_batch = changing  # type: ignore[method-assign]
+
+
 def change(run: Any, what: str) -> None:
     name, _, value = what.partition("=")
     if name == "rescale":
@@ -133,11 +173,18 @@ def main() -> None:
         metavar="EPOCHS:WHAT",
         help="after so many epochs of this run: 2:rescale=4, 3:upgrade",
     )
+    parser.add_argument("--savepoint", default=None)
+    parser.add_argument("--bases", action="store_true", help="after every epoch a base is due")
     parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
     options = parser.parse_args()
 
     import cairn
+    from cairn.coordinator import compaction
 
+    if options.bases:
+        compaction.BASE_BYTES_MIN = 0
+        os.environ["CAIRN_BASE_RATIO"] = "0"
+    change_between_epochs(options.change)
     spark = cairn.session("ledger", master=options.master, ui__enabled=False)
     job = build(spark, options.input, options.work)
     with job.start(
@@ -147,17 +194,14 @@ def main() -> None:
         backend=options.backend,
         trigger=options.trigger,
         retained_epochs=options.retained,
+        savepoint=options.savepoint,
     ) as run:
         report(run=run._coordinator.run_id)
         newest = 0
-        changes = [change.partition(":")[::2] for change in options.change]
-        begun = len(run.epochs())
         while not run._ended.wait(0.02):
             now = run.metrics().get("epoch", 0)
             if now != newest:
                 newest = now
-                while changes and len(run.epochs()) - begun >= int(changes[0][0]):
-                    change(run, changes.pop(0)[1])
                 driver = run._driver
                 report(epoch=now, placement=driver.placement, repinned=driver.repinned)
                 if now == options.stop_spark_at:

@@ -1,0 +1,235 @@
+"""Killed while something is under way: a rescale, an upgrade, a base, an upload, a rollback.
+
+As in test_crashes, everything is compared with the same job on the same input, undisturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cairn.coordinator import compaction
+from cairn.snapshots.rollback import rollback
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
+from tests.s3 import s3_server
+from tests.spark.live import FILES, Live
+from tests.spark.programs.ledger import SCHEMA, build, payments
+from tests.spark.support import Input, Program, by_id, epochs, eventually, finish, published
+from tests.spark.test_crashes import BESIDE, SINKS, Armed, Undisturbed, crash_chains
+
+ROCKSDB = ("--backend", "rocksdb", "--bases")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spark, tmp_path_factory):
+    return Undisturbed(spark, tmp_path_factory.mktemp("undisturbed"), 11)
+
+
+@pytest.fixture(scope="module")
+def short(spark, tmp_path_factory):
+    return Undisturbed(spark, tmp_path_factory.mktemp("short"), FILES)
+
+
+@pytest.fixture
+def bases(monkeypatch):
+    """After every epoch a base is due, and nothing is so small that it travels to the driver."""
+    monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 0)
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
+    monkeypatch.setattr("cairn.coordinator.epoch.INLINE_BYTES_MAX", 0)
+
+
+def has_base(checkpoint):
+    """Whether the newest epoch goes back to bases."""
+    operators = epochs(checkpoint)[-1].operators.values()
+    return any(ref.kind == "base" for op in operators for part in op.ranges for ref in part.files)
+
+
+# The driver
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_driver_killed_at_every_point_after_a_live_change_loses_and_doubles_nothing(
+    undisturbed, tmp_path
+):
+    """Over RocksDB, with bases on their way in every epoch.
+
+    The second epoch of each driver is the first with another parallelism and function.
+    """
+    points = [
+        [
+            ("driver.epoch.begun", 2),
+            ("driver.epoch.ran", 2),
+            ("driver.pack.written", 2),
+            ("driver.manifest.written", 2),
+            ("driver.deployed", 1),
+        ],
+        [
+            ("driver.collected", 2),
+            # Three sinks at the start, three in the first epoch.
+            ("driver.sink.committed", 7),
+            ("driver.sinks.committed", 2),
+            # A batch that was committed already is skipped first.
+            ("driver.epoch.ended", 3),
+        ],
+    ]
+    crash_chains(
+        undisturbed,
+        *(
+            (
+                tmp_path / str(chain),
+                [
+                    # From one subtask to four, from two to one, from three to two.
+                    (*point, "--change", f"1:rescale={(4, 1, 2)[number % 3]}", "1:upgrade")
+                    for number, point in enumerate(links)
+                ],
+                *ROCKSDB,
+            )
+            for chain, links in enumerate(points)
+        ),
+    )
+    for chain in range(2):
+        assert has_base(tmp_path / str(chain) / "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_driver_killed_during_an_upload_and_then_a_slot_lose_nothing_on_s3(short, tmp_path):
+    """Spark's own folder is a local one: Spark has no file system for S3 here."""
+    with s3_server() as s3, s3.in_environment():
+        url = f"{s3.url}/checkpoint"
+        arguments = (*ROCKSDB, "--checkpoint", url, "--spark-checkpoint", tmp_path / "spark")
+        program = ("ledger", short.input.folder, tmp_path, *arguments)
+        held = tmp_path / "held"
+        with Program(*program, HOLD=f"slot.sst.uploaded 20 {held}") as first:
+            assert eventually(held.exists, within_s=120)
+            first.kill()
+        assert short.check_prefix(tmp_path) < short.files
+        died = tmp_path / "died"
+        crash = {"CAIRN_CRASH_AT": "slot.sst.uploaded:2", "CAIRN_CRASH_ONCE": str(died)}
+        with Program(*program, **crash) as second:
+            assert second.end()[-1]["end"] == "finished", second.errors[-2000:]
+        assert died.exists()
+        assert has_base(url)
+        short.check(tmp_path, url)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_nothing(
+    spark, short, tmp_path
+):
+    source = Input(tmp_path / "in", SCHEMA).add_all(payments(FILES)[:4])
+    at = tmp_path / "checkpoint"
+    job = build(spark, source.folder, tmp_path)
+    finish(job, at, backend="rocksdb")
+    before = {sink: {file.name for file in (tmp_path / sink).glob("*.parquet")} for sink in SINKS}
+    target = epochs(at)[1]
+    restore = rollback(open_store(str(at)), target.number)
+    for point in ("driver.takeover.written", "driver.rewind.laid"):
+        crash = {"CAIRN_CRASH_AT": point}
+        arguments = ("--backend", "rocksdb", "--parallelism", 3)
+        with Program("ledger", source.folder, tmp_path, *arguments, **crash) as program:
+            program.end()
+        assert program.killed, program.errors[-2000:]
+        assert epochs(at)[-1].number == target.number
+        for sink in SINKS:
+            found = {file.name for file in (tmp_path / sink).glob("*.parquet")}
+            assert found == before[sink], "nothing is published, nothing taken back"
+    source.add_all(payments(FILES)[4:])
+    finish(job, at, backend="rocksdb")
+    short.check_state(at)
+    # What was undone stays published, beside an output that is that of an undisturbed run.
+    lineage = {epoch.number for epoch in epochs(at)}
+    assert not lineage & set(range(target.number + 1, restore.number))
+    for sink in SINKS:
+        (tmp_path / "lineage" / sink).mkdir(parents=True)
+        for file in (tmp_path / sink).glob("*.parquet"):
+            if int(file.name.split("-")[1]) in lineage:
+                shutil.copy(file, tmp_path / "lineage" / sink)
+            else:
+                assert file.name in before[sink]
+    assert short.check_prefix(tmp_path / "lineage") == FILES
+    doubled = by_id(published(tmp_path / "booked"))
+    assert len(doubled) == len(short.rows["booked"]) + 2 * 30
+
+
+# Slots
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "point"),
+    [
+        (backend, point)
+        for backend in ("heap", "rocksdb")
+        for point in BESIDE
+        if backend == "rocksdb" or point != "slot.sst.uploaded"
+    ],
+)
+def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_nothing(
+    spark, short, tmp_path, bases, backend, point
+):
+    """Each subtask's slot once: when it restores after 2, 3, 2 subtasks, or beside an epoch."""
+    function = Armed(point, 1, tmp_path / "once")
+    with Live(spark, tmp_path, function=function, backend=backend) as live:
+        live.feed(2)
+        live.run.rescale(3)
+        live.feed(2)
+        live.run.rescale(2)
+        live.feed(2)
+    assert {"once-0", "once-1"} <= {path.name for path in tmp_path.glob("once-*")}
+    assert live.run.error is None
+    assert has_base(tmp_path / "checkpoint")
+    short.check(tmp_path)
+
+
+# Executors
+
+
+def executor_of(slot_pid):
+    """The process of the executor beside which a slot lives: its folder is named for it."""
+    command = psutil.Process(slot_pid).cmdline()
+    folder = Path(command[command.index("--directory") + 1])
+    executor = psutil.Process(int(folder.parent.name.partition("-")[0]))
+    assert "java" in executor.name()
+    return executor
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_executor_killed_while_its_slot_restores_for_a_rescale_changes_nothing(short, tmp_path):
+    """2, 4, 2 subtasks on two executors, in a cluster of processes; the query never stops."""
+    source = Input(tmp_path / "in", SCHEMA).add_all(payments(FILES)[:2])
+    held = tmp_path / "held"
+    arguments = ("--trigger", "0 seconds", "--master", "local-cluster[2,1,1024]")
+    arguments += ("--change", "2:rescale=4", "4:rescale=2")
+    with Program(
+        "ledger", source.folder, tmp_path, *arguments, HOLD=f"slot.restored 5 {held}"
+    ) as program:
+        before = [program.await_report(epoch=number)["placement"] for number in (2, 3)][-1]
+        assert len(set(before.values())) == 2, "subtasks are spread over executors"
+        source.add(*payments(FILES)[2])
+        assert eventually(held.exists, within_s=60)
+        victim = executor_of(int(held.read_text()))
+        victim.kill()
+        placement = program.await_report(epoch=4)["placement"]
+        assert placement.keys() == {"0", "1", "2", "3"}
+        assert victim.pid not in {int(place.rpartition(":")[2]) for place in placement.values()}
+        assert short.check_prefix(tmp_path) == 3
+        source.add_all(payments(FILES)[3:])
+        for number in (5, 6, 7):
+            placement = program.await_report(epoch=number)["placement"]
+        assert placement.keys() == {"0", "1"}
+        os.killpg(program.process.pid, signal.SIGINT)
+        program.end()
+    short.check(tmp_path)
+    log = Log(open_store(str(tmp_path / "checkpoint")))
+    assert [epoch.operators["ledger"].parallelism for epoch in log.lineage()] == [2, 2, 4, 4, 2, 2]
