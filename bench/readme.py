@@ -84,7 +84,8 @@ def _snapshots() -> list[tuple[str, str, str]]:
             "`bench/rescale.py`",
         ),
         (
-            f"Start after {recovery['aged_epochs']:,} epochs, against a young job with as many keys",
+            f"Start after {recovery['aged_epochs']:,} epochs, against a young job with as many "
+            "keys",
             f"{aged['heap']['seconds']:.2f} × (heap), {aged['rocksdb']['seconds']:.2f} × (RocksDB)",
             "`bench/recovery.py`",
         ),
