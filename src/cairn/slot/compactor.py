@@ -1,8 +1,8 @@
 """Bases and merged deltas, written by the slot while epochs run.
 
 One piece of work at a time, on a thread of its own. It shares Python's interpreter lock with
-the functions, so while rows are processed it works a quarter of the time, in small pieces;
-when the slot is idle it works without pause.
+the functions, and the machine with Spark, which plans the next epoch while the slot is idle.
+So it works in small pieces and rests between them, longer while rows are processed.
 
 Always true here:
 - an epoch never waits for what is written here, and never fails because of it;
@@ -22,8 +22,9 @@ from typing import NamedTuple
 from cairn.backends.base import BaseCancelledError
 from cairn.slot.protocol import Compacted
 
-REST = 3.0
-"""While the slot is busy: rests so many times as long as it has worked."""
+REST_BUSY = 9.0
+REST_IDLE = 2.0
+"""Rests so many times as long as it has worked."""
 REST_MAX_S = 0.25
 RETRY_AFTER_S = 30.0
 
@@ -168,6 +169,7 @@ class Compactor:
         work = self._running
         if work is not None and work.uid in self._cancelled:
             raise BaseCancelledError
-        if self._threaded and self._is_busy():
-            time.sleep(min(REST_MAX_S, REST * (time.monotonic() - self._resumed_s)))
+        if self._threaded:
+            rest = REST_BUSY if self._is_busy() else REST_IDLE
+            time.sleep(min(REST_MAX_S, rest * (time.monotonic() - self._resumed_s)))
         self._resumed_s = time.monotonic()
