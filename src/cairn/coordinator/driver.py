@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -99,6 +100,15 @@ class SparkDriver:
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""
         run_id = self.run_id
+        if not self._is_cluster:
+            # One place only, and we are there: no need to wait for the table.
+            executor = self.spark._jvm.java.lang.ProcessHandle.current().pid()
+            with ThreadPoolExecutor() as pool:
+                started = [pool.submit(start_slot, run_id, slot, executor) for slot in slots]
+                self._prepared[parallelism] = lay_pin(self.spark, parallelism)
+                for each in started:
+                    each.result()
+            return
 
         def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:

@@ -137,9 +137,10 @@ class SlotHome:
             )
 
 
-def start_slot(run_id: str, slot: int) -> None:
-    """In a Python worker: make sure that a slot lives beside its executor."""
-    home = SlotHome(run_id, executor_process(), slot)
+def start_slot(run_id: str, slot: int, executor_pid: int | None = None) -> None:
+    """Make sure that a slot lives beside an executor; in a Python worker: its own."""
+    executor = executor_process() if executor_pid is None else psutil.Process(executor_pid)
+    home = SlotHome(run_id, executor, slot)
     if home.pid() is None:
         home.start()
 
