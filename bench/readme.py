@@ -55,7 +55,7 @@ def _snapshots() -> list[tuple[str, str, str]]:
     ratios = flink["ratios"]
     return [
         (
-            "The same count and sum with state in RocksDB",
+            "The same count and sum with state in RocksDB (it fits its memory)",
             f"{rocks['of_heap']:.0%} of the heap",
             "`bench/keyed_count.py --backend rocksdb`",
         ),
@@ -80,13 +80,14 @@ def _snapshots() -> list[tuple[str, str, str]]:
             f"Live rescale from 2 to 4 subtasks with {_millions(rescale['keys'])} keys, until the "
             "first epoch is committed",
             f"{rescale['times_faster_than_repartition_alone']:.1f} × as fast as Spark's offline "
-            f"repartition; {rescale['bytes_rewritten']} bytes of state rewritten",
+            f"repartition; {rescale['median']['cairn']['bytes_rewritten']:.0f} bytes of state "
+            "rewritten",
             "`bench/rescale.py`",
         ),
         (
             f"Start after {recovery['aged_epochs']:,} epochs, against a young job with as many "
             "keys",
-            f"{aged['heap']['seconds']:.2f} × (heap), {aged['rocksdb']['seconds']:.2f} × (RocksDB)",
+            ", ".join(f"{facts['seconds']:.2f} × ({name})" for name, facts in aged.items()),
             "`bench/recovery.py`",
         ),
     ]

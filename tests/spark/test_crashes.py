@@ -228,8 +228,14 @@ BESIDE = ("slot.restored", "slot.base.begun", "slot.base.written", "slot.sst.upl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
-@pytest.mark.parametrize("point", sorted(set(crash_points("slot")) - set(BESIDE)))
+@pytest.mark.parametrize(
+    ("backend", "point"),
+    [
+        ("heap", "slot.batch"),
+        ("heap", "slot.delta.written"),
+        *(("rocksdb", point) for point in sorted(set(crash_points("slot")) - set(BESIDE))),
+    ],
+)
 def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
     spark, short, tmp_path, point, backend
 ):

@@ -167,12 +167,7 @@ def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_n
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "point"),
-    [
-        (backend, point)
-        for backend in ("heap", "rocksdb")
-        for point in BESIDE
-        if backend == "rocksdb" or point != "slot.sst.uploaded"
-    ],
+    [("heap", "slot.base.begun"), *(("rocksdb", point) for point in BESIDE)],
 )
 def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_nothing(
     spark, short, tmp_path, bases, backend, point
