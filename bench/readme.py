@@ -49,21 +49,14 @@ def numbers() -> str:
 def _snapshots() -> list[tuple[str, str, str]]:
     rocks, base = result("keyed_count_rocksdb"), result("async_base")
     incremental, rescale = result("incremental"), result("rescale")
-    flink, recovery = result("flink"), result("recovery")
+    recovery = result("recovery")
     uploaded = incremental["uploaded_of_full"]
     aged = recovery["aged_of_fresh"]
-    ratios = flink["ratios"]
     return [
         (
             "The same count and sum with state in RocksDB (it fits its memory)",
             f"{rocks['of_heap']:.0%} of the heap",
             "`bench/keyed_count.py --backend rocksdb`",
-        ),
-        (
-            "The same count and sum in Flink SQL (Java), from the same CSV files",
-            f"heap {ratios['cairn_heap / flink_heap']:.2f} × Flink's heap, RocksDB "
-            f"{ratios['cairn_rocksdb / flink_rocksdb']:.2f} × Flink's RocksDB",
-            "`bench/flink.py`",
         ),
         (
             f"Slow epochs (95th percentile) while bases of {_millions(base['keys'])} keys are "
