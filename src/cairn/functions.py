@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cairn.errors import PlanError
 from cairn.state import Declaration
@@ -27,23 +27,18 @@ class Context(Protocol):
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
 
 
-class KeyedProcess(Generic[Row]):
-    """Code and state per key. Subclass it, declare state as class attributes.
+class Function:
+    """What all functions share: declared state, and a life in the slots.
 
-    `process` returns or yields rows (tuples, dicts or row objects), or nothing.
     An object is sent to the slots by value and lives there between epochs; what
     must survive a crash belongs into state, not into other attributes.
     """
 
+    handles_late: ClassVar[bool] = False
+    """Late rows come to the function like all others, instead of going to the side output."""
+
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
-
-    def process(self, row: Row, ctx: Context) -> Any:
-        """Each row, with `ctx.key` and the state set to its key."""
-        raise PlanError(f"{type(self).__name__} defines no process(row, ctx)")
-
-    def on_timer(self, time_ms: int, ctx: Context) -> Any:
-        """A timer of this key is due. Nothing registers timers yet."""
 
     def on_epoch_committed(self, epoch: int) -> None:
         """An epoch is committed and will not be undone: told at the beginning of the next one.
@@ -54,8 +49,26 @@ class KeyedProcess(Generic[Row]):
     def close(self) -> None:
         """Before the slot ends or the function is replaced."""
 
+    def made_state(self) -> dict[str, Declaration]:
+        """State beyond the class attributes, for functions that are built from a description."""
+        return {}
 
-def declared_state(function: KeyedProcess[Any]) -> dict[str, Declaration]:
+
+class KeyedProcess(Function, Generic[Row]):
+    """Code and state per key. Subclass it, declare state as class attributes.
+
+    `process` returns or yields rows (tuples, dicts or row objects), or nothing.
+    """
+
+    def process(self, row: Row, ctx: Context) -> Any:
+        """Each row, with `ctx.key` and the state set to its key."""
+        raise PlanError(f"{type(self).__name__} defines no process(row, ctx)")
+
+    def on_timer(self, time_ms: int, ctx: Context) -> Any:
+        """A timer of this key is due. Nothing registers timers yet."""
+
+
+def declared_state(function: Function) -> dict[str, Declaration]:
     """The state a function declares, by name, base classes first."""
     found: dict[str, Declaration] = {}
     seen: dict[int, str] = {}
@@ -85,4 +98,4 @@ def declared_state(function: KeyedProcess[Any]) -> dict[str, Declaration]:
                 "class\n  next: declare it as a class attribute",
                 state=name,
             )
-    return found
+    return found | function.made_state()

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from cairn.coordinator.epoch import Outcome
@@ -123,7 +124,7 @@ class Cluster:
             parts = lanes.pop(edge.index)
             if not parts:
                 continue
-            rows = pa.concat_arrays(parts)
+            rows = _in_time(edge, pa.concat_arrays(parts))
             groups, subtasks = self._places(edge, rows, parallelism)
             for subtask in range(parallelism):
                 mine = np.flatnonzero(subtasks == subtask)
@@ -216,7 +217,23 @@ def _batch(level: Level, edge: Edge, groups: Any, rows: pa.StructArray) -> pa.Re
         struct = pa.struct(list(other.schema))
         is_mine = other.index == edge.index
         columns[lane_name(other.index)] = rows if is_mine else pa.nulls(len(rows), struct)
+    if any(other.event_time for other in level.edges):
+        columns["time"] = _times(edge, rows)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _times(edge: Edge, rows: pa.StructArray) -> pa.Array:
+    if edge.event_time is None:
+        return pa.nulls(len(rows), pa.int64())
+    times = rows.field(edge.event_time)
+    return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+
+
+def _in_time(edge: Edge, rows: pa.StructArray) -> pa.StructArray:
+    """As Spark sorts them, but for ties."""
+    if edge.event_time is None:
+        return rows
+    return rows.take(pc.sort_indices(_times(edge, rows), null_placement="at_start"))
 
 
 def _opened(envelope: pa.RecordBatch) -> tuple[int, pa.StructArray]:

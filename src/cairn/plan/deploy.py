@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cloudpickle
 import pyarrow as pa
 
 from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
-from cairn.functions import KeyedProcess
+from cairn.functions import Function
 from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
 from cairn.slot.spec import (
     JobSpec,
@@ -79,7 +77,7 @@ def job_spec(
     )
 
 
-def pickled_function(uid: str, function: KeyedProcess[Any]) -> bytes:
+def pickled_function(uid: str, function: Function) -> bytes:
     """A function as it is sent to the slots."""
     try:
         return cloudpickle.dumps(function)  # type: ignore[no-any-return]
@@ -105,6 +103,11 @@ def _operator(
         function=function,
         outlets=tuple(
             _outlet(graph, Port(node.uid, tag), schema, tap_lanes) for tag, schema in outputs
+        ),
+        is_downstream=any(
+            isinstance(graph.nodes[origin.node], ProcessNode)
+            for port in node.inputs
+            for origin in graph.origins(port)
         ),
     )
 

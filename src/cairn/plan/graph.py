@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import KeyedProcess
+from cairn.functions import Function
 from cairn.sinks.base import Sink
 
 MAX_GROUP_COUNT = 32768
@@ -58,7 +58,7 @@ class ProcessNode:
     uid: str
     inputs: tuple[Port, ...]
     keys: tuple[str, ...]
-    function: KeyedProcess[Any] = field(repr=False)
+    function: Function = field(repr=False)
     schema: pa.Schema = field(repr=False)
     sides: tuple[tuple[str, pa.Schema], ...] = field(repr=False)
 

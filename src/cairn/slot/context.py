@@ -16,6 +16,7 @@ class SlotContext:
         "event_time_ms",
         "group",
         "key",
+        "late_ms",
         "now_ms",
         "parallelism",
         "sides",
@@ -28,6 +29,8 @@ class SlotContext:
         self.group = 0
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
+        self.late_ms: int | None = None
+        """What is older than this came too late."""
         self.now_ms = 0
         self.epoch = 0
         self.subtask = 0

@@ -137,6 +137,8 @@ class Forward:
         def write() -> None:
             try:
                 names = ["group", "lane", *map(lane_name, self.lanes)]
+                if "time" in first.schema.names:
+                    names.append("time")
                 writer.begin(first.select(names).schema)
                 batch: pa.RecordBatch | None = first
                 while batch is not None and not stopped.is_set():

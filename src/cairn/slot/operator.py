@@ -4,6 +4,8 @@
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
+How a function is called is its runner's affair: `records` calls it row by row.
+
 Always true here:
 - state is named by version, a digest of its history, never by an epoch number alone;
 - between `begin` and the next `begin` the way back to the parent stays open;
@@ -13,32 +15,50 @@ Always true here:
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
-from functools import partial
-from itertools import islice, repeat
-from types import GeneratorType
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
-from cairn.codec import codec
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import KeyedProcess, declared_state
+from cairn.functions import Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
 from cairn.slot.context import SlotContext
-from cairn.slot.outlet import Outlet, _short
+from cairn.slot.outlet import LATE, Outlet, short
 from cairn.slot.protocol import Begin, Piece
+from cairn.slot.records import RecordRunner
 from cairn.slot.spec import OperatorSpec
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, next_version
-from cairn.types import row_class
 
 MESSAGE_CHARS_MAX = 4000
 INCOMPLETE = ""
 """A version that no epoch names."""
+
+
+class Runner(Protocol):
+    """How the function of an operator is called. Made anew when the function is."""
+
+    handles_late: bool
+    """Late rows are the function's affair: they come to it like all others."""
+
+    def begin_rows(self) -> None:
+        """Before the first row of an epoch."""
+
+    def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
+        """Some rows, in order, each with its key group and its event time in microseconds."""
+
+    def end_rows(self) -> None:
+        """After the last row."""
+
+
+def make_runner(operator: Operator, function: Function) -> Runner:
+    assert isinstance(function, KeyedProcess)
+    return RecordRunner(operator, function)
 
 
 class Operator:
@@ -53,7 +73,7 @@ class Operator:
         """The version that the epoch just finished would have, once it is committed."""
         self.backend = backend
         self.context = SlotContext()
-        self.function: KeyedProcess[Any] | None = None
+        self.function: Function | None = None
         self.function_version = ""
         self.told_of: int | None = None
         """The last committed epoch that the function was told of."""
@@ -63,14 +83,11 @@ class Operator:
         self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
         self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
-        self.rows_in = 0
-        self._row = partial(tuple.__new__, row_class(spec.schema))
-        self._columns = [codec(field.type) for field in spec.schema]
-        self._key_at = [spec.schema.names.index(name) for name in spec.keys]
-        self._key_codecs = [codec(spec.schema.field(name).type) for name in spec.keys]
-        self._key = partial(tuple.__new__, row_class(spec.keys))
-        self._prefetches = type(backend).prefetch is not Backend.prefetch
-        self._time_at = spec.schema.names.index(spec.event_time) if spec.event_time else None
+        self.late = next((o for o in self.outlets if o.tag == LATE), None)
+        self.late_us: int | None = None
+        """Rows of before this time, in microseconds, are late."""
+        self.rows_in = self.late_rows = self.untimed_rows = 0
+        self.runner: Runner | None = None
 
     def adopt(self, other: Operator) -> bool:
         """Take over the state of the same operator with another function, if its form fits."""
@@ -141,21 +158,29 @@ class Operator:
             try:
                 function.open(context)
             except Exception as error:
-                raise self._failed("open()", error) from error
+                raise self.failed("open()", error) from error
             self.function = function
             self.function_version = self.spec.function_version
+            self.runner = make_runner(self, function)
         if begin.parent is not None and begin.parent != self.told_of:
             assert self.function is not None
             try:
                 self.function.on_epoch_committed(begin.parent)
             except Exception as error:
-                raise self._failed("on_epoch_committed()", error) from error
+                raise self.failed("on_epoch_committed()", error) from error
             self.told_of = begin.parent
-        self.rows_in = 0
+        # What operators before this one emit in an epoch may be as old as what their timers
+        # had not come to in the epoch before.
+        passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
+        context.late_ms = passed_ms
+        self.late_us = None
+        if passed_ms is not None and not self._runner().handles_late:
+            self.late_us = passed_ms * 1000
+        self.rows_in = self.late_rows = self.untimed_rows = 0
         for outlet in self.outlets:
             outlet.reset()
 
-    def _declare(self, function: KeyedProcess[Any]) -> None:
+    def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type
         for name, declaration in declared_state(function).items():
             table = self.tables.get(name)
@@ -171,78 +196,42 @@ class Operator:
         if not self.tables:
             self._declare(self.spec.load())
 
-    def run(self, groups: Sequence[int], rows: pa.StructArray) -> None:
-        """The function over each row, in order."""
-        columns = [
-            column.decode(array)
-            for column, array in zip(self._columns, rows.flatten(), strict=True)
-        ]
-        times: Iterable[int | None] = repeat(None)
-        if self._time_at is not None:
-            times = [None if t is None else _millis(t) for t in columns[self._time_at]]
-        row_tuples = map(self._row, zip(*columns, strict=True))
-        keys = self._keys(columns, rows)
-        if self._prefetches:
-            keys = list(keys)
-            self.backend.prefetch(groups, keys)
-        scoped = zip(groups, keys, times, row_tuples, strict=False)
-        self.rows_in += len(groups)
-        context = self.context
-        assert self.function is not None
-        process = self.function.process
-        emit = self.main.rows.append
-        row: Any = None
-        remaining = len(groups)
-        try:
-            while remaining > 0:
-                rows_max = self.main.rows_max
-                # The loop assigns straight to the context: the cheapest way to set the scope.
-                for context.group, context.key, context.event_time_ms, row in islice(
-                    scoped, rows_max
-                ):
-                    result = process(row, context)
-                    if result is None:
-                        continue
-                    if type(result) is tuple:
-                        emit(result)
-                    else:
-                        self._emit_all(result)
-                remaining -= rows_max
-                for outlet in self.outlets:
-                    outlet.flush()
-        except FunctionError as error:
-            raise self._located(error, row) from error
-        except Exception as error:
-            raise self._failed("process()", error, row) from error
+    def begin_rows(self) -> None:
+        """Before the first row: what is due without one."""
+        self._runner().begin_rows()
 
-    def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
-        parts = [
-            columns[at] if keys.read_keys is keys.read else keys.decode_keys(rows.field(at))
-            for at, keys in zip(self._key_at, self._key_codecs, strict=True)
-        ]
-        return parts[0] if len(parts) == 1 else map(self._key, zip(*parts, strict=True))
+    def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
+        """Rows of the epoch through the function. Late and untimed ones go their own way."""
+        self.rows_in += len(rows)
+        if times is not None:
+            in_time = self._in_time(times)
+            if in_time is not None:
+                self._put_aside(times, rows, pc.invert(in_time))
+                groups, times, rows = (c.filter(in_time) for c in (groups, times, rows))
+        if len(rows):
+            self._runner().run(groups, times, rows)
 
-    def _emit_all(self, result: Any) -> None:
-        """What a function returned when it is not a plain tuple."""
-        out = self.main.rows
-        if type(result) is GeneratorType:
-            for row in result:
-                out.append(row)
-                if len(out) >= self.main.rows_max:
-                    self.main.flush()
-        elif isinstance(result, dict | tuple) or hasattr(result, "__dataclass_fields__"):
-            out.append(result)
-        elif isinstance(result, str | bytes) or not isinstance(result, Iterable):
-            raise TypeError(
-                f"process() returned {_short(result)}; expected a row (tuple, dict, row object), "
-                "an iterable of rows, or None"
-            )
-        else:
-            for row in result:
-                self.main.emit(row)
+    def _in_time(self, times: pa.Array) -> pa.Array | None:
+        """Which rows are processed; None: all of them."""
+        if self.late_us is None:
+            return times.is_valid() if times.null_count else None
+        in_time = pc.fill_null(pc.greater_equal(times, self.late_us), False)
+        return None if in_time.true_count == len(times) else in_time
+
+    def _put_aside(self, times: pa.Array, rows: pa.StructArray, aside: pa.Array) -> None:
+        late = rows.filter(aside)
+        self.untimed_rows += times.null_count
+        self.late_rows += len(late) - times.null_count
+        if self.late is not None:
+            self.late.pass_on(pa.RecordBatch.from_struct_array(late))
+
+    def _runner(self) -> Runner:
+        assert self.runner is not None, "rows come after open"
+        return self.runner
 
     def finish(self) -> list[StatePart]:
         """What the epoch changed, by state."""
+        self._runner().end_rows()
         for outlet in self.outlets:
             outlet.flush()
         parts = []
@@ -282,24 +271,24 @@ class Operator:
             if not self.is_adopted:
                 self.backend.close()
 
-    def _located(self, error: FunctionError, row: Any) -> FunctionError:
+    def located(self, error: FunctionError, row: Any) -> FunctionError:
         """An error of ours raised under a row: say which."""
-        facts = {"operator": self.spec.uid, "key": _short(self.context.key), "row": _short(row)}
+        facts = {"operator": self.spec.uid, "key": short(self.context.key), "row": short(row)}
         message = error.message
         if "operator" not in error.facts:
             message = f"operator {self.spec.uid!r}: {message}\n  row: {facts['row']}"
         return FunctionError(message, **{**facts, **error.facts})
 
-    def _failed(self, where: str, error: Exception, row: Any = None) -> CairnError:
+    def failed(self, where: str, error: Exception, row: Any = None) -> CairnError:
         if isinstance(error, CairnError) and not isinstance(error, FunctionError):
             return error
         uid = self.spec.uid
         # Cut: it travels to the driver in the text of other errors, several times over.
         text = str(error)[:MESSAGE_CHARS_MAX]
         lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {text}"]
-        facts: dict[str, Any] = {"operator": uid, "cause": _short(error, MESSAGE_CHARS_MAX)}
+        facts: dict[str, Any] = {"operator": uid, "cause": short(error, MESSAGE_CHARS_MAX)}
         if row is not None:
-            facts |= {"key": _short(self.context.key), "row": _short(row)}
+            facts |= {"key": short(self.context.key), "row": short(row)}
             lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]
         # The user's part of the traceback: what lies above is ours.
         frames = traceback.extract_tb(error.__traceback__)[1:]
@@ -337,12 +326,3 @@ def _without(groups: range, kept: Sequence[range]) -> list[range]:
 
 def _cut(part: range, groups: range) -> range:
     return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))
-
-
-def _millis(time: Any) -> int:
-    """Milliseconds since 1970 of an aware (or naive, taken as UTC) datetime, without floats."""
-    days = time.toordinal() - 719163
-    if time.tzinfo is not None:
-        time = time.replace(tzinfo=None)
-    seconds = days * 86400 + time.hour * 3600 + time.minute * 60 + time.second
-    return int(seconds * 1000 + time.microsecond // 1000)

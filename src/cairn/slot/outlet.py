@@ -22,6 +22,9 @@ BATCH_ROWS_FIRST = 1024
 BATCH_ROWS_MAX = 16 * 1024
 BATCH_BYTES_TARGET = 16 * 1024 * 1024
 
+LATE = "late"
+"""The side output of rows that came too late, or without a time."""
+
 Target = Callable[[pa.RecordBatch], None]
 
 
@@ -51,10 +54,14 @@ class Outlet:
             return
         # Emptied in place: the hot loop holds on to the list's append.
         batch = self._encode(rows)
-        self.rows_out += len(rows)
         row_bytes = batch.nbytes / len(rows) + 1
         self.rows_max = max(1, min(BATCH_ROWS_MAX, int(BATCH_BYTES_TARGET / row_bytes)))
         rows.clear()
+        self.pass_on(batch)
+
+    def pass_on(self, batch: pa.RecordBatch) -> None:
+        """Rows that are in Arrow already."""
+        self.rows_out += batch.num_rows
         for target in self.targets:
             target(batch)
 
@@ -125,9 +132,9 @@ class Outlet:
         what = f"field {field!r}: {why}" if field else why
         return FunctionError(
             f"{where} emitted a row that does not fit its schema\n"
-            f"  {what}\n  row: {_short(row)}\n  expected: {declared}",
+            f"  {what}\n  row: {short(row)}\n  expected: {declared}",
             operator=self.operator,
-            row=_short(row),
+            row=short(row),
             field=field,
         )
 
@@ -141,6 +148,6 @@ def _encode_column(column: Codec, values: tuple[Any, ...]) -> pa.Array:
     return column.encode([None if value is None else normalise(value) for value in values])
 
 
-def _short(value: Any, limit: int = 500) -> str:
+def short(value: Any, limit: int = 500) -> str:
     text = repr(value)
     return text if len(text) <= limit else text[:limit] + "…"

@@ -56,6 +56,7 @@ class Begin(msgspec.Struct, frozen=True):
     parent: int | None
     now_ms: int
     watermark_ms: int | None
+    """As of the parent epoch: timers up to here are due."""
     parallelism: int
     versions: dict[str, list[str]]
     """Per operator, per subtask: the name of the state it must start from."""
@@ -70,6 +71,11 @@ class Begin(msgspec.Struct, frozen=True):
     """Files written in the background that need not be announced again, by id."""
     rewrite: list[str] = []
     """Operators whose state gets another form: migrated, and written as a base at once."""
+
+    passed_ms: int | None = None
+    """The watermark that the parent epoch ran with: timers up to here have fired."""
+    is_draining: bool = False
+    """The input has ended: every timer is due that was set before this epoch."""
 
     def slot(self, subtask: int) -> int:
         return self.slots[subtask] if self.slots else subtask
@@ -98,6 +104,12 @@ class OperatorAck(msgspec.Struct, frozen=True):
     keys_changed: int
     state_keys: int
     delta: Stored | None
+    late_rows: int = 0
+    untimed_rows: int = 0
+    """Rows without an event time; like late ones they are not processed."""
+    event_timer_ms: int | None = None
+    """The earliest timer that is left, by event time."""
+    processing_timer_ms: int | None = None
 
 
 class Ack(msgspec.Struct, frozen=True):

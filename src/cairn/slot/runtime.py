@@ -276,10 +276,14 @@ class LevelRuntime:
         self.compactor.submit(work)
 
     def attach(self, token: Token, send: Send) -> None:
-        """What leaves this level goes here, until a newer attempt attaches."""
+        """What leaves this level goes here, until a newer attempt attaches. Rows may come now."""
         with self._lock:
             self.check(token)
             self._send = send
+            started = time.perf_counter()
+            for operator in self.operators:
+                operator.begin_rows()
+            self.process_ms = (time.perf_counter() - started) * 1000
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
         """Rows in, in the order they came. What they cause goes to `send` and to sinks."""
@@ -295,7 +299,8 @@ class LevelRuntime:
                     continue
                 rows = mine[lane_name(lane)]
                 if isinstance(consumer, Operator):
-                    consumer.run(mine["group"].to_numpy().tolist(), rows)
+                    times = mine["time"] if consumer.spec.event_time else None
+                    consumer.run(mine["group"], times, rows)
                 else:
                     consumer.write(pa.RecordBatch.from_struct_array(rows))
             self.process_ms += (time.perf_counter() - started) * 1000
@@ -330,6 +335,8 @@ class LevelRuntime:
             keys_changed=operator.keys_changed(),
             state_keys=operator.state_keys(),
             delta=stored,
+            late_rows=operator.late_rows,
+            untimed_rows=operator.untimed_rows,
         )
 
     def report(self, *, executor: str, log: str, started_ms: int) -> Report:

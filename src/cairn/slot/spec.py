@@ -10,13 +10,12 @@ import os
 import pickle
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
 from cairn.backends import DEFAULT_MEMORY_BYTES
-from cairn.functions import KeyedProcess
+from cairn.functions import Function
 from cairn.ids import digest
 from cairn.sinks.base import Sink
 
@@ -43,6 +42,8 @@ class OperatorSpec:
     function: bytes = field(repr=False)
     """Pickled: loaded once per slot, and again only when it changes."""
     outlets: tuple[OutletSpec, ...]
+    is_downstream: bool = False
+    """Rows come (also) from other operators."""
 
     @property
     def function_version(self) -> str:
@@ -54,7 +55,7 @@ class OperatorSpec:
         fields = [self.schema.field(name) for name in self.keys]
         return fields[0].type if len(fields) == 1 else pa.struct(fields)
 
-    def load(self) -> KeyedProcess[Any]:
+    def load(self) -> Function:
         return cloudpickle.loads(self.function)  # type: ignore[no-any-return]
 
 

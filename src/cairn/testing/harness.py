@@ -114,8 +114,9 @@ class Harness:
             self._begin()
         before = len(self._emitted[None])
         groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
+        encoded = self._input.encode(fitted)
         try:
-            self._operator.run(groups, self._input.encode(fitted))
+            self._operator.run(pa.array(groups, pa.int32()), self._times(encoded), encoded)
         except BaseException:
             self.rollback()
             raise
@@ -178,7 +179,7 @@ class Harness:
         return self._log.last + 1
 
     @property
-    def function(self) -> KeyedProcess[Any]:
+    def function(self) -> Any:
         """The copy that runs, as a slot holds it."""
         assert self._operator.function is not None, "the harness is closed"
         return self._operator.function
@@ -254,6 +255,12 @@ class Harness:
 
         return sorted(rows, key=lambda row: (row[name] is not None, row[name], hash_row(row)))
 
+    def _times(self, rows: pa.StructArray) -> pa.Array | None:
+        if self._spec.event_time is None:
+            return None
+        times = rows.field(self._spec.event_time)
+        return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+
     def _group(self, key: list[Any]) -> int:
         return self._group_hash(key) % GROUP_COUNT
 
@@ -285,6 +292,7 @@ class Harness:
 
     def _begin(self) -> None:
         self._operator.open(self._begun(), 0)
+        self._operator.begin_rows()
         self._running = True
 
     def _begun(self) -> Begin:

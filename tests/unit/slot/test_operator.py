@@ -16,7 +16,7 @@ from cairn import KeyedProcess, state
 from cairn.backends import make_backend
 from cairn.codec import codec
 from cairn.errors import CairnError, CorruptFileError, FunctionError
-from cairn.slot.operator import INCOMPLETE, Operator, _millis
+from cairn.slot.operator import INCOMPLETE, Operator
 from cairn.slot.protocol import Begin, Piece
 from cairn.slot.spec import OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
@@ -68,7 +68,12 @@ class Driven:
         struct = codec(pa.struct(list(self.schema)))
         array = struct.encode([struct.normalise(row) for row in rows])
         before = len(self.rows[None])
-        self.operator.run([0] * len(rows), array)
+        name = self.operator.spec.event_time
+        times = None
+        if name is not None:
+            times = array.field(name)
+            times = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+        self.operator.run(pa.array([0] * len(rows), pa.int32()), times, array)
         return self.rows[None][before:]
 
 
@@ -154,10 +159,8 @@ def test_the_context_tells_the_epoch_and_the_event_time() -> None:
     )
     time = dt.datetime(2024, 5, 6, 7, 8, 9, 123_999, tzinfo=dt.UTC)
     millis = int(time.timestamp()) * 1000 + 123
-    assert driven.push((1, time), (1, None)) == [
-        (1, 5001, 2, 3, millis),
-        (1, 5001, 2, 3, None),
-    ]
+    assert driven.push((1, time), (1, None)) == [(1, 5001, 2, 3, millis)]
+    assert driven.operator.untimed_rows == 1
     driven.begin(2)
     assert driven.push((1, time))[0][:2] == (2, 5002)
 
@@ -173,8 +176,14 @@ def test_the_context_tells_the_epoch_and_the_event_time() -> None:
     ],
 )
 def test_event_times_become_milliseconds_without_rounding(time: dt.datetime) -> None:
+    driven = Driven(
+        function(lambda self, row, ctx: (ctx.event_time_ms,)),
+        "k long, t timestamp" if time.tzinfo else "k long, t timestamp_ntz",
+        out="ms long",
+        event_time="t",
+    )
     epoch = dt.datetime(1970, 1, 1, tzinfo=time.tzinfo)
-    assert _millis(time) == (time - epoch) // dt.timedelta(milliseconds=1)
+    assert driven.push((1, time)) == [((time - epoch) // dt.timedelta(milliseconds=1),)]
 
 
 def test_side_outputs_go_their_own_way() -> None:
