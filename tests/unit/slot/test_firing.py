@@ -540,3 +540,41 @@ def test_timers_outside_a_key_are_refused() -> None:
     begin = Begin("run", 1, 9, 0, 8, 1, None, 1, {}, {}, 0)
     with pytest.raises(FunctionError, match="no key is at hand"):
         driven.operator.open(begin, 0)
+
+
+def test_a_new_function_finds_the_timers_of_the_old_one() -> None:
+    class New(Asked):
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return ("new", ctx.key, time_ms)
+
+    old, new = Driven(Asked()), Driven(New())
+    old.epoch((1, 0, "event 5, event 7"))
+    old.begin(watermark=5)
+    old.push((2, 9, "event 6"))
+    assert new.operator.adopt(old.operator)
+    version = old.operator.version
+    assert not new.operator.bring_to(version, range(GROUP_COUNT), [])
+    assert new.epoch(watermark=9) == [("new", 1, 5), ("new", 1, 7)]
+
+
+def test_a_function_that_gains_timers_keeps_its_state() -> None:
+    class Counted(KeyedProcess[Any]):
+        n = state.Value("long", default=0)
+
+        def process(self, row: Any, ctx: Any) -> None:
+            self.n.set((self.n.get() or 0) + 1)
+
+    class Timed(Counted):
+        def process(self, row: Any, ctx: Any) -> None:
+            super().process(row, ctx)
+            ctx.timers.event(5)
+
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return ("event", ctx.key, self.n.get())
+
+    old, new = Driven(Counted()), Driven(Timed())
+    old.epoch((1, 0, ""))
+    assert new.operator.adopt(old.operator)
+    new.epoch((1, 0, ""))
+    assert new.epoch(watermark=5) == [("event", 1, 2)]
+    assert not Driven(Counted()).operator.adopt(new.operator)
