@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from cairn.errors import FunctionError
+from cairn.functions import Timers
 
 
 class SlotContext:
@@ -21,6 +22,8 @@ class SlotContext:
         "parallelism",
         "sides",
         "subtask",
+        "timer_kind",
+        "timers",
         "watermark_ms",
     )
 
@@ -35,6 +38,9 @@ class SlotContext:
         self.epoch = 0
         self.subtask = 0
         self.parallelism = 1
+        self.timers: Timers
+        """Of the key at hand; given by the operator."""
+        self.timer_kind: Literal["event", "processing"] | None = None
         self.sides: dict[str, Callable[[Any], None]] = {}
 
     def output(self, tag: str, row: Any) -> None:
