@@ -37,6 +37,8 @@ class Function:
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
 
+    result_shift_us: int = -1
+    """From `result_time` to the event time of what is emitted, in microseconds."""
     reads_times_us: ClassVar[bool] = False
     """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
 

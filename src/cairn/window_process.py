@@ -31,7 +31,7 @@ from cairn.errors import PlanError
 from cairn.functions import Context, Function, KeyedProcess, declared_state
 from cairn.state import Declaration, Map, Value
 from cairn.types import parse_schema
-from cairn.windows import FOREVER, Bounds, Global, Session, Sliding, WindowSpec
+from cairn.windows import FOREVER, Bounds, Global, Session, Sliding, WindowSpec, complete_ms
 
 LATE = "late"
 """The side output of late rows, as all operators have it."""
@@ -95,12 +95,14 @@ class WindowProcess(KeyedProcess[Any]):
         self.rows_type = pa.struct(list(schema))
         self.key_count = len(keys)
         self.result_time = None if isinstance(plan.windows, Global) else "window_end"
+        # A session emits after its end, and never what is older than the watermark was before.
+        self.result_shift_us = 0 if isinstance(plan.windows, Session) else -1
         self._spec = plan.windows
         self._is_session = isinstance(plan.windows, Session)
         self._is_global = isinstance(plan.windows, Global)
+        self._is_aligned = not self._is_session and not self._is_global
         # The global window ends with the job, and that is for either clock to say.
         self._by_event = plan.windows.time == "event" and not self._is_global
-        self._lateness_us = plan.allowed_lateness_ms * 1000
         self._counts = plan.early_rows is not None or self._is_global
 
     def made_state(self) -> dict[str, Declaration]:
@@ -150,9 +152,9 @@ class WindowProcess(KeyedProcess[Any]):
         if self._is_session:
             session, met = self._met(*bounds[0])
             bounds = [session]
-        if self._by_event and ctx.late_ms is not None:
-            gone_us = ctx.late_ms * 1000 - self._lateness_us
-            bounds = [(start, end) for start, end in bounds if end > gone_us]
+        late_ms = ctx.late_ms
+        if self._by_event and late_ms is not None:
+            bounds = [(start, end) for start, end in bounds if self._removal_ms(end) > late_ms]
             if not bounds:
                 ctx.count_late(1)
                 if LATE in ctx.sides:
@@ -238,19 +240,22 @@ class WindowProcess(KeyedProcess[Any]):
 
     def on_timer(self, time_ms: int, ctx: Any) -> Any:
         results: list[Any] = []
-        if self._is_global:
-            if time_ms == MAX_MS and FOREVER[1] in self.windows and self.windows[FOREVER[1]][1]:
-                results += self._fire(FOREVER[1], ctx, fired=False)
-        elif ctx.timer_kind == self._spec.time:
-            for end in self._ending(time_ms):
+        if ctx.timer_kind == ("event" if self._by_event else "processing"):
+            for end in self._due(self._complete_ms, time_ms, 0):
                 if not self.windows[end][2]:
-                    results += self._fire(end, ctx, fired=True)
-            for end in self._ending(time_ms - self.plan.allowed_lateness_ms):
+                    results += self._complete(end, ctx)
+            for end in self._due(self._removal_ms, time_ms, self.plan.allowed_lateness_ms):
                 self._remove(end)
         if self.plan.early_ms is not None and ctx.timer_kind == "processing":
             for end in [end for end, known in self.windows.items() if known[3] == time_ms]:
                 results += self._fire(end, ctx, fired=self.windows[end][2])
         return results or None
+
+    def _complete(self, end: int, ctx: Any) -> Iterable[Any]:
+        if not self._is_global:
+            return self._fire(end, ctx, fired=True)
+        # The job is drained. It may go on later, and the window with it.
+        return self._fire(end, ctx, fired=False) if self.windows[end][1] else ()
 
     def _fire(self, end: int, ctx: Any, *, fired: bool) -> Iterable[Any]:
         start, _, _, _, *held = self.windows[end]
@@ -258,20 +263,28 @@ class WindowProcess(KeyedProcess[Any]):
         return self.results((start, end), held, ctx)
 
     def _remove(self, end: int) -> None:
+        if self._is_global:
+            return
         start = self.windows[end][0]
         del self.windows[end]
         self.removed((start, end))
 
-    def _ending(self, time_ms: int) -> list[int]:
-        """The ends of the windows that a timer of this time was set for."""
-        if self._is_session:
-            return [end for end in self.windows if _timer_ms(end) == time_ms]
-        return [time_ms * 1000] if time_ms * 1000 in self.windows else []
+    def _complete_ms(self, end: int) -> int:
+        return complete_ms(self._spec, end)
+
+    def _removal_ms(self, end: int) -> int:
+        return min(complete_ms(self._spec, end) + self.plan.allowed_lateness_ms, MAX_MS)
+
+    def _due(self, when_ms: Callable[[int], int], time_ms: int, after_ms: int) -> list[int]:
+        """The ends of the windows that a timer was set for."""
+        if self._is_aligned and time_ms < MAX_MS:  # There is one at most, and where is known.
+            end = (time_ms - after_ms) * 1000
+            return [end] if end in self.windows else []
+        return [end for end in self.windows if when_ms(end) == time_ms]
 
     def _timers_of(self, end: int) -> set[int]:
         """The times when a window is complete, and when it is removed."""
-        at_ms = _timer_ms(end)
-        return {at_ms, at_ms + self.plan.allowed_lateness_ms}
+        return {self._complete_ms(end), self._removal_ms(end)}
 
     def _set_timers(self, end: int, ctx: Any) -> None:
         if not self._is_global:
@@ -461,11 +474,6 @@ def _as_rows(result: Any) -> Iterator[Any]:
         if not isinstance(result, str | bytes):
             return iter(result)
     return iter((result,))
-
-
-def _timer_ms(end_us: int) -> int:
-    """The first millisecond that is not before the end."""
-    return -(-end_us // 1000)
 
 
 def _window(bounds: Bounds) -> tuple[dt.datetime | None, dt.datetime | None]:
