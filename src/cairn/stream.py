@@ -19,13 +19,13 @@ from cairn.plan.graph import (
 )
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
-from cairn.window_process import (
-    Plan,
+from cairn.window_functions import (
     WindowApply,
     WindowFunction,
     WindowReduce,
     check_window_function,
 )
+from cairn.window_process import WindowPlan
 from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class KeyedStream:
                 "windows by event time need one, and the stream has none\n"
                 "  next: give the source event_time=, or the windows time='processing'"
             )
-        plan = Plan(
+        plan = WindowPlan(
             spec,
             duration_ms(allowed_lateness, "allowed_lateness of windows"),
             early_every_rows,
@@ -141,7 +141,7 @@ class KeyedStream:
 class WindowedStream:
     """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
 
-    def __init__(self, keyed: KeyedStream, plan: Plan) -> None:
+    def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
         self.keyed = keyed
         self.plan = plan
 
