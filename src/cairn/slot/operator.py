@@ -47,11 +47,17 @@ class Runner(Protocol):
     handles_late: bool
     """Late rows are the function's affair: they come to it like all others."""
 
+    def reset(self) -> None:
+        """An attempt begins: nothing of the one before is left."""
+
     def begin_rows(self) -> None:
         """Before the first row of an epoch."""
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Some rows, in order, each with its key group and its event time in microseconds."""
+
+    def flush(self) -> None:
+        """Process what was gathered, without waiting for more."""
 
     def end_rows(self) -> None:
         """After the last row."""
@@ -188,6 +194,7 @@ class Operator:
         if passed_ms is not None and not self._runner().handles_late:
             self.late_us = passed_ms * 1000
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
 
@@ -263,7 +270,8 @@ class Operator:
         return parts
 
     def flush(self) -> None:
-        """Pass on what is emitted so far."""
+        """Process all rows that came, and pass on what they caused."""
+        self._runner().flush()
         for outlet in self.outlets:
             outlet.flush()
 

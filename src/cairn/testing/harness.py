@@ -139,6 +139,7 @@ class Harness:
         self._see(times)
         try:
             self._operator.run(pa.array(groups, pa.int32()), times, encoded)
+            self._operator.flush()
         except BaseException:
             self.rollback()
             raise

@@ -97,6 +97,7 @@ class Driven:
             times = array.field("at").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
         groups = pa.array([k % GROUP_COUNT for k, _, _ in rows], pa.int32())
         self.operator.run(groups, times, array)
+        self.operator.flush()
 
     def end(self, *, commit: bool = True) -> list[tuple[Any, ...]]:
         """Finish the epoch; gives what it emitted."""
