@@ -188,9 +188,6 @@ class World:
     def rows(self, start: int, stop: int) -> list[Row]:
         return self._rows(stop)[start:]
 
-    def arrow(self, start: int, stop: int) -> pa.StructArray:
-        return as_arrow(self.rows(start, stop))
-
     def _rows(self, count: int) -> list[Row]:
         if len(self._input) < count:
             self._input = rows_of(self.seed, 2 * count)

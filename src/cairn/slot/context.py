@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from cairn.errors import FunctionError
@@ -13,6 +13,7 @@ class SlotContext:
     """Also the scope of the state handles: they read `group` and `key` from here."""
 
     __slots__ = (
+        "count_late",
         "epoch",
         "event_time_ms",
         "group",
@@ -24,6 +25,7 @@ class SlotContext:
         "subtask",
         "timer_kind",
         "timers",
+        "times_us",
         "watermark_ms",
     )
 
@@ -42,6 +44,10 @@ class SlotContext:
         """Of the key at hand; given by the operator."""
         self.timer_kind: Literal["event", "processing"] | None = None
         self.sides: dict[str, Callable[[Any], None]] = {}
+        self.count_late: Callable[[int], None] = lambda rows: None
+        """Tell of rows that the function itself has found to be late."""
+        self.times_us: Iterator[int] | None = None
+        """The event times of the rows to come, for a function that reads them."""
 
     def output(self, tag: str, row: Any) -> None:
         emit = self.sides.get(tag)
