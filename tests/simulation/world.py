@@ -179,11 +179,12 @@ class World:
         assert self._model.rows == row_count, "an epoch was lost"
         return self._model
 
+    def arrow(self, start: int, stop: int) -> pa.StructArray:
+        """A stretch of the input."""
+        return as_arrow(self.rows(start, stop))
+
     def rows(self, start: int, stop: int) -> list[Row]:
         return self._rows(stop)[start:]
-
-    def arrow(self, start: int, stop: int) -> pa.StructArray:
-        return as_arrow(self.rows(start, stop))
 
     def _rows(self, count: int) -> list[Row]:
         if len(self._input) < count:
