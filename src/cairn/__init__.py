@@ -17,13 +17,15 @@ from cairn.errors import (
     StateNotFoundError,
     StateSchemaError,
 )
-from cairn.functions import Context, KeyedProcess
+from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess
 from cairn.job import Job
 from cairn.session import session, spark_config
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchContext",
+    "BatchProcess",
     "CairnError",
     "CommitConflictError",
     "CommitError",

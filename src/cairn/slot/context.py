@@ -16,17 +16,22 @@ class SlotContext:
         "event_time_ms",
         "group",
         "key",
+        "keys",
         "late_ms",
         "now_ms",
         "parallelism",
         "sides",
         "subtask",
+        "times",
         "watermark_ms",
     )
 
     def __init__(self) -> None:
         self.key: Any = None
         self.group = 0
+        self.keys: Any = None
+        """In a BatchProcess: the keys of the batch at hand, and below their event times."""
+        self.times: Any = None
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
