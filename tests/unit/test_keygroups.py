@@ -90,14 +90,11 @@ def test_hash_is_the_one_spark_computed(types, values, expected):
 @pytest.mark.parametrize(("types", "values", "expected"), VECTORS)
 def test_a_column_of_keys_has_the_groups_of_its_keys(types, values, expected):
     arrow_types = [parse_type(t) for t in types]
-    columns = [
+    columns = []
+    for type, value in zip(arrow_types, values, strict=True):
+        held = None if value is None else codec(type).normalise(value)
         # Not at the start of its buffers, as slices of a batch are.
-        codec(t).encode([None, v, None, v])[1:]
-        for t, v in zip(
-            arrow_types,
-            (v if v is None else codec(t).normalise(v) for t, v in zip(arrow_types, values)),
-        )
-    ]
+        columns.append(codec(type).encode([None, held, None, held])[1:])
     nulls = hash_key([None] * len(types), arrow_types)
     hashes = [expected, nulls, expected]
     fields = [pa.field(str(at), t) for at, t in enumerate(arrow_types)]
