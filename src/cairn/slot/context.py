@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from cairn.errors import FunctionError
+from cairn.functions import Timers
 
 
 class SlotContext:
@@ -22,6 +23,8 @@ class SlotContext:
         "parallelism",
         "sides",
         "subtask",
+        "timer_kind",
+        "timers",
         "times",
         "watermark_ms",
     )
@@ -40,6 +43,9 @@ class SlotContext:
         self.epoch = 0
         self.subtask = 0
         self.parallelism = 1
+        self.timers: Timers
+        """Of the key at hand; given by the operator."""
+        self.timer_kind: Literal["event", "processing"] | None = None
         self.sides: dict[str, Callable[[Any], None]] = {}
 
     def output(self, tag: str, row: Any) -> None:
