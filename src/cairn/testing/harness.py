@@ -39,7 +39,7 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
 from cairn.plan.check import check_event_time, check_function, check_keys
 from cairn.plan.keygroups import key_hasher
@@ -68,7 +68,7 @@ class Harness:
 
     def __init__(
         self,
-        function: KeyedProcess[Any],
+        function: Function,
         schema: Any,
         key_by: str | Iterable[str],
         out: Any,
@@ -123,6 +123,7 @@ class Harness:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
         What timers emit that are due when the epoch begins is part of it.
+        A BatchProcess gets the rows of one call as one batch.
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
@@ -173,6 +174,8 @@ class Harness:
             )
         context = self._operator.context
         context.group, context.key = self._scope(key)
+        if isinstance(self.function, BatchProcess):
+            return self._batch_state(handle, context.key)
         if isinstance(handle, List):
             return list(handle)
         if isinstance(handle, Map):
@@ -307,6 +310,15 @@ class Harness:
         self.close()
 
     # Helpers
+
+    def _batch_state(self, handle: Declaration, key: Any) -> Any:
+        keys = codec(self._spec.key_type).encode([key])
+        if isinstance(handle, Map):
+            _, entries, values = handle.of_keys(keys)
+            names = codec(entries.type).decode_keys(entries)
+            return dict(zip(names, codec(values.type).decode(values), strict=True))
+        values = handle.get_many(keys)  # type: ignore[attr-defined]
+        return codec(values.type).decode(values)[0]
 
     def _fit(self, row: Any) -> Any:
         try:
