@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
-from cairn.coordinator.measured import announced, metrics_of, timings_of
+from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
 from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
 from cairn.crash import crash_point
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
@@ -357,6 +357,7 @@ class Coordinator:
             for ack in outcome.acks
             for operator in ack.operators
         }
+        held = state_keys_of(outcome.reports)
         operators = {}
         for uid, spec in self.operators.items():
             operators[uid] = OperatorEntry(
@@ -366,7 +367,13 @@ class Coordinator:
                 states=self.states[uid],
                 parallelism=self.parallelism,
                 ranges=[
-                    advance(part, by_operator[uid, subtask], begin.epoch, slices)
+                    advance(
+                        part,
+                        by_operator[uid, subtask],
+                        begin.epoch,
+                        slices,
+                        held.get((uid, subtask)),
+                    )
                     for subtask, part in enumerate(ranges[uid])
                 ],
             )

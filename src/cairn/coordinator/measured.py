@@ -15,6 +15,13 @@ def announced(reports: Sequence[Report]) -> list[Compacted]:
     return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
 
 
+def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
+    """How many keys each operator holds in each subtask."""
+    return {
+        (uid, report.subtask): keys for report in reports for uid, keys in report.state_keys.items()
+    }
+
+
 def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
     """Where the time went: the slowest subtask of each phase, the spread per level, all of it.
 
@@ -58,8 +65,10 @@ def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]
             sums["rows_in"] += op.rows_in
             sums["rows_out"] += op.rows_out
             sums["keys_changed"] += op.keys_changed
-            sums["state_keys"] += op.state_keys
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+    for (uid, _), keys in state_keys_of(reports).items():
+        if uid in operators:
+            operators[uid]["state_keys"] += keys
     compacted = announced(reports)
     return {
         "operators": operators,

@@ -174,6 +174,7 @@ class LevelRuntime:
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
+        self.state_keys: dict[str, int] = {}
         self._consumers: list[Operator | SinkRuntime] = [
             *self.operators,
             *(sink for sink in self.sinks.values() if sink.spec.lane is not None),
@@ -314,6 +315,7 @@ class LevelRuntime:
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
             operators = [self._finish_operator(op, begin) for op in self.operators]
+            self.state_keys = {op.spec.uid: op.state_keys() for op in self.operators}
             crash_point("slot.delta.written")
             committables = {}
             for uid, sink in self.sinks.items():
@@ -333,7 +335,6 @@ class LevelRuntime:
             rows_in=operator.rows_in,
             rows_out=sum(outlet.rows_out for outlet in operator.outlets),
             keys_changed=operator.keys_changed(),
-            state_keys=operator.state_keys(),
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
@@ -355,6 +356,7 @@ class LevelRuntime:
             process_ms=self.process_ms,
             snapshot_ms=self.snapshot_ms,
             compacted=(*self._rewritten, *written),
+            state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
         )
 

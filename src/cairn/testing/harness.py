@@ -204,7 +204,7 @@ class Harness:
             at = write_segment(self._store, segment, self._term)
             stored = Stored(segment.id, at.length, segment.rows, path=at.path)
         operator.finished(None if stored is None else stored.id)
-        self._append(advance(part, self._ack(stored), self.epoch, {}))
+        self._append(self._advance(part, stored))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
@@ -327,12 +327,12 @@ class Harness:
         base.close()
         based = take_in(part, written, {})
         assert based is not None, "a base of the newest epoch fits"
-        self._append(advance(based, self._ack(None), self.epoch, {}))
+        self._append(self._advance(based, None))
 
-    def _ack(self, delta: Stored | None) -> OperatorAck:
+    def _advance(self, part: RangeState, delta: Stored | None) -> RangeState:
         operator = self._operator
-        changed, held = operator.keys_changed(), operator.state_keys()
-        return OperatorAck(UID, operator.rows_in, 0, changed, held, delta)
+        ack = OperatorAck(UID, operator.rows_in, 0, operator.keys_changed(), delta)
+        return advance(part, ack, self.epoch, {}, operator.state_keys())
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms
