@@ -436,7 +436,12 @@ def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
     from cairn.functions import declared_state
 
     return {
-        name: StateDecl(kind=d.kind, type=d.ddl, entry_type=d.entry_ddl)
+        name: StateDecl(
+            kind=d.kind,
+            type=d.ddl,
+            entry_type=d.entry_ddl,
+            ttl=None if d.ttl is None else d.ttl.text,
+        )
         for name, d in declared_state(spec.load()).items()
     }
 

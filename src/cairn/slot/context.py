@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cairn.durations import MIN_MS
 from cairn.errors import FunctionError
 
 
@@ -14,6 +15,7 @@ class SlotContext:
     __slots__ = (
         "epoch",
         "event_time_ms",
+        "floor_ms",
         "group",
         "key",
         "late_ms",
@@ -31,6 +33,8 @@ class SlotContext:
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
         """What is older than this came too late."""
+        self.floor_ms = MIN_MS
+        """For state that expires by event time: no row counts as earlier than this."""
         self.now_ms = 0
         self.epoch = 0
         self.subtask = 0

@@ -104,6 +104,8 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     type: str
     entry_type: str | None = None
+    ttl: str | None = None
+    """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +143,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     timings: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     oldest_kept: int = 0
+    watermark_ms: int | None = None
+    """The job's watermark as of this epoch: its children run with it."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="kind"):
@@ -220,6 +224,7 @@ class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_fi
     timings: dict[str, Any]
     metrics: dict[str, Any]
     oldest_kept: int = 0
+    watermark_ms: int | None = None
 
 
 StoredRecord = StoredEpoch | Takeover | Restore

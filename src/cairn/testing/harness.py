@@ -35,7 +35,7 @@ from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import KeyedProcess
 from cairn.ids import new_id
-from cairn.plan.check import check_event_time, check_function, check_keys
+from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
@@ -73,6 +73,7 @@ class Harness:
         check_function(function, UID)
         check_keys(keys, self.schema)
         check_event_time(event_time, self.schema, UID)
+        check_ttl(function, UID, has_event_time=event_time is not None)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
         self._spec = OperatorSpec(
             uid=UID,
@@ -292,6 +293,7 @@ class Harness:
 
     def _begin(self) -> None:
         self._operator.open(self._begun(), 0)
+        self._operator.reclaim(seconds=0.005)
         self._operator.begin_rows()
         self._running = True
 
