@@ -187,6 +187,7 @@ def test_exported_names_are_these() -> None:
         "List",
         "Map",
         "Reducing",
+        "TTL",
         "Value",
     }
     for module in (cairn, cairn.sinks):

@@ -41,7 +41,7 @@ from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
-from cairn.plan.check import check_event_time, check_function, check_keys
+from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
 from cairn.slot.outlet import LATE
@@ -83,6 +83,7 @@ class Harness:
         check_function(function, UID)
         check_keys(keys, self.schema)
         check_event_time(event_time, self.schema, UID)
+        check_ttl(function, UID, has_event_time=event_time is not None)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
         if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
             raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
@@ -273,7 +274,7 @@ class Harness:
             at = write_segment(self._store, segment, self._term)
             stored = Stored(segment.id, at.length, segment.rows, path=at.path)
         operator.finished(None if stored is None else stored.id)
-        self._append(advance(part, self._ack(stored), self.epoch, {}))
+        self._append(self._advance(part, stored))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
@@ -389,6 +390,7 @@ class Harness:
         self._running = True
         try:
             self._operator.open(self._begun(is_draining=is_draining), 0)
+            self._operator.reclaim(seconds=0.005)
             self._operator.begin_rows()
         except BaseException:
             self.rollback()
@@ -428,22 +430,21 @@ class Harness:
         base.close()
         based = take_in(part, written, {})
         assert based is not None, "a base of the newest epoch fits"
-        self._append(advance(based, self._ack(None), self.epoch, {}))
+        self._append(self._advance(based, None))
 
-    def _ack(self, delta: Stored | None) -> OperatorAck:
+    def _advance(self, part: RangeState, delta: Stored | None) -> RangeState:
         operator = self._operator
-        changed, held = operator.keys_changed(), operator.state_keys()
         event_ms, processing_ms = operator.earliest_timers()
-        return OperatorAck(
+        ack = OperatorAck(
             UID,
             operator.rows_in,
             0,
-            changed,
-            held,
+            operator.keys_changed(),
             delta,
             event_timer_ms=event_ms,
             processing_timer_ms=processing_ms,
         )
+        return advance(part, ack, self.epoch, {}, operator.state_keys())
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms
