@@ -6,6 +6,9 @@ import re
 
 from cairn.errors import PlanError
 
+MAX_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999: later than any row."""
+
 _UNITS_MS = {
     "millisecond": 1,
     "ms": 1,

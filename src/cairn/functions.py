@@ -37,6 +37,9 @@ class Function:
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
 
+    reads_times_us: ClassVar[bool] = False
+    """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
+
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
 

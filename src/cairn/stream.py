@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import KeyedProcess
 from cairn.plan.check import check_function, check_keys, check_same_schema, check_uid
@@ -18,6 +19,14 @@ from cairn.plan.graph import (
 )
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
+from cairn.window_process import (
+    Plan,
+    WindowApply,
+    WindowFunction,
+    WindowReduce,
+    check_window_function,
+)
+from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +100,87 @@ class KeyedStream:
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(uid, self._stream._ports, self._columns, function, out, ())
         return ProcessStream(job, (Port(uid),), out)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        *,
+        allowed_lateness: str = "0 seconds",
+        early_every_rows: int | None = None,
+        early_every: str | None = None,
+    ) -> WindowedStream:
+        """Cut the rows of each key into windows: `windows.tumbling("1 hour")` and others.
+
+        A window emits when it is complete, and again for each row that comes no more than
+        `allowed_lateness` after that; rows later still go to `.side("late")`. Before it is
+        complete it emits after every `early_every_rows` rows, and `early_every` of
+        processing time after a row, counted from what it emitted last. Each result is of all
+        rows so far, so a later one replaces those before it.
+        """
+        if not isinstance(spec, WindowSpec):
+            raise PlanError(
+                f"window: {spec!r} is no description of windows\n"
+                "  next: take windows.tumbling, sliding, session or global_"
+            )
+        stream = self._stream
+        times = {port_event_time(stream._job._nodes, port) for port in stream._ports}
+        if spec.time == "event" and not isinstance(spec, Global) and None in times:
+            raise PlanError(
+                "windows by event time need one, and the stream has none\n"
+                "  next: give the source event_time=, or the windows time='processing'"
+            )
+        plan = Plan(
+            spec,
+            duration_ms(allowed_lateness, "allowed_lateness of windows"),
+            early_every_rows,
+            None if early_every is None else duration_ms(early_every, "early_every of windows"),
+        )
+        return WindowedStream(self, plan)
+
+
+class WindowedStream:
+    """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
+
+    def __init__(self, keyed: KeyedStream, plan: Plan) -> None:
+        self.keyed = keyed
+        self.plan = plan
+
+    @property
+    def spec(self) -> WindowSpec:
+        return self.plan.windows
+
+    @property
+    def allowed_lateness_ms(self) -> int:
+        return self.plan.allowed_lateness_ms
+
+    @property
+    def early_rows(self) -> int | None:
+        return self.plan.early_rows
+
+    @property
+    def early_ms(self) -> int | None:
+        return self.plan.early_ms
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str) -> ProcessStream:
+        """Fold the rows of a window into one: `function(row, row)` gives a row of their schema.
+
+        Results: the key columns, `window_start`, `window_end`, and the other columns.
+        """
+        if not callable(function):
+            raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
+        schema, keys = self.keyed._stream.schema, self.keyed._columns
+        made = WindowReduce(self.plan, schema, keys, function)
+        return self.keyed.process(made, schema=made.schema, uid=uid)
+
+    def process(self, function: WindowFunction, *, schema: Any, uid: str) -> ProcessStream:
+        """Give all rows of a window to a function at once; they are kept until then.
+
+        Results: the key columns, `window_start`, `window_end`, and the columns of `schema`.
+        """
+        check_window_function(function, uid)
+        keyed = self.keyed
+        made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
+        return keyed.process(made, schema=made.schema, uid=uid)
 
 
 class ProcessStream(Stream):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cairn.errors import FunctionError
@@ -12,6 +12,7 @@ class SlotContext:
     """Also the scope of the state handles: they read `group` and `key` from here."""
 
     __slots__ = (
+        "count_late",
         "epoch",
         "event_time_ms",
         "group",
@@ -21,6 +22,7 @@ class SlotContext:
         "parallelism",
         "sides",
         "subtask",
+        "times_us",
         "watermark_ms",
     )
 
@@ -36,6 +38,10 @@ class SlotContext:
         self.subtask = 0
         self.parallelism = 1
         self.sides: dict[str, Callable[[Any], None]] = {}
+        self.count_late: Callable[[int], None] = lambda rows: None
+        """Tell of rows that the function itself has found to be late."""
+        self.times_us: Iterator[int] | None = None
+        """The event times of the rows to come, for a function that reads them."""
 
     def output(self, tag: str, row: Any) -> None:
         emit = self.sides.get(tag)

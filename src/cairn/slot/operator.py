@@ -73,6 +73,7 @@ class Operator:
         """The version that the epoch just finished would have, once it is committed."""
         self.backend = backend
         self.context = SlotContext()
+        self.context.count_late = self._count_late
         self.function: Function | None = None
         self.function_version = ""
         self.told_of: int | None = None
@@ -224,6 +225,9 @@ class Operator:
         self.late_rows += len(late) - times.null_count
         if self.late is not None:
             self.late.pass_on(pa.RecordBatch.from_struct_array(late))
+
+    def _count_late(self, rows: int) -> None:
+        self.late_rows += rows
 
     def _runner(self) -> Runner:
         assert self.runner is not None, "rows come after open"

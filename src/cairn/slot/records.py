@@ -56,6 +56,8 @@ class RecordRunner:
         times_ms: Iterable[int | None] = repeat(None)
         if times is not None:
             times_ms = np.floor_divide(times.to_numpy(), 1000).tolist()
+            if self._function.reads_times_us:
+                self._operator.context.times_us = iter(times.to_numpy().tolist())
         row_tuples = map(self._row, zip(*columns, strict=True))
         keys = self._keys(columns, rows)
         operator = self._operator
