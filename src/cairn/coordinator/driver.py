@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn import errors
 from cairn.coordinator.epoch import Outcome
+from cairn.coordinator.partials import PartialChoice
 from cairn.errors import CairnError, EpochError, PlanError
 from cairn.plan.dataframe import Planner, lay_pin, streaming_input
 from cairn.plan.graph import Graph
@@ -59,6 +60,7 @@ class SparkDriver:
         self.run_id = run_id
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
+        self._partials = PartialChoice()
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
         self.deploy(spec, parallelism)
@@ -153,6 +155,7 @@ class SparkDriver:
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
+        self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
             acks = self.planner.epoch(rows).collect()
         except Exception as error:
@@ -163,7 +166,9 @@ class SparkDriver:
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
         self._reports.value = []
         self._watch_placement(reports)
-        return Outcome([ack_decoder.decode(row.ack) for row in acks], reports)
+        outcome = Outcome([ack_decoder.decode(row.ack) for row in acks], reports)
+        self._partials.learn(outcome.acks)
+        return outcome
 
     def _watch_placement(self, reports: Sequence[Report]) -> None:
         """Spread subtasks out again when they crowd on the executors that survived a loss."""

@@ -31,7 +31,7 @@ from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
 from cairn.plan.deploy import direct_inputs, lanes_out, taps
-from cairn.plan.graph import Edge, Graph, Level, Port, SourceNode, TransformNode
+from cairn.plan.graph import Edge, Graph, Level, PartialNode, Port, SourceNode, TransformNode
 from cairn.plan.keygroups import spark_key_group_sql
 from cairn.slot.forward import Forward
 from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
@@ -100,6 +100,8 @@ class Planner:
         self.parallelism = parallelism
         self._taps = taps(graph)
         self._persisted: list[DataFrame] = []
+        self.grouped: frozenset[str] = frozenset()
+        """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._parsed: dict[str, Column] = {}
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
@@ -152,10 +154,13 @@ class Planner:
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
+        return rows.select(*self._columns_of(columns))
+
+    def _columns_of(self, columns: Sequence[str]) -> list[Column]:
         for text in columns:
             if text not in self._parsed:
                 self._parsed[text] = F.expr(text)
-        return rows.select(*(self._parsed[text] for text in columns))
+        return [self._parsed[text] for text in columns]
 
     # A level's input: lane, group, subtask, [time, tie], a struct per lane, [ack].
 
@@ -215,7 +220,8 @@ class Planner:
             united, *others = [self._transform(rows, port, frames) for port in node.inputs]
             for other in others:
                 united = united.unionByName(other)
-            frame = node.function(united)
+            is_partial = isinstance(node, PartialNode)
+            frame = self._partial(united, node) if is_partial else node.function(united)
             if any(
                 isinstance(other, TransformNode) and port in other.inputs
                 for other in self.graph.nodes.values()
@@ -233,6 +239,16 @@ class Planner:
             frame = rows.where(F.col("lane") == lane).select(f"{lane_name(lane)}.*")
         frames[port] = frame
         return frame
+
+    def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
+        """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""
+        partials = node.partials
+        if partials.grouping is None or node.uid not in self.grouped:
+            return self._project(rows, partials.rows)
+        groups = rows.groupBy(*self._columns_of(partials.grouping))
+        grouped = groups.agg(*self._columns_of(partials.grouped))
+        # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
+        return grouped.coalesce(self.parallelism)
 
     def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
         per_source: list[tuple[str, list[Edge]]] = []

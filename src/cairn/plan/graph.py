@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.sinks.base import Sink
@@ -51,6 +52,18 @@ class TransformNode:
     function: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
+
+
+@dataclass(frozen=True)
+class PartialNode(TransformNode):
+    """What an aggregation is fed: partials that Spark makes row by row, or aggregates ahead.
+
+    The two give the same results; which one it is is chosen epoch by epoch.
+    """
+
+    uid: str = field(kw_only=True)
+    """The operator it feeds."""
+    partials: Partials = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
