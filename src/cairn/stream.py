@@ -139,7 +139,6 @@ class KeyedStream:
         )
         return WindowedStream(self, plan)
 
-
     def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
 
@@ -194,7 +193,6 @@ class WindowedStream:
         keyed = self.keyed
         made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
-
 
     def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.

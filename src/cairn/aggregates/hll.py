@@ -37,8 +37,10 @@ def of_hashes(hashes: npt.NDArray[np.uint64]) -> Sketch:
 
 def merged(left: Sketch, right: Sketch) -> Sketch:
     if is_sparse(left) and is_sparse(right):
-        return of_hashes(np.concatenate([left, right])) if len(left) and len(right) else (
-            left if len(left) else right
+        return (
+            of_hashes(np.concatenate([left, right]))
+            if len(left) and len(right)
+            else (left if len(left) else right)
         )
     left, right = (_dense(s) if is_sparse(s) else s for s in (left, right))
     registers: Sketch = np.maximum(left, right)

@@ -105,16 +105,16 @@ class Edge(Part):
         order, seen, values = self.joined(into, columns)
         rows = np.flatnonzero(seen)
         group = np.concatenate([np.arange(count), at])[rows]
-        by = {"group": group}
+        by: dict[str, Any] = {"group": group}
         if self.is_timed:
-            by |= {"order": order[rows], "value": values.take(pa.array(rows))}
+            told = values.take(pa.array(rows))
+            # Null comes before every value, as in Spark.
+            by |= {"order": order[rows], "there": told.is_valid(), "value": told}
             if pa.types.is_nested(self.type):
-                by["value"] = pa.array([repr(v) for v in by["value"].to_pylist()], pa.string())
+                by["value"] = pa.array([repr(v) for v in told.to_pylist()], pa.string())
         # Last, so that what came first, or what is held, stays in front.
         by["row"] = rows
-        ranked = pc.sort_indices(
-            pa.table(by), [(name, "ascending") for name in by], null_placement="at_start"
-        ).to_numpy()
+        ranked = pc.sort_indices(pa.table(by), [(name, "ascending") for name in by]).to_numpy()
         group = group[ranked]
         is_edge = np.ones(len(group), np.bool_)
         if self.is_last:

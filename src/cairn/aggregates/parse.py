@@ -86,7 +86,9 @@ def _parse(name: str, text: str) -> Call:
         raise _refused(name, text, f"there is no aggregate {match[1]!r}")
     arguments = [part.strip() for part in _split(inner)]
     if re.match(r"distinct\b", arguments[0], re.IGNORECASE):
-        raise _refused(name, text, "DISTINCT would need every value kept; see approx_count_distinct")
+        raise _refused(
+            name, text, "DISTINCT would need every value kept; see approx_count_distinct"
+        )
     if function == "count" and arguments == ["*"]:
         return Call(name, "count", None)
     skips_nulls = False

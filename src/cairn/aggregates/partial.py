@@ -140,9 +140,7 @@ def _summand(part: Part) -> str:
     return type_ddl(type_)
 
 
-def _edge_sql(
-    call: Call, part: Edge, x: str, order: str | None
-) -> tuple[list[str], list[str]]:
+def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[str], list[str]]:
     at = order if part.is_timed and order is not None else "0L"
     seen = f"{at} IS NOT NULL" + (f" AND {x} IS NOT NULL" if call.skips_nulls else "")
     choose = {
@@ -181,5 +179,3 @@ def _named(sql: str, name: str) -> str:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-

@@ -164,7 +164,8 @@ class Extreme(Part):
         values, seen = columns
         if not seen.all():
             at, values = at[seen], values[seen]
-        (np.maximum if self.is_max else np.fmin).at(into[0], at, values)
+        with np.errstate(invalid="ignore"):
+            (np.maximum if self.is_max else np.fmin).at(into[0], at, values)
         into[1][at] = True
 
     def store(self, columns: Columns) -> list[pa.Array]:

@@ -302,9 +302,7 @@ class WindowAggregate(Aggregation):
             )
             self._put(keys.take(pa.array(rows)), ends[rows], emitted)
 
-    def _emitted(
-        self, keys: pa.Array, ends: Ints, held: Held, rows: Ints
-    ) -> pa.RecordBatch | None:
+    def _emitted(self, keys: pa.Array, ends: Ints, held: Held, rows: Ints) -> pa.RecordBatch | None:
         if not len(rows):
             return None
         bounds = [

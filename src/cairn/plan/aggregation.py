@@ -53,9 +53,7 @@ def aggregation(
     return _windowed(schema, keys, found, order, plan, carries_rows=carries_rows)
 
 
-def partial_node(
-    name: str, ports: tuple[Port, ...], uid: str, partials: Partials
-) -> PartialNode:
+def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partials) -> PartialNode:
     return PartialNode(
         name, ports, None, partials.schema, partials.layout.time, uid=uid, partials=partials
     )
@@ -76,7 +74,9 @@ def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggr
         given = transformed_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
         result = transformed_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
     except PlanError as error:
-        raise PlanError(f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name) from error
+        raise PlanError(
+            f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name
+        ) from error
     return make_aggregate(call, given.field("x").type, result.field("x").type, is_timed=is_timed)
 
 

@@ -49,9 +49,7 @@ def test_days_follow_the_clocks_of_a_place_through_a_year(zone: str) -> None:
     assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == expected
 
 
-SPANS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(-30, 30), st.integers(1, 8)), max_size=25
-)
+SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 30), st.integers(1, 8)), max_size=25)
 
 
 @given(SPANS)

@@ -31,13 +31,13 @@ def parsed(text: str) -> Call:
         ("approx_count_distinct(user)", "approx_count_distinct", "user"),
     ],
 )
-def test_a_call_is_read_with_its_argument(
-    text: str, function: str, argument: str | None
-) -> None:
+def test_a_call_is_read_with_its_argument(text: str, function: str, argument: str | None) -> None:
     assert parsed(text) == Call("x", function, argument)
 
 
-@pytest.mark.parametrize("text", ["first(v, true)", "first(v IGNORE NULLS)", "first(v ignore  nulls)"])
+@pytest.mark.parametrize(
+    "text", ["first(v, true)", "first(v IGNORE NULLS)", "first(v ignore  nulls)"]
+)
 def test_first_can_be_told_to_skip_nulls(text: str) -> None:
     assert parsed(text) == Call("x", "first", "v", skips_nulls=True)
     assert parsed(text).sql == "first(v, true)"
