@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from cairn.errors import PlanError
 from cairn.state import Declaration
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = TypeVar("Row")
 
@@ -25,6 +28,25 @@ class Context(Protocol):
 
     def output(self, tag: str, row: Any) -> None:
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
+
+
+class BatchContext(Protocol):
+    """What a BatchProcess is told about the rows at hand and the epoch they belong to."""
+
+    keys: pa.Array
+    """The key of each row: the column, or a struct array where several columns make the key."""
+    times: pa.Array | None
+    """The event time of each row in microseconds, where one is declared."""
+    watermark_ms: int | None
+    late_ms: int | None
+    """What is older than this came too late."""
+    now_ms: int
+    epoch: int
+    subtask: int
+    parallelism: int
+
+    def output(self, tag: str, batch: Any) -> None:
+        """Emit a record batch or a table on a side output."""
 
 
 class Function:
@@ -69,6 +91,27 @@ class KeyedProcess(Function, Generic[Row]):
 
     def on_timer(self, time_ms: int, ctx: Context) -> Any:
         """A timer of this key is due. Nothing registers timers yet."""
+
+
+class BatchProcess(Function):
+    """Code and state by the batch: Arrow in, Arrow out. Subclass it, declare Value and Map state.
+
+    `process` and `end_epoch` return a record batch, a table, an iterable of them, or nothing;
+    columns are found by name. State is read and written for many keys at once:
+
+        keys = batch["k"]                        # as ctx.keys has them
+        values = self.total.get_many(keys)       # an array, null where there is none
+        self.total.put_many(keys, values)        # null clears
+
+    A batch holds rows of many keys, and a key may come in several batches of an epoch.
+    """
+
+    def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Any:
+        """Some rows, in order; `ctx.keys` are their keys and `ctx.times` their event times."""
+        raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
+
+    def end_epoch(self, ctx: BatchContext) -> Any:
+        """After the last row of each epoch, also of one without rows."""
 
 
 def declared_state(function: Function) -> dict[str, Declaration]:

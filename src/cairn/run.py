@@ -19,7 +19,7 @@ from cairn.coordinator.rewind import settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
-from cairn.functions import KeyedProcess, declared_state
+from cairn.functions import Function, declared_state
 from cairn.ids import new_id
 from cairn.options import Options, check_options, check_parallelism
 from cairn.plan.check import check_function
@@ -447,9 +447,7 @@ class Run:
         except Exception:
             _logger.warning("a rescale could not be prepared", exc_info=True)
 
-    def upgrade(
-        self, uid: str, function: KeyedProcess[Any], *, allow_dropped_state: bool = False
-    ) -> None:
+    def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool = False) -> None:
         """From the next epoch on, run this function in place of an operator's. It keeps its state.
 
         Refused when the state it declares cannot be made of what there is.

@@ -138,6 +138,8 @@ def test_packages_only_re_export() -> None:
 
 def test_exported_names_are_these() -> None:
     assert sorted(cairn.__all__) == [
+        "BatchContext",
+        "BatchProcess",
         "CairnError",
         "CommitConflictError",
         "CommitError",

@@ -39,6 +39,7 @@ class ValueHandle(Value[Any]):
         self._rows: list[Any] = table.rows
         self._changes = table.changes
         self._normalise = table.values.normalise
+        self._exact = table.values.exact
         # In the form of a stored value, so that nobody can change it for all keys.
         default = declaration.default
         self._default = None if default is None else self._normalise(default)
@@ -47,22 +48,22 @@ class ValueHandle(Value[Any]):
         scope = self._scope
         group = scope.group
         key = scope.key
-        value = self._changes[group].get(key, ABSENT)
-        if value is ABSENT:
-            # Not get(): `[]` runs at C speed in every backend, and is None for none.
-            value = self._rows[group][key]
+        changes = self._changes[group]
+        # Not get(): `in` and `[]` are quicker, and rows give None for what they do not have.
+        value = changes[key] if key in changes else self._rows[group][key]
         if value is None:
             return self._default if default is None else default
         return value
 
     def set(self, value: Any) -> None:
-        if value is None:
-            self.clear()
-            return
-        try:
-            value = self._normalise(value)
-        except ValueTypeError as error:
-            raise _name_state(self, error) from None
+        if type(value) is not self._exact:
+            if value is None:
+                self.clear()
+                return
+            try:
+                value = self._normalise(value)
+            except ValueTypeError as error:
+                raise _name_state(self, error) from None
         scope = self._scope
         self._changes[scope.group][scope.key] = value
 

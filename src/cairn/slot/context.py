@@ -17,11 +17,13 @@ class SlotContext:
         "event_time_ms",
         "group",
         "key",
+        "keys",
         "late_ms",
         "now_ms",
         "parallelism",
         "sides",
         "subtask",
+        "times",
         "times_us",
         "watermark_ms",
     )
@@ -29,6 +31,9 @@ class SlotContext:
     def __init__(self) -> None:
         self.key: Any = None
         self.group = 0
+        self.keys: Any = None
+        """In a BatchProcess: the keys of the batch at hand, and below their event times."""
+        self.times: Any = None
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None

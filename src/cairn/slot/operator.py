@@ -4,7 +4,8 @@
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
-How a function is called is its runner's affair: `records` calls it row by row.
+How a function is called is its runner's affair: `records` calls it row by row, `batches`
+by the batch.
 
 Always true here:
 - state is named by version, a digest of its history, never by an epoch number alone;
@@ -22,11 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
+from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import Function, KeyedProcess, declared_state
+from cairn.functions import BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
+from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import LATE, Outlet, short
 from cairn.slot.protocol import Begin, Piece
@@ -57,6 +60,8 @@ class Runner(Protocol):
 
 
 def make_runner(operator: Operator, function: Function) -> Runner:
+    if isinstance(function, BatchProcess):
+        return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess)
     return RecordRunner(operator, function)
 
@@ -183,14 +188,20 @@ class Operator:
 
     def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type
+        by_batch = isinstance(function, BatchProcess)
+        make = make_batch_table if by_batch else make_table
         for name, declaration in declared_state(function).items():
             table = self.tables.get(name)
             if table is None:
-                table = make_table(declaration, key_type, self.backend, self.group_count)
+                table = make(declaration, key_type, self.backend, self.group_count)
                 table.assign(self.groups)
                 self.tables[name] = table
             table.declaration = declaration
-            setattr(function, name, make_handle(table, self.context))
+            if by_batch:
+                handle = make_batch_handle(table, self.group_count)
+            else:
+                handle = make_handle(table, self.context)
+            setattr(function, name, handle)
 
     def declare(self) -> None:
         """Make the tables known before the function is opened, so that state can be restored."""

@@ -33,10 +33,11 @@ from cairn.codec import ValueTypeError, codec
 from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
 from cairn.plan.check import check_event_time, check_function, check_keys
 from cairn.plan.keygroups import key_hasher
+from cairn.slot.batches import BatchRunner
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
@@ -59,7 +60,7 @@ class Harness:
 
     def __init__(
         self,
-        function: KeyedProcess[Any],
+        function: Function,
         schema: Any,
         key_by: str | Iterable[str],
         out: Any,
@@ -103,6 +104,8 @@ class Harness:
     def push(self, rows: Any) -> list[Any]:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
+        A BatchProcess gets the rows of one call as one batch.
+
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
@@ -117,6 +120,8 @@ class Harness:
         encoded = self._input.encode(fitted)
         try:
             self._operator.run(pa.array(groups, pa.int32()), self._times(encoded), encoded)
+            if isinstance(self._operator.runner, BatchRunner):
+                self._operator.runner.flush()
         except BaseException:
             self.rollback()
             raise
@@ -155,6 +160,8 @@ class Harness:
             None if part is None else column.normalise_key(part)
             for column, part in zip(self._keys, parts, strict=True)
         ]
+        if isinstance(self.function, BatchProcess):
+            return self._batch_state(handle, canonical)
         context = self._operator.context
         context.group = self._group(canonical)
         row = partial(tuple.__new__, row_class(self._spec.keys))
@@ -240,6 +247,15 @@ class Harness:
         self.close()
 
     # Helpers
+
+    def _batch_state(self, handle: Declaration, key: list[Any]) -> Any:
+        keys = codec(self._spec.key_type).encode([key[0] if len(key) == 1 else tuple(key)])
+        if isinstance(handle, Map):
+            _, entries, values = handle.of_keys(keys)
+            names = codec(entries.type).decode_keys(entries)
+            return dict(zip(names, codec(values.type).decode(values), strict=True))
+        values = handle.get_many(keys)  # type: ignore[attr-defined]
+        return codec(values.type).decode(values)[0]
 
     def _fit(self, row: Any) -> Any:
         try:
