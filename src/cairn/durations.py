@@ -7,7 +7,7 @@ import re
 from cairn.errors import PlanError
 
 MAX_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999: later than any row."""
+"""The last millisecond of the year 9999: later than every event."""
 
 _UNITS_MS = {
     "millisecond": 1,

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+import datetime as dt
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
-from cairn.state import Declaration
+from cairn.state import Declaration, Map
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Row = TypeVar("Row")
+
+EVENT_TIMERS = "timers.event"
+PROCESSING_TIMERS = "timers.processing"
+"""Timers are state like any other: from key to {time in milliseconds: True}."""
+
+
+class Timers(Protocol):
+    """The timers of the key at hand: `on_timer` is called when their time has come.
+
+    A time is in milliseconds since 1970, or a datetime (a naive one is UTC). There is one
+    timer per key, kind and time: setting it again changes nothing.
+    """
+
+    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+        """Due when the watermark has come to `at`.
+
+        `after` is a span ("1 minute", or milliseconds) from the row's event time; in
+        `on_timer`, from the timer's.
+        """
+
+    def processing(
+        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+    ) -> None:
+        """Due when the epoch's clock has come to `at`; `after` counts from `ctx.now_ms`."""
+
+    def delete_event(self, at: int | dt.datetime) -> None:
+        """Delete an event timer; there need not be one."""
+
+    def delete_processing(self, at: int | dt.datetime) -> None:
+        """Delete a processing timer; there need not be one."""
 
 
 class Context(Protocol):
@@ -19,12 +50,16 @@ class Context(Protocol):
     key: Any
     """The key: the column's value, or a named tuple where several columns make the key."""
     event_time_ms: int | None
+    """The row's event time; in `on_timer` the time of an event timer."""
     watermark_ms: int | None
     now_ms: int
     """The epoch's clock: fixed while the epoch runs, the same when it runs again."""
     epoch: int
     subtask: int
     parallelism: int
+    timers: Timers
+    timer_kind: Literal["event", "processing"] | None
+    """Which kind of timer `on_timer` is called for; None in `process`."""
 
     def output(self, tag: str, row: Any) -> None:
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
@@ -90,7 +125,11 @@ class KeyedProcess(Function, Generic[Row]):
         raise PlanError(f"{type(self).__name__} defines no process(row, ctx)")
 
     def on_timer(self, time_ms: int, ctx: Context) -> Any:
-        """A timer of this key is due. Nothing registers timers yet."""
+        """A timer of this key is due, and no longer set; emits rows like `process` does.
+
+        Timers are set with `ctx.timers` and come in order of their times. One that is set
+        here and is due already is called in the same epoch.
+        """
 
 
 class BatchProcess(Function):
@@ -144,4 +183,20 @@ def declared_state(function: Function) -> dict[str, Declaration]:
                 "class\n  next: declare it as a class attribute",
                 state=name,
             )
-    return found | function.made_state()
+    return found | function.made_state() | (timer_states() if has_timers(function) else {})
+
+
+def has_timers(function: Function) -> bool:
+    """Whether a function can set timers: it says what happens when they are due."""
+    return isinstance(function, KeyedProcess) and type(function).on_timer is not (
+        KeyedProcess.on_timer
+    )
+
+
+def timer_states() -> dict[str, Declaration]:
+    """The states that timers are kept in. No attribute can have such a name."""
+    states: dict[str, Declaration] = {}
+    for name in (EVENT_TIMERS, PROCESSING_TIMERS):
+        states[name] = Map("long", "boolean")
+        states[name].name = name
+    return states

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from cairn.errors import FunctionError
+from cairn.functions import Timers
 
 
 class SlotContext:
@@ -23,6 +24,8 @@ class SlotContext:
         "parallelism",
         "sides",
         "subtask",
+        "timer_kind",
+        "timers",
         "times",
         "times_us",
         "watermark_ms",
@@ -42,6 +45,9 @@ class SlotContext:
         self.epoch = 0
         self.subtask = 0
         self.parallelism = 1
+        self.timers: Timers
+        """Of the key at hand; given by the operator."""
+        self.timer_kind: Literal["event", "processing"] | None = None
         self.sides: dict[str, Callable[[Any], None]] = {}
         self.count_late: Callable[[int], None] = lambda rows: None
         """Tell of rows that the function itself has found to be late."""

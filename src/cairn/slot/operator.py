@@ -27,14 +27,15 @@ from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import BatchProcess, Function, KeyedProcess, declared_state
+from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import LATE, Outlet, short
 from cairn.slot.protocol import Begin, Piece
-from cairn.slot.records import RecordRunner
+from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.spec import OperatorSpec
+from cairn.slot.timers import Timers
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, next_version
 
@@ -84,6 +85,9 @@ class Operator:
         self.told_of: int | None = None
         """The last committed epoch that the function was told of."""
         self.tables: dict[str, Table] = {}
+        self.timers: Timers | None = None
+        """Of functions that have any."""
+        self.is_draining = False
         self.is_adopted = False
         """Another version of this operator has its state now."""
         self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
@@ -105,7 +109,7 @@ class Operator:
         self.backend.close()
         self.backend, self.tables = other.backend, other.tables
         self.groups, self.version, self.pending = other.groups, other.version, other.pending
-        self.told_of = other.told_of
+        self.told_of, self.timers = other.told_of, other.timers
         self._declare(self.spec.load())
         other.is_adopted = True
         return True
@@ -135,12 +139,16 @@ class Operator:
             for gap in missing:
                 table.forget(gap)
             table.assign(groups)
+        if self.timers is not None:
+            self.timers.forget()
         self.groups = groups
         return missing
 
     def _settle(self, version: str) -> None:
         """Promote or undo the pending epoch."""
         is_committed = version == self.pending and version != self.version
+        if self.timers is not None and not is_committed:
+            self.timers.undo()
         for table in self.tables.values():
             if is_committed:
                 table.promote()
@@ -156,7 +164,9 @@ class Operator:
         context.watermark_ms = begin.watermark_ms
         context.subtask = subtask
         context.parallelism = begin.parallelism
-        context.event_time_ms = None
+        context.event_time_ms = context.timer_kind = None
+        context.timers = NO_KEY
+        self.is_draining = begin.is_draining
         if self.function_version != self.spec.function_version:
             self.close_function()
             function = self.spec.load()
@@ -198,10 +208,11 @@ class Operator:
                 self.tables[name] = table
             table.declaration = declaration
             if by_batch:
-                handle = make_batch_handle(table, self.group_count)
-            else:
-                handle = make_handle(table, self.context)
-            setattr(function, name, handle)
+                setattr(function, name, make_batch_handle(table, self.group_count))
+            elif name.isidentifier():
+                setattr(function, name, make_handle(table, self.context))
+        if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
+            self.timers = Timers(self.tables)
 
     def declare(self) -> None:
         """Make the tables known before the function is opened, so that state can be restored."""
@@ -247,8 +258,7 @@ class Operator:
     def finish(self) -> list[StatePart]:
         """What the epoch changed, by state."""
         self._runner().end_rows()
-        for outlet in self.outlets:
-            outlet.flush()
+        self.flush()
         parts = []
         for name, table in sorted(self.tables.items()):
             try:
@@ -261,6 +271,11 @@ class Operator:
                 parts.append(StatePart(name, batch))
         return parts
 
+    def flush(self) -> None:
+        """Pass on what is emitted so far."""
+        for outlet in self.outlets:
+            outlet.flush()
+
     def finished(self, delta_id: str | None) -> None:
         """Name what the epoch made, so that the next `begin` can recognise it."""
         self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
@@ -270,6 +285,13 @@ class Operator:
 
     def state_keys(self) -> int:
         return sum(table.keys_held() for table in self.tables.values())
+
+    def earliest_timers(self) -> tuple[int | None, int | None]:
+        """The earliest timers left, by event time and by the clock."""
+        if self.timers is None:
+            return None, None
+        self.timers.build()
+        return self.timers.event.first(), self.timers.processing.first()
 
     def own(self, subtask: int, parallelism: int) -> range:
         return groups_of(subtask, parallelism, self.group_count)
@@ -286,15 +308,23 @@ class Operator:
             if not self.is_adopted:
                 self.backend.close()
 
-    def located(self, error: FunctionError, row: Any) -> FunctionError:
-        """An error of ours raised under a row: say which."""
-        facts = {"operator": self.spec.uid, "key": short(self.context.key), "row": short(row)}
+    def located(
+        self, error: FunctionError, row: Any = None, *, timer: str | None = None
+    ) -> FunctionError:
+        """An error of ours raised under a row or a timer: say which."""
+        if "timer" in error.facts:
+            return error
+        cause = {"row": short(row)} if timer is None else {"timer": timer}
+        facts = {"operator": self.spec.uid, "key": short(self.context.key), **cause}
         message = error.message
         if "operator" not in error.facts:
-            message = f"operator {self.spec.uid!r}: {message}\n  row: {facts['row']}"
+            message = f"operator {self.spec.uid!r}: {message}"
+            message += "".join(f"\n  {name}: {text}" for name, text in cause.items())
         return FunctionError(message, **{**facts, **error.facts})
 
-    def failed(self, where: str, error: Exception, row: Any = None) -> CairnError:
+    def failed(
+        self, where: str, error: Exception, row: Any = None, *, timer: str | None = None
+    ) -> CairnError:
         if isinstance(error, CairnError) and not isinstance(error, FunctionError):
             return error
         uid = self.spec.uid
@@ -305,6 +335,9 @@ class Operator:
         if row is not None:
             facts |= {"key": short(self.context.key), "row": short(row)}
             lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]
+        if timer is not None:
+            facts |= {"key": short(self.context.key), "timer": timer}
+            lines += [f"  key: {facts['key']}", f"  timer: {timer}"]
         # The user's part of the traceback: what lies above is ours.
         frames = traceback.extract_tb(error.__traceback__)[1:]
         facts["traceback"] = "".join(traceback.format_list(frames))

@@ -7,7 +7,10 @@
         harness.snapshot_and_restore()
         assert harness.state("armed", 1) is True
 
-An epoch begins with the first row pushed and ends with `commit`. As in production the
+An epoch begins with the first row pushed and ends with `commit`; `tick` runs one without rows.
+The watermark moves when an epoch is committed: with `watermark="10 seconds"` to the newest event
+time less that, with `advance_watermark` to where it is told. Timers that are due by it,
+or by the clock, are called at the beginning of the next epoch. As in production the
 function is a copy of the one given, its clock stands still inside an epoch, its output
 must fit the declared schema, and what it raises comes out as FunctionError and fails the
 epoch: it is rolled back.
@@ -20,6 +23,7 @@ Always true here:
 
 from __future__ import annotations
 
+import datetime as dt
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -27,11 +31,13 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.backends import make_backend
 from cairn.codec import ValueTypeError, codec
 from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
+from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
@@ -39,9 +45,11 @@ from cairn.plan.check import check_event_time, check_function, check_keys
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.batches import BatchRunner
 from cairn.slot.operator import Operator
+from cairn.slot.outlet import LATE
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
 from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.slot.timers import as_ms
 from cairn.state import Declaration, List, Map
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log
@@ -53,6 +61,7 @@ from cairn.types import contains_map, parse_schema, row_class
 
 UID = "harness"
 GROUP_COUNT = 128
+DRAIN_EPOCHS_MAX = 100
 
 
 class Harness:
@@ -67,6 +76,7 @@ class Harness:
         *,
         sides: Mapping[str, Any] | None = None,
         event_time: str | None = None,
+        watermark: str | None = None,
         now_ms: int = 0,
     ) -> None:
         self.schema = parse_schema(schema)
@@ -75,6 +85,16 @@ class Harness:
         check_keys(keys, self.schema)
         check_event_time(event_time, self.schema, UID)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
+        if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
+            raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
+        if watermark is not None and event_time is None:
+            raise PlanError("watermark= needs event_time=")
+        self._delay_ms = None if watermark is None else duration_ms(watermark, "watermark")
+        self.watermark_ms: int | None = None
+        """The watermark that the next epoch runs with."""
+        self._passed_ms: int | None = None
+        self._newest_ms: int | None = None
+        self._newest_committed_ms: int | None = None
         self._spec = OperatorSpec(
             uid=UID,
             lane=0,
@@ -96,14 +116,14 @@ class Harness:
         self._committed: dict[str | None, int] = dict.fromkeys(outputs, 0)
         self._running = False
         self._operator = self._fresh_operator()
-        self._begin()
-        self._running = False
+        self._operator.open(self._begun(), 0)
 
     # Rows in, rows out
 
     def push(self, rows: Any) -> list[Any]:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
+        What timers emit that are due when the epoch begins is part of it.
         A BatchProcess gets the rows of one call as one batch.
 
         With an event time, the rows of one call are processed in its order, as those of an
@@ -113,13 +133,15 @@ class Harness:
         fitted = [self._fit(row) for row in given]
         if self._spec.event_time is not None:
             fitted = self._in_time(fitted)
+        before = len(self._emitted[None])
         if not self._running:
             self._begin()
-        before = len(self._emitted[None])
         groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
         encoded = self._input.encode(fitted)
+        times = self._times(encoded)
+        self._see(times)
         try:
-            self._operator.run(pa.array(groups, pa.int32()), self._times(encoded), encoded)
+            self._operator.run(pa.array(groups, pa.int32()), times, encoded)
             if isinstance(self._operator.runner, BatchRunner):
                 self._operator.runner.flush()
         except BaseException:
@@ -153,6 +175,30 @@ class Harness:
                 f"{type(self.function).__name__} declares no state {name!r}\n  found: {known}",
                 state=name,
             )
+        group, canonical = self._scope(key)
+        if isinstance(self.function, BatchProcess):
+            return self._batch_state(handle, canonical)
+        context = self._operator.context
+        context.group, context.key = group, canonical
+        if isinstance(handle, List):
+            return list(handle)
+        if isinstance(handle, Map):
+            return dict(handle)
+        return handle.get()  # type: ignore[attr-defined]
+
+    def timers(self, key: Any) -> dict[str, list[int]]:
+        """The times for which timers of a key are set: {"event": [...], "processing": [...]}."""
+        _, canonical = self._scope(key)
+        held = self._operator.timers
+        if held is None:
+            return {"event": [], "processing": []}
+        return {
+            "event": held.event.of_key(canonical),
+            "processing": held.processing.of_key(canonical),
+        }
+
+    def _scope(self, key: Any) -> tuple[int, Any]:
+        """Key group and key as the function has them."""
         parts = (key,) if len(self._keys) == 1 else tuple(key)
         if len(parts) != len(self._keys):
             raise TypeError(f"the key has {len(self._keys)} columns, found {key!r}")
@@ -160,17 +206,8 @@ class Harness:
             None if part is None else column.normalise_key(part)
             for column, part in zip(self._keys, parts, strict=True)
         ]
-        if isinstance(self.function, BatchProcess):
-            return self._batch_state(handle, canonical)
-        context = self._operator.context
-        context.group = self._group(canonical)
         row = partial(tuple.__new__, row_class(self._spec.keys))
-        context.key = canonical[0] if len(canonical) == 1 else row(canonical)
-        if isinstance(handle, List):
-            return list(handle)
-        if isinstance(handle, Map):
-            return dict(handle)
-        return handle.get()  # type: ignore[attr-defined]
+        return self._group(canonical), canonical[0] if len(canonical) == 1 else row(canonical)
 
     @property
     def now_ms(self) -> int:
@@ -191,7 +228,36 @@ class Harness:
         assert self._operator.function is not None, "the harness is closed"
         return self._operator.function
 
+    def advance_watermark(self, to: int | dt.datetime) -> None:
+        """From the next epoch on the watermark is here. It never goes back."""
+        if self._spec.event_time is None:
+            raise PlanError("a watermark needs event_time=")
+        to_ms = as_ms(to)
+        if self.watermark_ms is not None and to_ms < self.watermark_ms:
+            raise ValueError(f"the watermark is at {self.watermark_ms} and cannot go to {to_ms}")
+        self.watermark_ms = to_ms
+
     # Epochs
+
+    def tick(self) -> list[Any]:
+        """An epoch without rows, committed: gives what timers emit. A running one ends first."""
+        before = len(self._emitted[None])
+        if self._running:
+            self.commit()
+        self.commit()
+        return self._emitted[None][before:]
+
+    def drain(self) -> list[Any]:
+        """Epochs as at the end of a bounded run: every timer is called, until none is left."""
+        before = len(self._emitted[None])
+        if self._running:
+            self.commit()
+        for _ in range(DRAIN_EPOCHS_MAX):
+            if self._operator.earliest_timers() == (None, None):
+                break
+            self._begin(is_draining=True)
+            self.commit()
+        return self._emitted[None][before:]
 
     def commit(self) -> None:
         """End the epoch: its changes are the state now. The next row begins another one."""
@@ -215,11 +281,13 @@ class Harness:
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
+        self._move_watermark()
 
     def rollback(self) -> None:
         """Abandon the epoch, as when an attempt at it has failed: it never happened."""
         for tag, length in self._committed.items():
             del self._emitted[tag][length:]
+        self._newest_ms = self._newest_committed_ms
         self._running = False
         self._settle()
 
@@ -233,8 +301,7 @@ class Harness:
             self._write_base()
         self._operator.close()
         self._operator = self._fresh_operator()
-        self._begin()
-        self._running = False
+        self._operator.open(self._begun(), 0)
 
     def close(self) -> None:
         """Call the function's `close`, as at the end of a slot."""
@@ -248,8 +315,8 @@ class Harness:
 
     # Helpers
 
-    def _batch_state(self, handle: Declaration, key: list[Any]) -> Any:
-        keys = codec(self._spec.key_type).encode([key[0] if len(key) == 1 else tuple(key)])
+    def _batch_state(self, handle: Declaration, key: Any) -> Any:
+        keys = codec(self._spec.key_type).encode([key])
         if isinstance(handle, Map):
             _, entries, values = handle.of_keys(keys)
             names = codec(entries.type).decode_keys(entries)
@@ -276,6 +343,22 @@ class Harness:
             return None
         times = rows.field(self._spec.event_time)
         return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+
+    def _see(self, times: pa.Array | None) -> None:
+        """Rows with these event times came in."""
+        newest = None if times is None else pc.max(times).as_py()
+        if newest is not None:
+            self._newest_ms = max(newest // 1000, self._newest_ms or newest // 1000)
+
+    def _move_watermark(self) -> None:
+        """After an epoch, for the next one."""
+        if not self._operator.is_draining:
+            self._passed_ms = self._operator.context.watermark_ms
+        self._newest_committed_ms = self._newest_ms
+        if self._delay_ms is not None and self._newest_ms is not None:
+            reached_ms = self._newest_ms - self._delay_ms
+            if self.watermark_ms is None or reached_ms > self.watermark_ms:
+                self.watermark_ms = reached_ms
 
     def _group(self, key: list[Any]) -> int:
         return self._group_hash(key) % GROUP_COUNT
@@ -306,12 +389,16 @@ class Harness:
     def _parent(self) -> int | None:
         return None if self._newest is None else self._newest.number
 
-    def _begin(self) -> None:
-        self._operator.open(self._begun(), 0)
-        self._operator.begin_rows()
+    def _begin(self, *, is_draining: bool = False) -> None:
         self._running = True
+        try:
+            self._operator.open(self._begun(is_draining=is_draining), 0)
+            self._operator.begin_rows()
+        except BaseException:
+            self.rollback()
+            raise
 
-    def _begun(self) -> Begin:
+    def _begun(self, *, is_draining: bool = False) -> Begin:
         return Begin(
             run_id=UID,
             term=self._term,
@@ -319,7 +406,9 @@ class Harness:
             attempt=0,
             parent=self._parent(),
             now_ms=max(self.clock(), 0 if self._newest is None else self._newest.now_ms),
-            watermark_ms=None,
+            watermark_ms=MAX_MS if is_draining else self.watermark_ms,
+            passed_ms=self._passed_ms,
+            is_draining=is_draining,
             parallelism=1,
             versions={UID: [self._range().version]},
             compactions={},
@@ -348,7 +437,17 @@ class Harness:
     def _ack(self, delta: Stored | None) -> OperatorAck:
         operator = self._operator
         changed, held = operator.keys_changed(), operator.state_keys()
-        return OperatorAck(UID, operator.rows_in, 0, changed, held, delta)
+        event_ms, processing_ms = operator.earliest_timers()
+        return OperatorAck(
+            UID,
+            operator.rows_in,
+            0,
+            changed,
+            held,
+            delta,
+            event_timer_ms=event_ms,
+            processing_timer_ms=processing_ms,
+        )
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms
