@@ -32,7 +32,7 @@ LAYERS = [
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
-    "view", "evolution", "plan.keygroups", "windows", "window_process",
+    "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
 TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.aggregates.accumulate import Accumulators
 from cairn.aggregates.grouping import first_rows, numbered
@@ -25,7 +26,7 @@ from cairn.state import Declaration, Value
 class Aggregation(BatchProcess):
     """What aggregations have in common: they are fed partials."""
 
-    wants_order: ClassVar[bool] = False
+    wants_order = False
     handles_late: ClassVar[bool] = True
 
     def __init__(self, accumulators: Accumulators, layout: Layout, schema: pa.Schema) -> None:
@@ -43,7 +44,12 @@ class Aggregation(BatchProcess):
         return self.accumulators.read([batch[name] for name in self.layout.parts])
 
     def row_count(self, rows: pa.StructArray) -> int:
-        return int(pa.compute.sum(rows.field(self.layout.count)).as_py() or 0)
+        return int(pc.sum(rows.field(self.layout.count)).as_py() or 0)
+
+    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
+        if self.layout.row is None:
+            return None
+        return pa.RecordBatch.from_struct_array(rows.field(self.layout.row))
 
     def key_columns(self, keys: pa.Array) -> list[pa.Array]:
         return [keys] if len(self.layout.keys) == 1 else keys.flatten()

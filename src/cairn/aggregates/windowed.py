@@ -326,7 +326,7 @@ class WindowAggregate(Aggregation):
             _, _, values = self.windows.between(None, None)
             # Draining is what completes it.
             clock_ms = MAX_MS if plain(values.field("rows")).any() else None
-        elif (end_us := self.windows.next_entry(self._due_us(ctx))) is not None:
+        elif (end_us := self.windows.entry_above(self._due_us(ctx))) is not None:
             if self._by_event:
                 event_ms = -(-end_us // 1000)
             else:

@@ -133,6 +133,10 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         return self._table.entries_between(low, high)
 
+    def entry_above(self, low: Any) -> int | None:
+        """The least entry above `low`, of any key here."""
+        return self._table.entry_above(low)
+
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = clear = _ByBatch._refuse
     __hash__ = Declaration.__hash__
     __eq__ = Declaration.__eq__
@@ -282,6 +286,11 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         order = order[inside.to_numpy(zero_copy_only=False)[order]]
         at = pa.array(order)
         return names[1].take(at), names[0].take(at), table.values.encode(values).take(at)
+
+    def entry_above(self, low: Any) -> int | None:
+        """The least entry above `low`, of any key here."""
+        _, entries, _ = self.between(low, None)
+        return entries[0].as_py() if len(entries) else None
 
     def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
         table = self._table

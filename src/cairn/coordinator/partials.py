@@ -41,8 +41,8 @@ class PartialChoice:
         for ack in acks:
             for operator in ack.operators:
                 if operator.groups:
-                    counts = (operator.rows_in, operator.groups)
-                    measured.setdefault(operator.uid, []).append(counts)
+                    subtasks = measured.setdefault(operator.uid, [])
+                    subtasks.append((operator.rows_in, operator.groups))
         for uid, counts in measured.items():
             rows = max(rows for rows, _ in counts)
             groups = max(groups for _, groups in counts)

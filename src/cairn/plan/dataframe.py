@@ -220,8 +220,10 @@ class Planner:
             united, *others = [self._transform(rows, port, frames) for port in node.inputs]
             for other in others:
                 united = united.unionByName(other)
-            is_partial = isinstance(node, PartialNode)
-            frame = self._partial(united, node) if is_partial else node.function(united)
+            if isinstance(node, PartialNode):
+                frame = self._partial(united, node)
+            else:
+                frame = node.function(united)
             if any(
                 isinstance(other, TransformNode) and port in other.inputs
                 for other in self.graph.nodes.values()
