@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.aggregates import assign
@@ -26,6 +26,7 @@ TIMES = st.lists(st.integers(-(10**15), 2 * 10**15), max_size=20)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
+@settings(deadline=None, max_examples=60)
 @given(times=TIMES)
 def test_windows_of_a_column_are_those_of_each_time(spec: WindowSpec, times: list[int]) -> None:
     column = np.array(times, np.int64)
@@ -52,6 +53,7 @@ def test_days_follow_the_clocks_of_a_place_through_a_year(zone: str) -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 30), st.integers(1, 8)), max_size=25)
 
 
+@settings(deadline=None, max_examples=60)
 @given(SPANS)
 def test_spans_that_overlap_or_touch_become_one(spans: list[tuple[int, int, int]]) -> None:
     columns = Spans(

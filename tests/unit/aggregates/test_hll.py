@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.aggregates import hll
@@ -26,6 +26,7 @@ def test_large_counts_are_near(count: int) -> None:
     assert abs(np.mean(errors)) < 2 * 0.023
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 600), max_size=6))
 def test_merging_is_like_having_seen_all_at_once(counts: list[int]) -> None:
     parts = [hashes(count, seed) for seed, count in enumerate(counts)]
