@@ -3,8 +3,7 @@
 There is nothing to close here, so rows behind the watermark count like all others.
 
 Always true here:
-- a key is emitted once per epoch in which a row of it came, with all rows so far;
-- what an attempt at an epoch has touched is forgotten when another begins.
+- a key is emitted once per epoch in which a row of it came, with all rows so far.
 """
 
 from __future__ import annotations
@@ -67,11 +66,6 @@ class RunningAggregate(Aggregation):
         declaration.name = "aggregates"
         return {"aggregates": declaration}
 
-    def begin_epoch(self, ctx: Any) -> None:
-        super().begin_epoch(ctx)
-        self._touched: list[pa.Array] = []
-        self._last: list[Columns] = []
-
     def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
         at, count = numbered(ctx.keys)
         keys = ctx.keys if count == len(at) else ctx.keys.take(pa.array(first_rows(at, count)))
@@ -82,16 +76,10 @@ class RunningAggregate(Aggregation):
         struct = pa.StructArray.from_arrays(stored, fields=self.accumulators.fields)
         self.aggregates.put_many(keys, struct)
         self.groups += count
-        self._touched.append(keys)
-        self._last = columns
 
     def end_epoch(self, ctx: Any) -> pa.RecordBatch | None:
-        if not self._touched:
+        keys, values = self.aggregates.set_in_epoch()
+        if not len(keys):
             return None
-        (keys, *others), columns = self._touched, self._last
-        self._touched, self._last = [], []
-        if others:
-            keys = pa.concat_arrays([keys, *others])
-            keys = keys.take(pa.array(first_rows(*numbered(keys))))
-            columns = self.accumulators.load(self.aggregates.get_many(keys).flatten())
+        columns = self.accumulators.load(values.flatten())
         return self.result([*self.key_columns(keys), *self.accumulators.results(columns)])

@@ -103,6 +103,10 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
         values = self._typed.values(values, len(keys))
         self._table.write([keys], values, _is_live(values))
 
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set."""
+        return self._table.set_in_epoch()
+
     get: Any = _ByBatch._refuse
     set: Any = _ByBatch._refuse
     clear: Any = _ByBatch._refuse
@@ -200,6 +204,18 @@ class RowValueHandle(_ByBatch, Value[Any]):
                 table.changes[group].pop(key, None)
             else:
                 table.changes[group][key] = value
+
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set."""
+        table = self._table
+        changed = [
+            pair
+            for group in table.groups
+            for pair in table.changes[group].items()
+            if pair[1] is not None
+        ]
+        keys, values = zip(*changed, strict=True) if changed else ((), ())
+        return table.keys.encode(list(keys)), table.values.encode(list(values))
 
     get: Any = _ByBatch._refuse
     set: Any = _ByBatch._refuse

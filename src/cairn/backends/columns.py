@@ -204,6 +204,12 @@ class ColumnTable(Table):
         at = pa.array(order)
         return keys.take(at), entries.take(at), self.read(positions[order])
 
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set, in the order it first came to them."""
+        touched = self._all_touched()
+        touched = touched[self._live[touched]]
+        return self._index.arrays(touched)[0], self.read(touched)
+
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, for entries that are integers."""
         assert is_fixed(self._types[1]) and _is_ordered_as_integers(self._types[1])
