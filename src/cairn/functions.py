@@ -96,6 +96,10 @@ class Function:
 
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
+    wants_order: bool = True
+    """Rows of a key come in the order of their event time, where that is declared."""
+    result_time: str | None = None
+    """The column of what is emitted that tells the end, not included, of the time it is about."""
 
     reads_times_us: ClassVar[bool] = False
     """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""

@@ -21,9 +21,9 @@ from cairn.plan.graph import (
     Node,
     PartialNode,
     Port,
-    port_event_time,
     port_schema,
     united_schema,
+    united_time,
 )
 from cairn.window_process import WINDOW_COLUMNS, Plan
 from cairn.windows import Session, Sliding, Tumbling
@@ -61,9 +61,13 @@ def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partial
 
 def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
     """SQL of the event time in microseconds, where the streams have one."""
-    times = {port_event_time(nodes, port) for port in ports}
-    time = times.pop() if len(times) == 1 else None
-    return None if time is None else f"unix_micros(cast(`{time}` AS timestamp))"
+    from cairn.plan.dataframe import quoted, time_sql
+
+    time = united_time(nodes, ports)
+    if time is None:
+        return None
+    sql = time_sql(quoted(time.column), schema.field(time.column).type)
+    return f"({sql} + ({time.shift_us}))" if time.shift_us else sql
 
 
 def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
