@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess
+from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
     check_event_time,
     check_function,
@@ -186,6 +187,16 @@ class KeyedStream:
         )
         return WindowedStream(self, plan)
 
+    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+        """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
+
+        A key that got rows in an epoch is emitted at its end: the key columns, then the
+        aggregates. Arguments are Spark SQL over the stream's columns; types and nulls are
+        Spark's. `first` and `last` go by event time where there is one, else by arrival.
+        An aggregate added later begins with the rows that come then.
+        """
+        return aggregated(self._stream, self._columns, uid, aggregates, None)
+
 
 class WindowedStream:
     """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
@@ -231,6 +242,15 @@ class WindowedStream:
         made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
 
+    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+        """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
+
+        Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
+        the end of an epoch, also those of early triggers.
+        """
+        keyed = self.keyed
+        return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+
 
 class ProcessStream(Stream):
     """What a function emits; its side outputs hang off it."""
@@ -275,3 +295,60 @@ class ProcessStream(Stream):
                 "  next: leave the schema out, or give your own rows another tag"
             )
         return rows
+
+
+def aggregated(
+    stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: WindowPlan | None
+) -> ProcessStream:
+    """The two nodes of an aggregation; `plan` says which windows, None: running."""
+    job = stream._job
+    check_uid(uid, job._nodes)
+    function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
+    name = f"partial:{uid}"
+    job._nodes[name] = partial_node(name, stream._ports, uid, partials)
+    job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, ())
+
+    def keep_late_rows() -> None:
+        function, partials = aggregation(
+            job._spark(), job._nodes, stream._ports, keys, asked, plan, carries_rows=True
+        )
+        sides = ((LATE, stream.schema),)
+        job._nodes[name] = partial_node(name, stream._ports, uid, partials)
+        job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, sides)
+
+    is_late = plan is not None and plan.has_late_rows
+    return AggregateStream(job, uid, stream, function.schema, keep_late_rows if is_late else None)
+
+
+class AggregateStream(ProcessStream):
+    """What an aggregation emits. Of windows by event time, the late rows hang off it."""
+
+    def __init__(
+        self,
+        job: Job,
+        uid: str,
+        stream: Stream,
+        schema: pa.Schema,
+        keep_late_rows: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(job, (Port(uid),), schema)
+        self._input = stream
+        self._keep_late_rows = keep_late_rows
+
+    def side(self, tag: str, schema: Any = None) -> Stream:
+        """`.side("late")`: the rows that came too late for all their windows, as they were."""
+        uid = self._ports[0].node
+        if tag != LATE:
+            raise PlanError(f"aggregation {uid!r} has no side output {tag!r}\n  expected: {LATE!r}")
+        if self._keep_late_rows is None:
+            raise PlanError(
+                f"aggregation {uid!r} has no late rows: only windows by event time do\n"
+                "  next: leave the side output out"
+            )
+        if schema is not None:
+            check_same_schema(self._input.schema, parse_schema(schema))
+        node = self._job._nodes[uid]
+        assert isinstance(node, ProcessNode)
+        if not node.sides:
+            self._keep_late_rows()
+        return Stream(self._job, (Port(uid, LATE),), self._input.schema)

@@ -45,6 +45,10 @@ class WindowPlan:
     early_rows: int | None = None
     early_ms: int | None = None
 
+    @property
+    def has_late_rows(self) -> bool:
+        return self.windows.time == "event" and not isinstance(self.windows, Global)
+
     def __post_init__(self) -> None:
         if self.allowed_lateness_ms and self.windows.time == "processing":
             raise PlanError(

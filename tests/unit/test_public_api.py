@@ -32,7 +32,7 @@ LAYERS = [
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
-    "view", "evolution", "plan.keygroups", "windows", "window_process",
+    "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
     "window_functions",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}

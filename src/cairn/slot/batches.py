@@ -51,6 +51,9 @@ class BatchRunner:
         self._gathered.clear()
         self._rows = 0
         self._rows_max = 0
+        context = self._operator.context
+        context.keys = context.times = None
+        self._call("begin_epoch()", partial(self._function.begin_epoch, context))
 
     def begin_rows(self) -> None:
         pass

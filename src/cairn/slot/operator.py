@@ -269,7 +269,8 @@ class Operator:
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
-        self.rows_in += len(rows)
+        assert self.function is not None, "rows come after open"
+        self.rows_in += self.function.row_count(rows)
         if times is not None:
             in_time = self._in_time(times)
             if in_time is not None:
@@ -286,11 +287,15 @@ class Operator:
         return None if in_time.true_count == len(times) else in_time
 
     def _put_aside(self, times: pa.Array, rows: pa.StructArray, aside: pa.Array) -> None:
+        assert self.function is not None, "rows come after open"
         late = rows.filter(aside)
-        self.untimed_rows += times.null_count
-        self.late_rows += len(late) - times.null_count
+        untimed = self.function.row_count(rows.filter(times.is_null())) if times.null_count else 0
+        self.untimed_rows += untimed
+        self.late_rows += self.function.row_count(late) - untimed
         if self.late is not None:
-            self.late.pass_on(pa.RecordBatch.from_struct_array(late))
+            batch = self.function.late_rows(late)
+            if batch is not None:
+                self.late.pass_on(batch)
 
     def _count_late(self, rows: int) -> None:
         self.late_rows += rows
@@ -333,6 +338,8 @@ class Operator:
 
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
+        if isinstance(self.function, BatchProcess):
+            return self.function.next_timer(self.context)
         if self.timers is None:
             return None, None
         self.timers.build()

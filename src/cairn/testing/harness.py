@@ -125,6 +125,7 @@ class Harness:
 
         What timers emit that are due when the epoch begins is part of it.
         A BatchProcess gets the rows of one call as one batch.
+
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
@@ -173,10 +174,11 @@ class Harness:
                 f"{type(self.function).__name__} declares no state {name!r}\n  found: {known}",
                 state=name,
             )
-        context = self._operator.context
-        context.group, context.key = self._scope(key)
+        group, canonical = self._scope(key)
         if isinstance(self.function, BatchProcess):
-            return self._batch_state(handle, context.key)
+            return self._batch_state(handle, canonical)
+        context = self._operator.context
+        context.group, context.key = group, canonical
         if isinstance(handle, List):
             return list(handle)
         if isinstance(handle, Map):
