@@ -17,7 +17,7 @@ from cairn.errors import (
     StateNotFoundError,
     StateSchemaError,
 )
-from cairn.functions import Context, KeyedProcess
+from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess
 from cairn.job import Job
 from cairn.session import session, spark_config
 from cairn.window_functions import WindowFunction
@@ -25,6 +25,8 @@ from cairn.window_functions import WindowFunction
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchContext",
+    "BatchProcess",
     "CairnError",
     "CommitConflictError",
     "CommitError",

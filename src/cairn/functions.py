@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
 from cairn.state import Declaration, Map
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = TypeVar("Row")
 
@@ -62,6 +65,25 @@ class Context(Protocol):
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
 
 
+class BatchContext(Protocol):
+    """What a BatchProcess is told about the rows at hand and the epoch they belong to."""
+
+    keys: pa.Array
+    """The key of each row: the column, or a struct array where several columns make the key."""
+    times: pa.Array | None
+    """The event time of each row in microseconds, where one is declared."""
+    watermark_ms: int | None
+    late_ms: int | None
+    """What is older than this came too late."""
+    now_ms: int
+    epoch: int
+    subtask: int
+    parallelism: int
+
+    def output(self, tag: str, batch: Any) -> None:
+        """Emit a record batch or a table on a side output."""
+
+
 class Function:
     """What all functions share: declared state, and a life in the slots.
 
@@ -114,6 +136,27 @@ class KeyedProcess(Function, Generic[Row]):
         Timers are set with `ctx.timers` and come in order of their times. One that is set
         here and is due already is called in the same epoch.
         """
+
+
+class BatchProcess(Function):
+    """Code and state by the batch: Arrow in, Arrow out. Subclass it, declare Value and Map state.
+
+    `process` and `end_epoch` return a record batch, a table, an iterable of them, or nothing;
+    columns are found by name. State is read and written for many keys at once:
+
+        keys = batch["k"]                        # as ctx.keys has them
+        values = self.total.get_many(keys)       # an array, null where there is none
+        self.total.put_many(keys, values)        # null clears
+
+    A batch holds rows of many keys, and a key may come in several batches of an epoch.
+    """
+
+    def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Any:
+        """Some rows, in order; `ctx.keys` are their keys and `ctx.times` their event times."""
+        raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
+
+    def end_epoch(self, ctx: BatchContext) -> Any:
+        """After the last row of each epoch, also of one without rows."""
 
 
 def declared_state(function: Function) -> dict[str, Declaration]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function, KeyedProcess
 from cairn.plan.check import (
     check_event_time,
     check_function,
@@ -134,9 +134,18 @@ class KeyedStream:
 
     def process(self, function: KeyedProcess[Any], *, schema: Any, uid: str) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
+        return self._run(function, KeyedProcess, schema, uid)
+
+    def process_batch(self, function: BatchProcess, *, schema: Any, uid: str) -> ProcessStream:
+        """Run a function over Arrow batches of rows of many keys."""
+        return self._run(function, BatchProcess, schema, uid)
+
+    def _run(
+        self, function: Function, kind: type[Function], schema: Any, uid: str
+    ) -> ProcessStream:
         job = self._stream._job
         check_uid(uid, job._nodes)
-        check_function(function, uid)
+        check_function(function, uid, kind)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(uid, self._stream._ports, self._columns, function, out, ())
         return ProcessStream(job, (Port(uid),), out)

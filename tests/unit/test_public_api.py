@@ -139,6 +139,8 @@ def test_packages_only_re_export() -> None:
 
 def test_exported_names_are_these() -> None:
     assert sorted(cairn.__all__) == [
+        "BatchContext",
+        "BatchProcess",
         "CairnError",
         "CommitConflictError",
         "CommitError",
@@ -185,6 +187,7 @@ def test_exported_names_are_these() -> None:
         "List",
         "Map",
         "Reducing",
+        "TTL",
         "Value",
     }
     for module in (cairn, cairn.sinks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from cairn.durations import MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import Timers
 
@@ -16,8 +17,10 @@ class SlotContext:
         "count_late",
         "epoch",
         "event_time_ms",
+        "floor_ms",
         "group",
         "key",
+        "keys",
         "late_ms",
         "now_ms",
         "parallelism",
@@ -25,6 +28,7 @@ class SlotContext:
         "subtask",
         "timer_kind",
         "timers",
+        "times",
         "times_us",
         "watermark_ms",
     )
@@ -32,10 +36,15 @@ class SlotContext:
     def __init__(self) -> None:
         self.key: Any = None
         self.group = 0
+        self.keys: Any = None
+        """In a BatchProcess: the keys of the batch at hand, and below their event times."""
+        self.times: Any = None
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
         """What is older than this came too late."""
+        self.floor_ms = MIN_MS
+        """For state that expires by event time: no row counts as earlier than this."""
         self.now_ms = 0
         self.epoch = 0
         self.subtask = 0

@@ -4,7 +4,8 @@
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
-How a function is called is its runner's affair: `records` calls it row by row.
+How a function is called is its runner's affair: `records` calls it row by row, `batches`
+by the batch.
 
 Always true here:
 - state is named by version, a digest of its history, never by an epoch number alone;
@@ -22,11 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
+from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
+from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import EVENT_TIMERS, Function, KeyedProcess, declared_state
+from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
+from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import LATE, Outlet, short
 from cairn.slot.protocol import Begin, Piece
@@ -64,6 +68,8 @@ class Runner(Protocol):
 
 
 def make_runner(operator: Operator, function: Function) -> Runner:
+    if isinstance(function, BatchProcess):
+        return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess)
     return RecordRunner(operator, function)
 
@@ -194,21 +200,60 @@ class Operator:
         self.late_us = None
         if passed_ms is not None and not self._runner().handles_late:
             self.late_us = passed_ms * 1000
+        self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
 
+    def _set_floor(self, begin: Begin) -> None:
+        floor_ms = self.event_floor_ms(begin)
+        self.context.floor_ms = MIN_MS if floor_ms is None else floor_ms
+        for table in self.tables.values():
+            if table.expiry is not None:
+                floor_ms = self.floor_ms(table, begin)
+                if floor_ms is not None:
+                    table.expiry.floor_ms = floor_ms
+
+    def event_floor_ms(self, begin: Begin) -> int | None:
+        """No row of the epoch counts as earlier. The end of all input is no time of day."""
+        is_behind = self.spec.is_downstream or begin.is_draining
+        passed_ms = begin.passed_ms if is_behind else begin.watermark_ms
+        return None if passed_ms is None or passed_ms >= MAX_MS else passed_ms
+
+    def floor_ms(self, table: Table, begin: Begin) -> int | None:
+        """What of a table has expired up to here is seen by nobody any more."""
+        ttl = table.declaration.ttl
+        if ttl is None:
+            return None
+        return begin.now_ms if ttl.clock == "processing" else self.event_floor_ms(begin)
+
+    def reclaim(self, seconds: float) -> bool:
+        """Remove state that has expired, for about so long; True when there is more."""
+        more = False
+        for table in self.tables.values():
+            if table.expiry is not None:
+                more = table.expiry.reclaim(seconds) or more
+        return more
+
+    def reclaimed_keys(self) -> int:
+        """How many keys were removed so far."""
+        return sum(t.expiry.removed_keys for t in self.tables.values() if t.expiry is not None)
+
     def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type
+        by_batch = isinstance(function, BatchProcess)
+        make = make_batch_table if by_batch else make_table
         for name, declaration in declared_state(function).items():
             table = self.tables.get(name)
             if table is None:
-                table = make_table(declaration, key_type, self.backend, self.group_count)
+                table = make(declaration, key_type, self.backend, self.group_count)
                 table.assign(self.groups)
                 self.tables[name] = table
             table.declaration = declaration
-            if name.isidentifier():
+            if by_batch:
+                setattr(function, name, make_batch_handle(table, self.group_count))
+            elif name.isidentifier():
                 setattr(function, name, make_handle(table, self.context))
         if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
             self.timers = Timers(self.tables)
@@ -349,7 +394,10 @@ class Operator:
 def _form(table: Table) -> tuple[Any, ...]:
     """What state must agree in to be the same state: value, reducing and aggregating do."""
     declaration = table.declaration
-    return type(table), declaration.type, declaration.entry_type
+    ttl = declaration.ttl
+    # With another ttl it is restored: what had expired must not live again.
+    lives = None if ttl is None else (ttl.clock, ttl.ms)
+    return type(table), declaration.type, declaration.entry_type, lives
 
 
 def _overlap(piece: Piece, groups: range) -> range:

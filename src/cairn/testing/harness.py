@@ -39,9 +39,9 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
-from cairn.plan.check import check_event_time, check_function, check_keys
+from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
 from cairn.slot.outlet import LATE
@@ -69,7 +69,7 @@ class Harness:
 
     def __init__(
         self,
-        function: KeyedProcess[Any],
+        function: Function,
         schema: Any,
         key_by: str | Iterable[str],
         out: Any,
@@ -84,6 +84,7 @@ class Harness:
         check_function(function, UID)
         check_keys(keys, self.schema)
         check_event_time(event_time, self.schema, UID)
+        check_ttl(function, UID, has_event_time=event_time is not None)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
         if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
             raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
@@ -124,6 +125,7 @@ class Harness:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
         What timers emit that are due when the epoch begins is part of it.
+        A BatchProcess gets the rows of one call as one batch.
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
@@ -176,6 +178,8 @@ class Harness:
             )
         context = self._operator.context
         context.group, context.key = self._scope(key)
+        if isinstance(self.function, BatchProcess):
+            return self._batch_state(handle, context.key)
         if isinstance(handle, List):
             return list(handle)
         if isinstance(handle, Map):
@@ -273,7 +277,7 @@ class Harness:
             at = write_segment(self._store, segment, self._term)
             stored = Stored(segment.id, at.length, segment.rows, path=at.path)
         operator.finished(None if stored is None else stored.id)
-        self._append(advance(part, self._ack(stored), self.epoch, {}))
+        self._append(self._advance(part, stored))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
@@ -310,6 +314,15 @@ class Harness:
         self.close()
 
     # Helpers
+
+    def _batch_state(self, handle: Declaration, key: Any) -> Any:
+        keys = codec(self._spec.key_type).encode([key])
+        if isinstance(handle, Map):
+            _, entries, values = handle.of_keys(keys)
+            names = codec(entries.type).decode_keys(entries)
+            return dict(zip(names, codec(values.type).decode(values), strict=True))
+        values = handle.get_many(keys)  # type: ignore[attr-defined]
+        return codec(values.type).decode(values)[0]
 
     def _fit(self, row: Any) -> Any:
         try:
@@ -387,6 +400,7 @@ class Harness:
         self._running = True
         try:
             self._operator.open(self._begun(is_draining=is_draining), 0)
+            self._operator.reclaim(seconds=0.005)
             self._operator.begin_rows()
         except BaseException:
             self.rollback()
@@ -426,22 +440,21 @@ class Harness:
         base.close()
         based = take_in(part, written, {})
         assert based is not None, "a base of the newest epoch fits"
-        self._append(advance(based, self._ack(None), self.epoch, {}))
+        self._append(self._advance(based, None))
 
-    def _ack(self, delta: Stored | None) -> OperatorAck:
+    def _advance(self, part: RangeState, delta: Stored | None) -> RangeState:
         operator = self._operator
-        changed, held = operator.keys_changed(), operator.state_keys()
         event_ms, processing_ms = operator.earliest_timers()
-        return OperatorAck(
+        ack = OperatorAck(
             UID,
             operator.rows_in,
             0,
-            changed,
-            held,
+            operator.keys_changed(),
             delta,
             event_timer_ms=event_ms,
             processing_timer_ms=processing_ms,
         )
+        return advance(part, ack, self.epoch, {}, operator.state_keys())
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms
