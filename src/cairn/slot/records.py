@@ -2,9 +2,9 @@
 
 This loop is the hottest code there is: a microsecond here is a second per million rows.
 
-Timers are due up to the epoch's watermark and clock. No row of a source is older than the
-watermark, so they come before the first row, and those that rows set after the last. Rows of
-other operators may be older: there event timers come in time order with the rows.
+Timers are due up to the epoch's watermark and clock. Where no row is older than the watermark
+they come before the first row, and those that rows set after the last. Rows of other operators
+may be older, and rows that have no watermark: there event timers come in time order with them.
 
 Always true here:
 - rows of a key are processed in the order they come; among event timers, all rows are;
@@ -81,7 +81,7 @@ class RecordRunner:
             self._key_timers = KeyTimers(operator.context, self._timers)
         self._event_until = self._processing_until = -FOREVER
         """Timers up to here are due in this epoch."""
-        self._fires_between_rows = self._timers is not None and spec.is_downstream
+        self._fires_between_rows = False
         self._gather = Gather()
 
     def reset(self) -> None:
@@ -101,7 +101,14 @@ class RecordRunner:
             watermark_ms = context.watermark_ms
             self._event_until = -FOREVER if watermark_ms is None else watermark_ms
             self._processing_until = context.now_ms
-        if operator.spec.is_downstream:
+        spec = operator.spec
+        # Such rows may be older than the watermark without being late.
+        self._fires_between_rows = (
+            (spec.is_downstream or not spec.has_watermark)
+            and spec.event_time is not None
+            and self._event_until > -FOREVER
+        )
+        if self._fires_between_rows:
             self._fire("processing", timers.processing, self._processing_until)
         else:
             self._fire_due()
@@ -135,7 +142,8 @@ class RecordRunner:
             keys = list(keys)
             operator.backend.prefetch(group_list, keys)
         scoped: Iterator[Any] = zip(group_list, keys, times_ms, row_tuples, strict=False)
-        if self._timers is not None and times is not None and self._fires_between_rows:
+        if self._fires_between_rows:
+            assert self._timers is not None
             scoped = self._with_timers(scoped, self._timers.event)
         context = operator.context
         main = operator.main

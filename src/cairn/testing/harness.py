@@ -61,6 +61,7 @@ from cairn.types import contains_map, parse_schema, row_class
 UID = "harness"
 GROUP_COUNT = 128
 DRAIN_EPOCHS_MAX = 100
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Harness:
@@ -131,14 +132,16 @@ class Harness:
         """
         given = rows if isinstance(rows, list) else [rows]
         fitted = [self._fit(row) for row in given]
-        if self._spec.event_time is not None:
-            fitted = self._in_time(fitted)
+        encoded = self._input.encode(fitted)
+        times = self._times(encoded)
+        if times is not None:
+            order = self._in_time(fitted, times)
+            fitted = [fitted[at] for at in order]
+            encoded, times = encoded.take(pa.array(order)), times.take(pa.array(order))
         before = len(self._emitted[None])
         if not self._running:
             self._begin()
         groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
-        encoded = self._input.encode(fitted)
-        times = self._times(encoded)
         self._see(times)
         try:
             self._operator.run(pa.array(groups, pa.int32()), times, encoded)
@@ -329,19 +332,26 @@ class Harness:
         except ValueTypeError as error:
             raise TypeError(f"pushed row {row!r} does not fit the schema: {error}") from None
 
-    def _in_time(self, rows: list[Any]) -> list[Any]:
-        """Spark's order: by event time, nulls first, ties by a hash of the row."""
-        name = self._spec.event_time
+    def _in_time(self, rows: list[Any], times: pa.Array) -> list[int]:
+        """Places of the rows in Spark's order: by event time, nulls first, ties by a hash."""
         types = [field.type for field in self.schema]
         hash_row = (lambda row: 0) if any(map(contains_map, types)) else key_hasher(types)
-
-        return sorted(rows, key=lambda row: (row[name] is not None, row[name], hash_row(row)))
+        known = times.to_pylist()
+        return sorted(
+            range(len(rows)), key=lambda at: (known[at] is not None, known[at], hash_row(rows[at]))
+        )
 
     def _times(self, rows: pa.StructArray) -> pa.Array | None:
+        """As Spark reads them, in a session whose time zone is UTC."""
         if self._spec.event_time is None:
             return None
         times = rows.field(self._spec.event_time)
-        return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+        if pa.types.is_timestamp(times.type) or pa.types.is_date(times.type):
+            zone = getattr(times.type, "tz", None)
+            return times.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        if pa.types.is_integer(times.type):
+            return pc.multiply(times.cast(pa.int64()), 1000)
+        return pa.array([_parsed_us(text) for text in times.to_pylist()], pa.int64())
 
     def _see(self, times: pa.Array | None) -> None:
         """Rows with these event times came in."""
@@ -471,3 +481,13 @@ class Harness:
                 operators={UID: entry},
             )
         )
+
+
+def _parsed_us(text: str | None) -> int | None:
+    """Microseconds since 1970; None where the text is no time."""
+    try:
+        time = dt.datetime.fromisoformat((text or "").strip())
+    except ValueError:
+        return None
+    aware = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    return (aware - _EPOCH) // dt.timedelta(microseconds=1)

@@ -52,6 +52,7 @@ class Driven:
         function: KeyedProcess[Any],
         *,
         is_downstream: bool = False,
+        has_watermark: bool = True,
         event_time: str | None = "at",
         backend: str = "heap",
         scratch: str = "",
@@ -64,7 +65,8 @@ class Driven:
             event_time,
             cloudpickle.dumps(function),
             (OutletSpec(None, OUT, (), ()),),
-            is_downstream,
+            is_downstream=is_downstream,
+            has_watermark=has_watermark,
         )
         self.operator = Operator(spec, make_backend(backend, scratch), group_count=GROUP_COUNT)
         self.batches: list[list[tuple[Any, ...]]] = []
@@ -173,8 +175,9 @@ def test_what_rows_set_that_is_due_comes_after_the_last_row() -> None:
     ]
 
 
-def test_downstream_timers_come_in_time_order_with_the_rows() -> None:
-    driven = Driven(Asked(), is_downstream=True)
+@pytest.mark.parametrize("given", [{"is_downstream": True}, {"has_watermark": False}])
+def test_timers_come_in_time_order_with_rows_that_may_be_older(given: dict[str, bool]) -> None:
+    driven = Driven(Asked(), **given)
     driven.epoch((1, 0, "event 5, event 8, event 12, processing 1"))
     rows = [(2, 4, "event 6"), (2, 5, ""), (3, 7, ""), (3, 11, ""), (3, 12, "")]
     assert driven.epoch(*rows, watermark=10, now=2) == [
