@@ -234,7 +234,9 @@ class ExpiringListHandle(_Expiring, List[Any]):
         clock = self._clock(self._scope)
         pairs = self._later_than(clock)
         if self._refreshes and any(at < clock for at, _ in pairs):
-            self._replace([(max(at, clock), value) for at, value in pairs])
+            dead = clock - self._ttl_ms
+            kept = self._later_than(self._floor(self._scope))
+            self._replace([(max(at, clock) if at > dead else at, value) for at, value in kept])
         return map(self._restore, [value for _, value in pairs])
 
     def __len__(self) -> int:
