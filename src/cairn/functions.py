@@ -71,6 +71,10 @@ class Function:
 
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
+    wants_order: bool = True
+    """Rows of a key come in the order of their event time, where that is declared."""
+    result_time: str | None = None
+    """The column of what is emitted that tells the end, not included, of the time it is about."""
 
     result_shift_us: int = -1
     """From `result_time` to the event time of what is emitted, in microseconds."""

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import KeyedProcess
-from cairn.plan.check import check_function, check_keys, check_same_schema, check_uid
+from cairn.plan.check import (
+    check_event_time,
+    check_function,
+    check_keys,
+    check_same_schema,
+    check_uid,
+    check_watermark,
+)
 from cairn.plan.graph import (
     Port,
     ProcessNode,
     SinkNode,
+    TimeNode,
     TransformNode,
-    port_event_time,
+    bare_ports,
+    is_time,
+    port_schema,
+    root_ports,
     united_schema,
+    united_time,
 )
 from cairn.sinks.base import Sink
-from cairn.types import parse_schema
+from cairn.slot.outlet import LATE
+from cairn.types import parse_schema, schema_ddl
 from cairn.window_functions import (
     WindowApply,
     WindowFunction,
@@ -49,13 +63,38 @@ class Stream:
 
         job = self._job
         schema = transformed_schema(job._spark(), self.schema, function)
-        times = {port_event_time(job._nodes, port) for port in self._ports}
-        time = times.pop() if len(times) == 1 else None
+        time = united_time(job._nodes, self._ports)
+        column = None if time is None else time.column
+        kept = column in schema.names and is_time(schema.field(column).type)
         name = f"transform:{len(job._nodes)}"
         job._nodes[name] = TransformNode(
-            name, self._ports, function, schema, time if time in schema.names else None
+            name, self._ports, function, schema, column if kept else None
         )
         return Stream(job, (Port(name),), schema)
+
+    def event_time(
+        self, column: str, watermark: str | None = None, idle_after: str | None = "1 minute"
+    ) -> Stream:
+        """From here on, event time and watermark are these, as `job.source` would declare them.
+
+        A watermark that a source declares no longer counts for what comes this way.
+        """
+        job = self._job
+        where = f"stream {', '.join(port.node for port in self._ports)}"
+        check_event_time(column, self.schema, where)
+        mark = check_watermark(watermark, idle_after, column, where)
+        roots = root_ports(job._nodes, self._ports)
+        if mark is not None and any(isinstance(job._nodes[p.node], ProcessNode) for p in roots):
+            raise PlanError(
+                f"watermark of {where}: what operators emit follows the watermark of their input\n"
+                "  next: declare it before the first operator; event_time(column) alone is fine"
+            )
+        # Found again by its name after a restart, so it is made of what seldom changes.
+        name = f"{'+'.join(dict.fromkeys(p.node for p in roots))}:{column}"
+        taken = sum(node == name or node.startswith(f"{name}:") for node in job._nodes)
+        name = name if not taken else f"{name}:{taken + 1}"
+        job._nodes[name] = TimeNode(name, self._ports, self.schema, column, mark)
+        return Stream(job, (Port(name),), self.schema)
 
     def union(self, *others: Stream) -> Stream:
         """The rows of all these streams; their columns must agree in name and type."""
@@ -63,8 +102,9 @@ class Stream:
             if other._job is not self._job:
                 raise PlanError("union of streams of two jobs")
             check_same_schema(self.schema, other.schema)
-        ports = tuple(dict.fromkeys(p for s in (self, *others) for p in s._ports))
-        if len(ports) != sum(len(s._ports) for s in (self, *others)):
+        ports = tuple(port for s in (self, *others) for port in s._ports)
+        bare = bare_ports(self._job._nodes, ports)
+        if len(set(bare)) != len(bare):
             raise PlanError("union of a stream with itself would double its rows")
         return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
 
@@ -123,8 +163,8 @@ class KeyedStream:
                 "  next: take windows.tumbling, sliding, session or global_"
             )
         stream = self._stream
-        times = {port_event_time(stream._job._nodes, port) for port in stream._ports}
-        if spec.time == "event" and not isinstance(spec, Global) and None in times:
+        time = united_time(stream._job._nodes, stream._ports)
+        if spec.time == "event" and not isinstance(spec, Global) and time is None:
             raise PlanError(
                 "windows by event time need one, and the stream has none\n"
                 "  next: give the source event_time=, or the windows time='processing'"
@@ -186,20 +226,43 @@ class WindowedStream:
 class ProcessStream(Stream):
     """What a function emits; its side outputs hang off it."""
 
-    def side(self, tag: str, schema: Any) -> Stream:
-        """The rows emitted with `ctx.output(tag, row)`."""
+    def side(self, tag: str, schema: Any = None) -> Stream:
+        """The rows emitted with `ctx.output(tag, row)`.
+
+        "late" is what came too late, or without a time: rows as they came in, no schema needed.
+        """
         uid = self._ports[0].node
         node = self._job._nodes[uid]
         assert isinstance(node, ProcessNode)
-        parsed = parse_schema(schema)
+        parsed = self._late_schema(node, schema) if tag == LATE else None
+        if parsed is None:
+            if schema is None:
+                raise PlanError(f"side output {tag!r} of {uid!r} needs a schema")
+            parsed = parse_schema(schema)
         known = dict(node.sides).get(tag)
         if known is None:
-            sides = (*node.sides, (tag, parsed))
-            self._job._nodes[uid] = ProcessNode(
-                uid, node.inputs, node.keys, node.function, node.schema, sides
-            )
+            self._job._nodes[uid] = replace(node, sides=(*node.sides, (tag, parsed)))
         elif known != parsed:
             raise PlanError(
                 f"side output {tag!r} of {uid!r} has two schemas\n  found: {known} and {parsed}"
             )
         return Stream(self._job, (Port(uid, tag),), parsed)
+
+    def _late_schema(self, node: ProcessNode, schema: Any) -> pa.Schema | None:
+        """None: the operator has no event time, and "late" is a tag like any other."""
+        nodes = self._job._nodes
+        if united_time(nodes, node.inputs) is None:
+            if schema is None:
+                raise PlanError(
+                    f"operator {node.uid!r} has no event time, so nothing is late\n"
+                    "  next: declare it, with job.source(..., event_time=, watermark=)"
+                )
+            return None
+        rows = united_schema([port_schema(nodes, port) for port in node.inputs])
+        if schema is not None and parse_schema(schema) != rows:
+            raise PlanError(
+                f"side output {LATE!r} of {node.uid!r} has the operator's input, as it came\n"
+                f"  found: {schema_ddl(parse_schema(schema))}\n  expected: {schema_ddl(rows)}\n"
+                "  next: leave the schema out, or give your own rows another tag"
+            )
+        return rows

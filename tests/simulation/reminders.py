@@ -215,7 +215,7 @@ class TimedWorld(World):
         ]
         return tuple(rows[start:])
 
-    def arrow_rows(self, start: int, stop: int) -> pa.StructArray:
+    def arrow(self, start: int, stop: int) -> pa.StructArray:
         rows = codec(pa.struct(list(ROW)))
         given = (row._replace(at=moment(row.at)) for row in self.timed_rows(start, stop))  # type: ignore[arg-type]
         return rows.encode([rows.normalise(tuple(row)) for row in given])

@@ -189,6 +189,7 @@ class Operator:
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before.
         passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
+        passed_ms = passed_ms if self.spec.has_watermark else None
         context.late_ms = passed_ms
         self.late_us = None
         if passed_ms is not None and not self._runner().handles_late:
