@@ -189,7 +189,8 @@ class Expiry:
             if held is None:
                 continue
             if held is ABSENT:
-                later.setdefault(dead, []).append(key)
+                # Into a bucket that is due, to be asked for.
+                later.setdefault(dead - self._width_ms, []).append(key)
                 continue
             change, at = judge(held, dead)
             if change is not _KEPT:
