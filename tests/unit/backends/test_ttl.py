@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cairn import state
-from cairn.backends import BACKENDS
+from cairn.backends import BACKENDS, ttl
 from cairn.backends.heap import HeapRows
 from cairn.backends.overlay import Table
 from cairn.backends.rocksdb import RocksBackend
@@ -23,11 +23,11 @@ TTL_MS = 1_000
 
 
 def declarations() -> dict[str, state.Declaration]:
-    ttl = f"{TTL_MS} ms"
+    span = f"{TTL_MS} ms"
     found: dict[str, state.Declaration] = {
-        "value": state.Value("string", ttl=ttl),
-        "items": state.List("long", ttl=ttl),
-        "entries": state.Map("string", "long", ttl=ttl),
+        "value": state.Value("string", ttl=span),
+        "items": state.List("long", ttl=span),
+        "entries": state.Map("string", "long", ttl=span),
     }
     for name, declaration in found.items():
         declaration.name = name
@@ -50,7 +50,7 @@ def expiry(table: Table) -> Expiry:
 
 def begin(slot: Slot, now_ms: int) -> None:
     for table in slot.tables.values():
-        expiry(table).floor_ms = now_ms
+        expiry(table).begin(now_ms)
 
 
 def reclaim(slot: Slot) -> None:
@@ -87,18 +87,23 @@ def held(slot: Slot) -> dict[str, set[int]]:
     }
 
 
+def alike(slot: Slot, keys: set[int]) -> dict[str, set[int]]:
+    """The same keys in every state."""
+    return dict.fromkeys(slot.tables, keys)
+
+
 def test_rows_go_when_they_have_expired_and_not_before(slot: Slot) -> None:
     write(slot, range(0, 50), 0)
     write(slot, range(50, 100), 500)
     begin(slot, TTL_MS - 1)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set(range(100)))
+    assert held(slot) == alike(slot, set(range(100)))
     begin(slot, TTL_MS + 20)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set(range(50, 100)))
+    assert held(slot) == alike(slot, set(range(50, 100)))
     begin(slot, 2 * TTL_MS)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set())
+    assert held(slot) == alike(slot, set())
     assert all(expiry(table).removed_keys == 100 for table in slot.tables.values())
 
 
@@ -107,10 +112,10 @@ def test_a_key_that_is_written_again_lives_on(slot: Slot) -> None:
     write(slot, range(5), 900)
     begin(slot, 1_100)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set(range(5)))
+    assert held(slot) == alike(slot, set(range(5)))
     begin(slot, 1_950)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set())
+    assert held(slot) == alike(slot, set())
 
 
 def test_entries_go_one_by_one_and_a_list_as_a_whole(slot: Slot) -> None:
@@ -147,7 +152,7 @@ def test_keys_that_are_deleted_and_come_again_do_not_pile_up(slot: Slot) -> None
     table = slot.tables["value"]
     for at in range(200):
         begin(slot, at)
-        commit(slot, {"value": {key: (at, "v") for key in range(100)}})
+        commit(slot, {"value": dict.fromkeys(range(100), (at, "v"))})
         commit(slot, {"value": dict.fromkeys(range(100))})
     entries = sum(expiry(table)._counts.values())
     assert entries <= GROUP_COUNT * (256 + 2 * 100)
@@ -165,10 +170,10 @@ def test_after_a_restore_everything_is_found_again_in_slices(slot: Slot) -> None
         slot.backend.flush()
     begin(slot, 1_050)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set(range(30, 60)))
+    assert held(slot) == alike(slot, set(range(30, 60)))
     begin(slot, 1_750)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set())
+    assert held(slot) == alike(slot, set())
 
 
 def test_key_groups_that_went_are_not_looked_at_and_those_that_came_are(slot: Slot) -> None:
@@ -182,7 +187,7 @@ def test_key_groups_that_went_are_not_looked_at_and_those_that_came_are(slot: Sl
     slot.groups = range(2, 8)
     begin(slot, 2 * TTL_MS)
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, set())
+    assert held(slot) == alike(slot, set())
 
 
 def test_a_base_is_right_while_rows_are_removed_under_it(slot: Slot) -> None:
@@ -199,7 +204,7 @@ def test_a_base_is_right_while_rows_are_removed_under_it(slot: Slot) -> None:
     assert found["value"][500] == {"at": 900, "value": "v500"}
     assert found["items"][500] == [{"at": 900, "value": 500}, {"at": 900, "value": -500}]
     reclaim(slot)
-    assert held(slot) == dict.fromkeys(slot.tables, young)
+    assert held(slot) == alike(slot, young)
 
 
 def test_a_base_of_the_heap_leaves_out_what_has_expired(tmp_path: Path) -> None:
@@ -217,17 +222,58 @@ def test_rocksdb_gives_the_disk_back(tmp_path: Path) -> None:
     reclaim(slot)
     backend = slot.backend
     assert isinstance(backend, RocksBackend)
-    text = "x" * 200
-    commit(slot, {"value": {key: (0, f"{text}{key}") for key in range(20_000)}})
-    backend.flush()
-    before = sum(database.size_bytes() for database in backend.databases)
+    for part in range(10):
+        keys = range(part * 2_000, (part + 1) * 2_000)
+        commit(slot, {"value": {key: (0, f"{key:0200}") for key in keys}})
+        backend.flush()
+    before = disk_bytes(backend)
     begin(slot, 2 * TTL_MS)
     reclaim(slot)
     backend.flush()
-    backend.compact_if_emptied()
-    after = sum(database.size_bytes() for database in backend.databases)
-    assert after < before / 10
+    backend.compact()
+    assert disk_bytes(backend) <= before / 10
     slot.close()
+
+
+def disk_bytes(backend: RocksBackend) -> int:
+    return sum(database.size_bytes() for database in backend.databases)
+
+
+def test_the_few_rows_that_are_left_are_packed_and_stay_what_they_were(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ttl, "_EMPTIED_KEYS_MIN", 50)
+    write(slot, range(0, 100), 0)
+    begin(slot, 500)
+    commit(slot, {"value": {99: (500, "last")}})
+    begin(slot, 1_100)
+    reclaim(slot)
+    value, items = slot.tables["value"], slot.tables["items"]
+    assert [expiry(table).is_emptied() for table in (value, items)] == [True, True]
+    assert not expiry(value).is_emptied(), "said once"
+    assert expiry(value).is_sparse()
+    slot.tables["value"].changes[0][0] = (1_100, "running")
+    rows = list(value.rows)
+    slot.backend.repack([value])
+    assert all(table is was for table, was in zip(value.rows, rows, strict=True))
+    assert dict(value.rows[3].items()) == {99: (500, "last")}
+    value.promote()
+    begin(slot, 1_600)
+    reclaim(slot)
+    assert held(slot)["value"] == {0}
+
+
+def test_nothing_is_packed_while_a_base_is_written(tmp_path: Path) -> None:
+    slot = Slot("heap", str(tmp_path), states=declarations())
+    write(slot, range(20), 0)
+    base = slot.backend.begin_base(slot.tables, slot.groups)
+    values = [list(rows.values()) for rows in slot.tables["value"].rows]  # type: ignore[attr-defined]
+    slot.backend.repack([slot.tables["value"]])
+    again = [list(rows.values()) for rows in slot.tables["value"].rows]  # type: ignore[attr-defined]
+    assert all(
+        a is b for x, y in zip(values, again, strict=True) for a, b in zip(x, y, strict=True)
+    )
+    base.close()
 
 
 def test_a_dict_that_has_become_mostly_empty_shrinks() -> None:
