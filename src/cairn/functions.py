@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+import datetime as dt
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
-from cairn.state import Declaration
+from cairn.state import Declaration, Map
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = TypeVar("Row")
+
+EVENT_TIMERS = "timers.event"
+PROCESSING_TIMERS = "timers.processing"
+"""Timers are state like any other: from key to {time in milliseconds: True}."""
+
+
+class Timers(Protocol):
+    """The timers of the key at hand: `on_timer` is called when their time has come.
+
+    A time is in milliseconds since 1970, or a datetime (a naive one is UTC). There is one
+    timer per key, kind and time: setting it again changes nothing.
+    """
+
+    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+        """Due when the watermark has come to `at`.
+
+        `after` is a span ("1 minute", or milliseconds) from the row's event time; in
+        `on_timer`, from the timer's.
+        """
+
+    def processing(
+        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+    ) -> None:
+        """Due when the epoch's clock has come to `at`; `after` counts from `ctx.now_ms`."""
+
+    def delete_event(self, at: int | dt.datetime) -> None:
+        """Delete an event timer; there need not be one."""
+
+    def delete_processing(self, at: int | dt.datetime) -> None:
+        """Delete a processing timer; there need not be one."""
 
 
 class Context(Protocol):
@@ -16,15 +50,41 @@ class Context(Protocol):
     key: Any
     """The key: the column's value, or a named tuple where several columns make the key."""
     event_time_ms: int | None
+    """The row's event time; in `on_timer` the time of an event timer."""
     watermark_ms: int | None
     now_ms: int
     """The epoch's clock: fixed while the epoch runs, the same when it runs again."""
     epoch: int
     subtask: int
     parallelism: int
+    timers: Timers
+    timer_kind: Literal["event", "processing"] | None
+    """Which kind of timer `on_timer` is called for; None in `process`."""
 
     def output(self, tag: str, row: Any) -> None:
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
+
+
+class BatchContext(Protocol):
+    """What a BatchProcess is told about the rows at hand and the epoch they belong to."""
+
+    keys: pa.Array
+    """The key of each row: the column, or a struct array where several columns make the key."""
+    times: pa.Array | None
+    """The event time of each row in microseconds, where one is declared."""
+    watermark_ms: int | None
+    late_ms: int | None
+    """What is older than this came too late."""
+    now_ms: int
+    epoch: int
+    subtask: int
+    parallelism: int
+
+    def count_late(self, rows: int) -> None:
+        """Tell of rows that the function itself has found to be late."""
+
+    def output(self, tag: str, batch: Any) -> None:
+        """Emit a record batch or a table on a side output."""
 
 
 class Function:
@@ -36,6 +96,28 @@ class Function:
 
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
+    wants_order: bool = True
+    """Rows of a key come in the order of their event time, where that is declared."""
+    result_time: str | None = None
+    """The column of what is emitted that tells the end, not included, of the time it is about."""
+
+    result_shift_us: int = -1
+    """From `result_time` to the event time of what is emitted, in microseconds."""
+    reads_times_us: ClassVar[bool] = False
+    """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
+
+    groups: int = 0
+    """Of a function that Spark can aggregate ahead for: the groups that an epoch's rows were in."""
+
+    def row_count(self, rows: pa.StructArray) -> int:
+        """How many rows of the stream these stand for."""
+        return len(rows)
+
+    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
+        """These rows as they leave on the side output of late ones."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_struct_array(rows)
 
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
@@ -65,7 +147,42 @@ class KeyedProcess(Function, Generic[Row]):
         raise PlanError(f"{type(self).__name__} defines no process(row, ctx)")
 
     def on_timer(self, time_ms: int, ctx: Context) -> Any:
-        """A timer of this key is due. Nothing registers timers yet."""
+        """A timer of this key is due, and no longer set; emits rows like `process` does.
+
+        Timers are set with `ctx.timers` and come in order of their times. One that is set
+        here and is due already is called in the same epoch.
+        """
+
+
+class BatchProcess(Function):
+    """Code and state by the batch: Arrow in, Arrow out. Subclass it, declare Value and Map state.
+
+    `process` and `end_epoch` return a record batch, a table, an iterable of them, or nothing;
+    columns are found by name. State is read and written for many keys at once:
+
+        keys = batch["k"]                        # as ctx.keys has them
+        values = self.total.get_many(keys)       # an array, null where there is none
+        self.total.put_many(keys, values)        # null clears
+
+    A batch holds rows of many keys, and a key may come in several batches of an epoch.
+    """
+
+    def begin_epoch(self, ctx: BatchContext) -> None:
+        """Before the first row of each attempt at an epoch."""
+
+    def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Any:
+        """Some rows, in order; `ctx.keys` are their keys and `ctx.times` their event times."""
+        raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
+
+    def end_epoch(self, ctx: BatchContext) -> Any:
+        """After the last row of each epoch, also of one without rows."""
+
+    def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
+        """By event time and by the clock: when `end_epoch` has something to do without a row.
+
+        Asked after `end_epoch`. An epoch is run then, even if the sources are silent.
+        """
+        return None, None
 
 
 def declared_state(function: Function) -> dict[str, Declaration]:
@@ -98,4 +215,20 @@ def declared_state(function: Function) -> dict[str, Declaration]:
                 "class\n  next: declare it as a class attribute",
                 state=name,
             )
-    return found | function.made_state()
+    return found | function.made_state() | (timer_states() if has_timers(function) else {})
+
+
+def has_timers(function: Function) -> bool:
+    """Whether a function can set timers: it says what happens when they are due."""
+    return isinstance(function, KeyedProcess) and type(function).on_timer is not (
+        KeyedProcess.on_timer
+    )
+
+
+def timer_states() -> dict[str, Declaration]:
+    """The states that timers are kept in. No attribute can have such a name."""
+    states: dict[str, Declaration] = {}
+    for name in (EVENT_TIMERS, PROCESSING_TIMERS):
+        states[name] = Map("long", "boolean")
+        states[name].name = name
+    return states

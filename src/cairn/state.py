@@ -139,6 +139,15 @@ def _unbound(declaration: Declaration) -> PlanError:
     )
 
 
+def _not_by_batch(declaration: Declaration) -> PlanError:
+    return PlanError(
+        f"state {declaration.name!r} is asked for many keys at once\n"
+        "  expected: that in a running BatchProcess only\n"
+        "  next: run the function with .process_batch(...), or with cairn.testing.Harness",
+        state=declaration.name,
+    )
+
+
 class Value(Declaration, Generic[T]):
     """One value per key."""
 
@@ -182,6 +191,17 @@ class Value(Declaration, Generic[T]):
 
     def clear(self) -> None:
         raise _unbound(self)
+
+    def get_many(self, keys: Any) -> Any:
+        """In a BatchProcess: the value of each key, as an Arrow array.
+
+        Where there is none: null, or the declared default.
+        """
+        raise _not_by_batch(self)
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        """In a BatchProcess: set the value of each key; null clears. The last word counts."""
+        raise _not_by_batch(self)
 
 
 class List(Declaration, Generic[T]):
@@ -241,6 +261,28 @@ class Map(Declaration, MutableMapping[K, V]):
 
     def clear(self) -> None:
         raise _unbound(self)
+
+    def get_many(self, keys: Any, entries: Any) -> Any:
+        """In a BatchProcess: the value of an entry of each key, null where there is none."""
+        raise _not_by_batch(self)
+
+    def put_many(self, keys: Any, entries: Any, values: Any) -> None:
+        """In a BatchProcess: set an entry of each key; a null value deletes it."""
+        raise _not_by_batch(self)
+
+    def of_keys(self, keys: Any) -> tuple[Any, Any, Any]:
+        """In a BatchProcess: every entry of these keys, as (index into keys, entry, value).
+
+        Ordered by index, then by entry.
+        """
+        raise _not_by_batch(self)
+
+    def between(self, low: Any, high: Any) -> tuple[Any, Any, Any]:
+        """In a BatchProcess: (key, entry, value) wherever low < entry <= high, of any key here.
+
+        None is no bound. Ordered by entry, then by key.
+        """
+        raise _not_by_batch(self)
 
     __hash__ = Declaration.__hash__
     __eq__ = Declaration.__eq__

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cairn.codec import Codec
 from cairn.storage.manifest import FileRef
@@ -117,6 +117,9 @@ class Base(ABC):
 
 class Backend(ABC):
     """Holds the state of one operator in one slot."""
+
+    takes_columns: ClassVar[bool] = False
+    """Tables may hold their rows themselves, in arrays: its bases take them in."""
 
     @abstractmethod
     def open_state(

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse, repeat
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from cairn.backends.base import (
     ABSENT,
     Backend,
@@ -172,6 +174,8 @@ def empty_rows(kind: str) -> HeapRows:
 class HeapBackend(Backend):
     """The fastest backend, for state that fits in memory."""
 
+    takes_columns = True
+
     def __init__(self) -> None:
         self._states: dict[str, tuple[str, Any, Any, Any]] = {}
         self._rows: dict[tuple[str, int], HeapRows] = {}
@@ -217,11 +221,15 @@ class HeapBackend(Backend):
 
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         assert self._base is None, "one base at a time"
-        parts = {
-            name: (table, [(group, self.rows(name, group)) for group in groups])
-            for name, table in sorted(tables.items())
-        }
-        self._base = HeapBase(parts, self._base_closed)
+        parts: _Parts = {}
+        frozen: dict[str, Iterator[pa.RecordBatch]] = {}
+        for name, table in sorted(tables.items()):
+            columns = table.freeze()
+            if columns is None:
+                parts[name] = (table, [(group, self.rows(name, group)) for group in groups])
+            else:
+                frozen[name] = columns
+        self._base = HeapBase(parts, self._base_closed, frozen)
         return self._base
 
     def _base_closed(self) -> None:
@@ -239,8 +247,14 @@ _Parts = dict[str, tuple["Table", list[tuple[int, HeapRows]]]]
 class HeapBase(Base):
     """A segment with everything, group after group."""
 
-    def __init__(self, parts: _Parts, closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        parts: _Parts,
+        closed: Callable[[], None],
+        frozen: Mapping[str, Iterator[pa.RecordBatch]],
+    ) -> None:
         self._parts = parts
+        self._frozen = frozen
         self._closed: Callable[[], None] | None = closed
         self._cancelled = False
         for _, rows in self._all_rows():
@@ -272,15 +286,12 @@ class HeapBase(Base):
                     file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
                 )
                 for name, (table, rows) in self._parts.items():
-                    begun = False
-                    for batch in table.layout.pieces(self._captured(rows), BASE_PIECE_ROWS):
-                        if not begun:
-                            writer.begin_state(name, batch.schema)
-                            begun = True
-                        writer.write(table.leave_out_expired(batch))
-                        pace()
+                    pieces = table.layout.pieces(self._captured(rows), BASE_PIECE_ROWS)
+                    _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
                     for _, encoded in rows:
                         encoded.undo = None
+                for name, pieces in self._frozen.items():
+                    _write_state(writer, name, pieces, pace)
                 written = writer.finish()
                 file.flush()
                 if self._cancelled:
@@ -308,3 +319,18 @@ class HeapBase(Base):
                 raise BaseCancelledError
             if captured:
                 yield group, captured
+
+
+def _write_state(
+    writer: SegmentWriter,
+    name: str,
+    pieces: Iterator[pa.RecordBatch],
+    pace: Callable[[], None],
+) -> None:
+    begun = False
+    for batch in pieces:
+        if not begun:
+            writer.begin_state(name, batch.schema)
+            begun = True
+        writer.write(batch)
+        pace()

@@ -117,6 +117,13 @@ class Table(ABC):
         if groups:
             yield self._dump(groups, mappings)
 
+    def freeze(self) -> Iterator[pa.RecordBatch] | None:
+        """The committed rows as of now, where the table holds them itself; None: the backend does.
+
+        Read on another thread, while later epochs run.
+        """
+        return None
+
     def delta(self) -> pa.RecordBatch | None:
         """What the epoch changed."""
         groups = [group for group in self.groups if self.changes[group]]

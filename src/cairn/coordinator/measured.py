@@ -8,6 +8,8 @@ from typing import Any
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.storage.manifest import Epoch
 
+_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows")
+
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
     """What slots have written in the background, each file once, older ones first.
@@ -67,11 +69,10 @@ def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]
         for op in ack.operators:
             sums = operators.setdefault(
                 op.uid,
-                {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "state_keys": 0, "delta_bytes": 0},
+                dict.fromkeys((*_SUMMED, "state_keys", "delta_bytes"), 0),
             )
-            sums["rows_in"] += op.rows_in
-            sums["rows_out"] += op.rows_out
-            sums["keys_changed"] += op.keys_changed
+            for name in _SUMMED:
+                sums[name] += getattr(op, name)
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
     for (uid, _), keys in state_keys_of(reports).items():
         if uid in operators:
@@ -96,6 +97,9 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "parent": epoch.parent,
         "wall_ms": epoch.wall_ms,
         "rows_in": rows_in,
+        "late_rows": _total(operators, "late_rows"),
+        "untimed_rows": _total(operators, "untimed_rows"),
+        "watermark_ms": epoch.watermark_ms,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),
         "state_bytes": sum(

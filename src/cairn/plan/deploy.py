@@ -111,12 +111,15 @@ def _operator(
             for port in node.inputs
             for origin in graph.origins(port)
         ),
+        has_watermark=any(graph.has_watermark(port) for port in node.inputs),
     )
 
 
 def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, int]) -> OutletSpec:
     sinks = tuple(
-        sink.uid for sink in graph.sinks if is_chained(graph, sink) and port in sink.inputs
+        sink.uid
+        for sink in graph.sinks
+        if is_chained(graph, sink) and port in graph.bare(sink.inputs)
     )
     lanes = [edge.index for edge in graph.edges if port in edge.inputs]
     if port in tap_lanes:

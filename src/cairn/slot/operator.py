@@ -4,7 +4,8 @@
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
-How a function is called is its runner's affair: `records` calls it row by row.
+How a function is called is its runner's affair: `records` calls it row by row, `batches`
+by the batch.
 
 Always true here:
 - state is named by version, a digest of its history, never by an epoch number alone;
@@ -22,17 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
+from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import Function, KeyedProcess, declared_state
+from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
+from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import LATE, Outlet, short
 from cairn.slot.protocol import Begin, Piece
-from cairn.slot.records import RecordRunner
+from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.spec import OperatorSpec
+from cairn.slot.timers import Timers
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, next_version
 
@@ -47,17 +51,25 @@ class Runner(Protocol):
     handles_late: bool
     """Late rows are the function's affair: they come to it like all others."""
 
+    def reset(self) -> None:
+        """An attempt begins: nothing of the one before is left."""
+
     def begin_rows(self) -> None:
         """Before the first row of an epoch."""
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Some rows, in order, each with its key group and its event time in microseconds."""
 
+    def flush(self) -> None:
+        """Process what was gathered, without waiting for more."""
+
     def end_rows(self) -> None:
         """After the last row."""
 
 
 def make_runner(operator: Operator, function: Function) -> Runner:
+    if isinstance(function, BatchProcess):
+        return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess)
     return RecordRunner(operator, function)
 
@@ -74,11 +86,15 @@ class Operator:
         """The version that the epoch just finished would have, once it is committed."""
         self.backend = backend
         self.context = SlotContext()
+        self.context.count_late = self._count_late
         self.function: Function | None = None
         self.function_version = ""
         self.told_of: int | None = None
         """The last committed epoch that the function was told of."""
         self.tables: dict[str, Table] = {}
+        self.timers: Timers | None = None
+        """Of functions that have any."""
+        self.is_draining = False
         self.is_adopted = False
         """Another version of this operator has its state now."""
         self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
@@ -100,7 +116,7 @@ class Operator:
         self.backend.close()
         self.backend, self.tables = other.backend, other.tables
         self.groups, self.version, self.pending = other.groups, other.version, other.pending
-        self.told_of = other.told_of
+        self.told_of, self.timers = other.told_of, other.timers
         self._declare(self.spec.load())
         other.is_adopted = True
         return True
@@ -130,12 +146,16 @@ class Operator:
             for gap in missing:
                 table.forget(gap)
             table.assign(groups)
+        if self.timers is not None:
+            self.timers.forget()
         self.groups = groups
         return missing
 
     def _settle(self, version: str) -> None:
         """Promote or undo the pending epoch."""
         is_committed = version == self.pending and version != self.version
+        if self.timers is not None and not is_committed:
+            self.timers.undo()
         for table in self.tables.values():
             if is_committed:
                 table.promote()
@@ -151,7 +171,9 @@ class Operator:
         context.watermark_ms = begin.watermark_ms
         context.subtask = subtask
         context.parallelism = begin.parallelism
-        context.event_time_ms = None
+        context.event_time_ms = context.timer_kind = None
+        context.timers = NO_KEY
+        self.is_draining = begin.is_draining
         if self.function_version != self.spec.function_version:
             self.close_function()
             function = self.spec.load()
@@ -173,12 +195,14 @@ class Operator:
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before.
         passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
+        passed_ms = passed_ms if self.spec.has_watermark else None
         context.late_ms = passed_ms
         self.late_us = None
         if passed_ms is not None and not self._runner().handles_late:
             self.late_us = passed_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
 
@@ -224,14 +248,21 @@ class Operator:
 
     def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type
+        by_batch = isinstance(function, BatchProcess)
+        make = make_batch_table if by_batch else make_table
         for name, declaration in declared_state(function).items():
             table = self.tables.get(name)
             if table is None:
-                table = make_table(declaration, key_type, self.backend, self.group_count)
+                table = make(declaration, key_type, self.backend, self.group_count)
                 table.assign(self.groups)
                 self.tables[name] = table
             table.declaration = declaration
-            setattr(function, name, make_handle(table, self.context))
+            if by_batch:
+                setattr(function, name, make_batch_handle(table, self.group_count))
+            elif name.isidentifier():
+                setattr(function, name, make_handle(table, self.context))
+        if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
+            self.timers = Timers(self.tables)
 
     def declare(self) -> None:
         """Make the tables known before the function is opened, so that state can be restored."""
@@ -244,7 +275,8 @@ class Operator:
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
-        self.rows_in += len(rows)
+        assert self.function is not None, "rows come after open"
+        self.rows_in += self.function.row_count(rows)
         if times is not None:
             in_time = self._in_time(times)
             if in_time is not None:
@@ -261,11 +293,18 @@ class Operator:
         return None if in_time.true_count == len(times) else in_time
 
     def _put_aside(self, times: pa.Array, rows: pa.StructArray, aside: pa.Array) -> None:
+        assert self.function is not None, "rows come after open"
         late = rows.filter(aside)
-        self.untimed_rows += times.null_count
-        self.late_rows += len(late) - times.null_count
+        untimed = self.function.row_count(rows.filter(times.is_null())) if times.null_count else 0
+        self.untimed_rows += untimed
+        self.late_rows += self.function.row_count(late) - untimed
         if self.late is not None:
-            self.late.pass_on(pa.RecordBatch.from_struct_array(late))
+            batch = self.function.late_rows(late)
+            if batch is not None:
+                self.late.pass_on(batch)
+
+    def _count_late(self, rows: int) -> None:
+        self.late_rows += rows
 
     def _runner(self) -> Runner:
         assert self.runner is not None, "rows come after open"
@@ -274,8 +313,7 @@ class Operator:
     def finish(self) -> list[StatePart]:
         """What the epoch changed, by state."""
         self._runner().end_rows()
-        for outlet in self.outlets:
-            outlet.flush()
+        self.flush()
         parts = []
         for name, table in sorted(self.tables.items()):
             try:
@@ -288,6 +326,12 @@ class Operator:
                 parts.append(StatePart(name, batch))
         return parts
 
+    def flush(self) -> None:
+        """Process all rows that came, and pass on what they caused."""
+        self._runner().flush()
+        for outlet in self.outlets:
+            outlet.flush()
+
     def finished(self, delta_id: str | None) -> None:
         """Name what the epoch made, so that the next `begin` can recognise it."""
         self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
@@ -297,6 +341,15 @@ class Operator:
 
     def state_keys(self) -> int:
         return sum(table.keys_held() for table in self.tables.values())
+
+    def earliest_timers(self) -> tuple[int | None, int | None]:
+        """The earliest timers left, by event time and by the clock."""
+        if isinstance(self.function, BatchProcess):
+            return self.function.next_timer(self.context)
+        if self.timers is None:
+            return None, None
+        self.timers.build()
+        return self.timers.event.first(), self.timers.processing.first()
 
     def own(self, subtask: int, parallelism: int) -> range:
         return groups_of(subtask, parallelism, self.group_count)
@@ -313,15 +366,23 @@ class Operator:
             if not self.is_adopted:
                 self.backend.close()
 
-    def located(self, error: FunctionError, row: Any) -> FunctionError:
-        """An error of ours raised under a row: say which."""
-        facts = {"operator": self.spec.uid, "key": short(self.context.key), "row": short(row)}
+    def located(
+        self, error: FunctionError, row: Any = None, *, timer: str | None = None
+    ) -> FunctionError:
+        """An error of ours raised under a row or a timer: say which."""
+        if "timer" in error.facts:
+            return error
+        cause = {"row": short(row)} if timer is None else {"timer": timer}
+        facts = {"operator": self.spec.uid, "key": short(self.context.key), **cause}
         message = error.message
         if "operator" not in error.facts:
-            message = f"operator {self.spec.uid!r}: {message}\n  row: {facts['row']}"
+            message = f"operator {self.spec.uid!r}: {message}"
+            message += "".join(f"\n  {name}: {text}" for name, text in cause.items())
         return FunctionError(message, **{**facts, **error.facts})
 
-    def failed(self, where: str, error: Exception, row: Any = None) -> CairnError:
+    def failed(
+        self, where: str, error: Exception, row: Any = None, *, timer: str | None = None
+    ) -> CairnError:
         if isinstance(error, CairnError) and not isinstance(error, FunctionError):
             return error
         uid = self.spec.uid
@@ -332,6 +393,9 @@ class Operator:
         if row is not None:
             facts |= {"key": short(self.context.key), "row": short(row)}
             lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]
+        if timer is not None:
+            facts |= {"key": short(self.context.key), "timer": timer}
+            lines += [f"  key: {facts['key']}", f"  timer: {timer}"]
         # The user's part of the traceback: what lies above is ours.
         frames = traceback.extract_tb(error.__traceback__)[1:]
         facts["traceback"] = "".join(traceback.format_list(frames))

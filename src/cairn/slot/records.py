@@ -2,18 +2,24 @@
 
 This loop is the hottest code there is: a microsecond here is a second per million rows.
 
+Timers are due up to the epoch's watermark and clock. Where no row is older than the watermark
+they come before the first row, and those that rows set after the last. Rows of other operators
+may be older, and rows that have no watermark: there event timers come in time order with them.
+
 Always true here:
-- rows are processed in the order they come, and what they cause is emitted in that order;
-- what a batch caused has left the slot before the next batch is read.
+- rows of a key are processed in the order they come; among event timers, all rows are;
+- what gathered rows caused has left the slot before more are gathered;
+- a timer is gone from the state before `on_timer` is called for it;
+- which timers are called, and in which order, depends on state, rows and the epoch alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice, repeat
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +28,30 @@ from cairn.backends.base import Backend
 from cairn.codec import codec
 from cairn.errors import FunctionError
 from cairn.functions import KeyedProcess
+from cairn.slot.gather import Gather
 from cairn.slot.outlet import short
+from cairn.slot.timers import (
+    KeyTimers,
+    NoTimers,
+    TimerIndex,
+    UntimedKeyTimers,
+    timer_text,
+)
 from cairn.types import row_class
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
+
+PREFETCH_KEYS: Final = 1024
+AGAIN_MAX: Final = 100_000
+FOREVER: Final = 1 << 62
+
+Kind = Literal["event", "processing"]
+
+NO_KEY = NoTimers(
+    "ctx.timers is used where no key is at hand\n"
+    "  next: use it in process() or on_timer(): a timer belongs to a key"
+)
 
 
 class RecordRunner:
@@ -43,11 +68,63 @@ class RecordRunner:
         self._key_codecs = [codec(spec.schema.field(name).type) for name in spec.keys]
         self._key = partial(tuple.__new__, row_class(spec.keys))
         self._prefetches = type(operator.backend).prefetch is not Backend.prefetch
+        self._timers = operator.timers
+        if self._timers is None:
+            name = type(function).__name__
+            self._key_timers: KeyTimers | NoTimers = NoTimers(
+                f"{name} uses a timer, but does not say what happens when it is due\n"
+                f"  next: give {name} a method on_timer(self, time_ms, ctx)"
+            )
+        elif spec.event_time is None:
+            self._key_timers = UntimedKeyTimers(operator.context, self._timers)
+        else:
+            self._key_timers = KeyTimers(operator.context, self._timers)
+        self._event_until = self._processing_until = -FOREVER
+        """Timers up to here are due in this epoch."""
+        self._fires_between_rows = False
+        self._gather = Gather()
+
+    def reset(self) -> None:
+        self._gather.reset()
 
     def begin_rows(self) -> None:
-        pass
+        operator = self._operator
+        context = operator.context
+        context.timers = self._key_timers
+        timers = self._timers
+        if timers is None:
+            return
+        timers.build()
+        if operator.is_draining:
+            self._event_until = self._processing_until = FOREVER
+        else:
+            watermark_ms = context.watermark_ms
+            self._event_until = -FOREVER if watermark_ms is None else watermark_ms
+            self._processing_until = context.now_ms
+        spec = operator.spec
+        # Such rows may be older than the watermark without being late.
+        self._fires_between_rows = (
+            (spec.is_downstream or not spec.has_watermark)
+            and spec.event_time is not None
+            and self._event_until > -FOREVER
+        )
+        if self._fires_between_rows:
+            self._fire("processing", timers.processing, self._processing_until)
+        else:
+            self._fire_due()
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
+        if self._fires_between_rows:
+            self._process(groups, times, rows)
+        elif self._gather.add(groups, times, rows):
+            self.flush()
+
+    def flush(self) -> None:
+        gathered = self._gather.take()
+        if gathered is not None:
+            self._process(*gathered)
+
+    def _process(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         columns = [
             column.decode(array)
             for column, array in zip(self._columns, rows.flatten(), strict=True)
@@ -56,13 +133,18 @@ class RecordRunner:
         times_ms: Iterable[int | None] = repeat(None)
         if times is not None:
             times_ms = np.floor_divide(times.to_numpy(), 1000).tolist()
+            if self._function.reads_times_us:
+                self._operator.context.times_us = iter(times.to_numpy().tolist())
         row_tuples = map(self._row, zip(*columns, strict=True))
         keys = self._keys(columns, rows)
         operator = self._operator
         if self._prefetches:
             keys = list(keys)
             operator.backend.prefetch(group_list, keys)
-        scoped = zip(group_list, keys, times_ms, row_tuples, strict=False)
+        scoped: Iterator[Any] = zip(group_list, keys, times_ms, row_tuples, strict=False)
+        if self._fires_between_rows:
+            assert self._timers is not None
+            scoped = self._with_timers(scoped, self._timers.event)
         context = operator.context
         main = operator.main
         process = self._function.process
@@ -82,7 +164,7 @@ class RecordRunner:
                     if type(result) is tuple:
                         emit(result)
                     else:
-                        self._emit_all(result)
+                        self._emit_all("process()", result)
                 remaining -= rows_max
                 for outlet in operator.outlets:
                     outlet.flush()
@@ -92,7 +174,107 @@ class RecordRunner:
             raise operator.failed("process()", error, row) from error
 
     def end_rows(self) -> None:
-        pass
+        self.flush()
+        if self._timers is not None:
+            self._fire_due()
+            self._timers.release()
+        self._operator.context.timers = NO_KEY
+
+    def _with_timers(self, scoped: Iterator[Any], index: TimerIndex) -> Iterator[Any]:
+        """The rows; before each one, the event timers up to its time that are due."""
+        times, until = index.times, self._event_until
+        for row in scoped:
+            if times and times[0] <= row[2] and times[0] <= until:
+                self._fire("event", index, min(row[2], until))
+            yield row
+
+    def _fire_due(self) -> None:
+        """All that is due, and what becomes due by that."""
+        timers = self._timers
+        assert timers is not None, "only functions with on_timer have timers"
+        fired = True
+        while fired:
+            fired = self._fire("event", timers.event, self._event_until)
+            fired |= self._fire("processing", timers.processing, self._processing_until)
+
+    def _fire(self, kind: Kind, index: TimerIndex, until: int) -> bool:
+        """Call `on_timer` for the timers up to a time, in order; whether there were any."""
+        taken = index.take(until)
+        if taken is None:
+            return False
+        operator = self._operator
+        context = operator.context
+        timers = self._timers
+        assert timers is not None, "only functions with on_timer have timers"
+        # A function that sets a timer whenever one is due would keep a drain from ending.
+        timers.event.is_waiting = timers.processing.is_waiting = operator.is_draining
+        context.timer_kind = kind
+        again = prefetched = unflushed = 0
+        last: int | None = None
+        while taken is not None:
+            time_ms, due = taken
+            again = again + 1 if time_ms == last else 0
+            last = time_ms
+            if again == AGAIN_MAX:
+                raise self._endless(kind, time_ms)
+            context.event_time_ms = time_ms if kind == "event" else None
+            if self._prefetches:
+                prefetched -= len(due)
+                if prefetched < 0:
+                    prefetched = self._prefetch(due, index, until)
+            for start in range(0, len(due), PREFETCH_KEYS):
+                chunk = due[start : start + PREFETCH_KEYS]
+                if self._prefetches and start:
+                    operator.backend.prefetch(*zip(*chunk, strict=True))
+                self._call(kind, time_ms, chunk)
+                unflushed += len(chunk)
+                if unflushed >= PREFETCH_KEYS:
+                    unflushed = 0
+                    operator.flush()
+            taken = index.take(until)
+        operator.flush()
+        timers.event.is_waiting = timers.processing.is_waiting = False
+        context.timer_kind = None
+        context.event_time_ms = None
+        return True
+
+    def _call(self, kind: Kind, time_ms: int, due: list[tuple[int, Any]]) -> None:
+        operator = self._operator
+        context = operator.context
+        on_timer = self._function.on_timer
+        emit = operator.main.rows.append
+        try:
+            for context.group, context.key in due:
+                result = on_timer(time_ms, context)
+                if result is None:
+                    continue
+                if type(result) is tuple:
+                    emit(result)
+                else:
+                    self._emit_all("on_timer()", result)
+        except FunctionError as error:
+            raise operator.located(error, timer=timer_text(kind, time_ms)) from error
+        except Exception as error:
+            raise operator.failed("on_timer()", error, timer=timer_text(kind, time_ms)) from error
+
+    def _prefetch(self, due: list[tuple[int, Any]], index: TimerIndex, until: int) -> int:
+        """Ask for the keys that are taken, and with them for those that come next."""
+        first = due[:PREFETCH_KEYS]
+        groups, keys = index.upcoming(until, PREFETCH_KEYS - len(first))
+        self._operator.backend.prefetch(
+            [group for group, _ in first] + groups, [key for _, key in first] + keys
+        )
+        return len(keys)
+
+    def _endless(self, kind: Kind, time_ms: int) -> FunctionError:
+        uid, timer = self._operator.spec.uid, timer_text(kind, time_ms)
+        return FunctionError(
+            f"on_timer() of operator {uid!r} has set timers for the time it was called for "
+            f"{AGAIN_MAX} times in a row\n  timer: {timer}\n"
+            "  next: set the next one for a later time",
+            operator=uid,
+            timer=timer,
+        )
 
     def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
         parts = [
@@ -101,7 +283,7 @@ class RecordRunner:
         ]
         return parts[0] if len(parts) == 1 else map(self._key, zip(*parts, strict=True))
 
-    def _emit_all(self, result: Any) -> None:
+    def _emit_all(self, where: str, result: Any) -> None:
         """What a function returned when it is not a plain tuple."""
         main = self._operator.main
         out = main.rows
@@ -114,7 +296,7 @@ class RecordRunner:
             out.append(result)
         elif isinstance(result, str | bytes) or not isinstance(result, Iterable):
             raise TypeError(
-                f"process() returned {short(result)}; expected a row (tuple, dict, row object), "
+                f"{where} returned {short(result)}; expected a row (tuple, dict, row object), "
                 "an iterable of rows, or None"
             )
         else:

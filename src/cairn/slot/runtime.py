@@ -342,6 +342,7 @@ class LevelRuntime:
         parts = operator.finish()
         stored = self._store_delta(operator.spec, parts, begin) if parts else None
         operator.finished(None if stored is None else stored.id)
+        event_timer_ms, processing_timer_ms = operator.earliest_timers()
         return OperatorAck(
             uid=operator.spec.uid,
             rows_in=operator.rows_in,
@@ -350,6 +351,9 @@ class LevelRuntime:
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
+            event_timer_ms=event_timer_ms,
+            processing_timer_ms=processing_timer_ms,
+            groups=0 if operator.function is None else operator.function.groups,
         )
 
     def report(self, *, executor: str, log: str, started_ms: int) -> Report:

@@ -97,6 +97,11 @@ class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[str]
     """Their names, in the order of the offsets."""
     source_files: list[SavedFile]
+    watermark_ms: int | None = None
+    passed_ms: int | None = None
+    seen_ms: dict[str, int] = {}
+    timers: dict[str, tuple[int | None, int | None]] | None = None
+    """As the epoch's manifest has them."""
 
     @property
     def files(self) -> list[SavedFile]:

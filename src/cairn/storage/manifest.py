@@ -137,6 +137,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     wall_ms: int
     now_ms: int
     watermarks: dict[str, int | None]
+    """Per origin of event time, how far it has come by itself."""
     spark: SparkPosition
     operators: dict[str, OperatorEntry]
     committables: dict[str, list[Any]] = {}
@@ -145,6 +146,12 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     oldest_kept: int = 0
     watermark_ms: int | None = None
     """The job's watermark as of this epoch: its children run with it."""
+    passed_ms: int | None = None
+    """The watermark that this epoch itself ran with."""
+    seen_ms: dict[str, int] = {}
+    """Per origin, the `now` of the epoch in which it last gave a row."""
+    timers: dict[str, tuple[int | None, int | None]] | None = None
+    """Per operator, its earliest timers by event time and by the clock; None: not known."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="kind"):
@@ -225,6 +232,9 @@ class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_fi
     metrics: dict[str, Any]
     oldest_kept: int = 0
     watermark_ms: int | None = None
+    passed_ms: int | None = None
+    seen_ms: dict[str, int] = {}
+    timers: dict[str, tuple[int | None, int | None]] | None = None
 
 
 StoredRecord = StoredEpoch | Takeover | Restore

@@ -7,7 +7,10 @@
         harness.snapshot_and_restore()
         assert harness.state("armed", 1) is True
 
-An epoch begins with the first row pushed and ends with `commit`. As in production the
+An epoch begins with the first row pushed and ends with `commit`; `tick` runs one without rows.
+The watermark moves when an epoch is committed: with `watermark="10 seconds"` to the newest event
+time less that, with `advance_watermark` to where it is told. Timers that are due by it,
+or by the clock, are called at the beginning of the next epoch. As in production the
 function is a copy of the one given, its clock stands still inside an epoch, its output
 must fit the declared schema, and what it raises comes out as FunctionError and fails the
 epoch: it is rolled back.
@@ -20,6 +23,7 @@ Always true here:
 
 from __future__ import annotations
 
+import datetime as dt
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -27,20 +31,24 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.backends import make_backend
 from cairn.codec import ValueTypeError, codec
 from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
+from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
 from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
+from cairn.slot.outlet import LATE
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
 from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.slot.timers import as_ms
 from cairn.state import Declaration, List, Map
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log
@@ -52,6 +60,8 @@ from cairn.types import contains_map, parse_schema, row_class
 
 UID = "harness"
 GROUP_COUNT = 128
+DRAIN_EPOCHS_MAX = 100
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Harness:
@@ -59,13 +69,14 @@ class Harness:
 
     def __init__(
         self,
-        function: KeyedProcess[Any],
+        function: Function,
         schema: Any,
         key_by: str | Iterable[str],
         out: Any,
         *,
         sides: Mapping[str, Any] | None = None,
         event_time: str | None = None,
+        watermark: str | None = None,
         now_ms: int = 0,
     ) -> None:
         self.schema = parse_schema(schema)
@@ -75,6 +86,16 @@ class Harness:
         check_event_time(event_time, self.schema, UID)
         check_ttl(function, UID, has_event_time=event_time is not None)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
+        if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
+            raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
+        if watermark is not None and event_time is None:
+            raise PlanError("watermark= needs event_time=")
+        self._delay_ms = None if watermark is None else duration_ms(watermark, "watermark")
+        self.watermark_ms: int | None = None
+        """The watermark that the next epoch runs with."""
+        self._passed_ms: int | None = None
+        self._newest_ms: int | None = None
+        self._newest_committed_ms: int | None = None
         self._spec = OperatorSpec(
             uid=UID,
             lane=0,
@@ -96,28 +117,35 @@ class Harness:
         self._committed: dict[str | None, int] = dict.fromkeys(outputs, 0)
         self._running = False
         self._operator = self._fresh_operator()
-        self._begin()
-        self._running = False
+        self._operator.open(self._begun(), 0)
 
     # Rows in, rows out
 
     def push(self, rows: Any) -> list[Any]:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
+        What timers emit that are due when the epoch begins is part of it.
+        A BatchProcess gets the rows of one call as one batch.
+
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
         given = rows if isinstance(rows, list) else [rows]
         fitted = [self._fit(row) for row in given]
-        if self._spec.event_time is not None:
-            fitted = self._in_time(fitted)
+        encoded = self._input.encode(fitted)
+        times = self._times(encoded)
+        if times is not None:
+            order = self._in_time(fitted, times)
+            fitted = [fitted[at] for at in order]
+            encoded, times = encoded.take(pa.array(order)), times.take(pa.array(order))
+        before = len(self._emitted[None])
         if not self._running:
             self._begin()
-        before = len(self._emitted[None])
         groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
-        encoded = self._input.encode(fitted)
+        self._see(times)
         try:
-            self._operator.run(pa.array(groups, pa.int32()), self._times(encoded), encoded)
+            self._operator.run(pa.array(groups, pa.int32()), times, encoded)
+            self._operator.flush()
         except BaseException:
             self.rollback()
             raise
@@ -149,6 +177,30 @@ class Harness:
                 f"{type(self.function).__name__} declares no state {name!r}\n  found: {known}",
                 state=name,
             )
+        group, canonical = self._scope(key)
+        if isinstance(self.function, BatchProcess):
+            return self._batch_state(handle, canonical)
+        context = self._operator.context
+        context.group, context.key = group, canonical
+        if isinstance(handle, List):
+            return list(handle)
+        if isinstance(handle, Map):
+            return dict(handle)
+        return handle.get()  # type: ignore[attr-defined]
+
+    def timers(self, key: Any) -> dict[str, list[int]]:
+        """The times for which timers of a key are set: {"event": [...], "processing": [...]}."""
+        _, canonical = self._scope(key)
+        held = self._operator.timers
+        if held is None:
+            return {"event": [], "processing": []}
+        return {
+            "event": held.event.of_key(canonical),
+            "processing": held.processing.of_key(canonical),
+        }
+
+    def _scope(self, key: Any) -> tuple[int, Any]:
+        """Key group and key as the function has them."""
         parts = (key,) if len(self._keys) == 1 else tuple(key)
         if len(parts) != len(self._keys):
             raise TypeError(f"the key has {len(self._keys)} columns, found {key!r}")
@@ -156,15 +208,8 @@ class Harness:
             None if part is None else column.normalise_key(part)
             for column, part in zip(self._keys, parts, strict=True)
         ]
-        context = self._operator.context
-        context.group = self._group(canonical)
         row = partial(tuple.__new__, row_class(self._spec.keys))
-        context.key = canonical[0] if len(canonical) == 1 else row(canonical)
-        if isinstance(handle, List):
-            return list(handle)
-        if isinstance(handle, Map):
-            return dict(handle)
-        return handle.get()  # type: ignore[attr-defined]
+        return self._group(canonical), canonical[0] if len(canonical) == 1 else row(canonical)
 
     @property
     def now_ms(self) -> int:
@@ -185,7 +230,36 @@ class Harness:
         assert self._operator.function is not None, "the harness is closed"
         return self._operator.function
 
+    def advance_watermark(self, to: int | dt.datetime) -> None:
+        """From the next epoch on the watermark is here. It never goes back."""
+        if self._spec.event_time is None:
+            raise PlanError("a watermark needs event_time=")
+        to_ms = as_ms(to)
+        if self.watermark_ms is not None and to_ms < self.watermark_ms:
+            raise ValueError(f"the watermark is at {self.watermark_ms} and cannot go to {to_ms}")
+        self.watermark_ms = to_ms
+
     # Epochs
+
+    def tick(self) -> list[Any]:
+        """An epoch without rows, committed: gives what timers emit. A running one ends first."""
+        before = len(self._emitted[None])
+        if self._running:
+            self.commit()
+        self.commit()
+        return self._emitted[None][before:]
+
+    def drain(self) -> list[Any]:
+        """Epochs as at the end of a bounded run: every timer is called, until none is left."""
+        before = len(self._emitted[None])
+        if self._running:
+            self.commit()
+        for _ in range(DRAIN_EPOCHS_MAX):
+            if self._operator.earliest_timers() == (None, None):
+                break
+            self._begin(is_draining=True)
+            self.commit()
+        return self._emitted[None][before:]
 
     def commit(self) -> None:
         """End the epoch: its changes are the state now. The next row begins another one."""
@@ -209,11 +283,13 @@ class Harness:
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
+        self._move_watermark()
 
     def rollback(self) -> None:
         """Abandon the epoch, as when an attempt at it has failed: it never happened."""
         for tag, length in self._committed.items():
             del self._emitted[tag][length:]
+        self._newest_ms = self._newest_committed_ms
         self._running = False
         self._settle()
 
@@ -227,8 +303,7 @@ class Harness:
             self._write_base()
         self._operator.close()
         self._operator = self._fresh_operator()
-        self._begin()
-        self._running = False
+        self._operator.open(self._begun(), 0)
 
     def close(self) -> None:
         """Call the function's `close`, as at the end of a slot."""
@@ -242,25 +317,57 @@ class Harness:
 
     # Helpers
 
+    def _batch_state(self, handle: Declaration, key: Any) -> Any:
+        keys = codec(self._spec.key_type).encode([key])
+        if isinstance(handle, Map):
+            _, entries, values = handle.of_keys(keys)
+            names = codec(entries.type).decode_keys(entries)
+            return dict(zip(names, codec(values.type).decode(values), strict=True))
+        values = handle.get_many(keys)  # type: ignore[attr-defined]
+        return codec(values.type).decode(values)[0]
+
     def _fit(self, row: Any) -> Any:
         try:
             return self._input.normalise(row)
         except ValueTypeError as error:
             raise TypeError(f"pushed row {row!r} does not fit the schema: {error}") from None
 
-    def _in_time(self, rows: list[Any]) -> list[Any]:
-        """Spark's order: by event time, nulls first, ties by a hash of the row."""
-        name = self._spec.event_time
+    def _in_time(self, rows: list[Any], times: pa.Array) -> list[int]:
+        """Places of the rows in Spark's order: by event time, nulls first, ties by a hash."""
         types = [field.type for field in self.schema]
         hash_row = (lambda row: 0) if any(map(contains_map, types)) else key_hasher(types)
-
-        return sorted(rows, key=lambda row: (row[name] is not None, row[name], hash_row(row)))
+        known = times.to_pylist()
+        return sorted(
+            range(len(rows)), key=lambda at: (known[at] is not None, known[at], hash_row(rows[at]))
+        )
 
     def _times(self, rows: pa.StructArray) -> pa.Array | None:
+        """As Spark reads them, in a session whose time zone is UTC."""
         if self._spec.event_time is None:
             return None
         times = rows.field(self._spec.event_time)
-        return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+        if pa.types.is_timestamp(times.type) or pa.types.is_date(times.type):
+            zone = getattr(times.type, "tz", None)
+            return times.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        if pa.types.is_integer(times.type):
+            return pc.multiply(times.cast(pa.int64()), 1000)
+        return pa.array([_parsed_us(text) for text in times.to_pylist()], pa.int64())
+
+    def _see(self, times: pa.Array | None) -> None:
+        """Rows with these event times came in."""
+        newest = None if times is None else pc.max(times).as_py()
+        if newest is not None:
+            self._newest_ms = max(newest // 1000, self._newest_ms or newest // 1000)
+
+    def _move_watermark(self) -> None:
+        """After an epoch, for the next one."""
+        if not self._operator.is_draining:
+            self._passed_ms = self._operator.context.watermark_ms
+        self._newest_committed_ms = self._newest_ms
+        if self._delay_ms is not None and self._newest_ms is not None:
+            reached_ms = self._newest_ms - self._delay_ms
+            if self.watermark_ms is None or reached_ms > self.watermark_ms:
+                self.watermark_ms = reached_ms
 
     def _group(self, key: list[Any]) -> int:
         return self._group_hash(key) % GROUP_COUNT
@@ -291,13 +398,17 @@ class Harness:
     def _parent(self) -> int | None:
         return None if self._newest is None else self._newest.number
 
-    def _begin(self) -> None:
-        self._operator.open(self._begun(), 0)
-        self._operator.reclaim(seconds=0.005)
-        self._operator.begin_rows()
+    def _begin(self, *, is_draining: bool = False) -> None:
         self._running = True
+        try:
+            self._operator.open(self._begun(is_draining=is_draining), 0)
+            self._operator.reclaim(seconds=0.005)
+            self._operator.begin_rows()
+        except BaseException:
+            self.rollback()
+            raise
 
-    def _begun(self) -> Begin:
+    def _begun(self, *, is_draining: bool = False) -> Begin:
         return Begin(
             run_id=UID,
             term=self._term,
@@ -305,7 +416,9 @@ class Harness:
             attempt=0,
             parent=self._parent(),
             now_ms=max(self.clock(), 0 if self._newest is None else self._newest.now_ms),
-            watermark_ms=None,
+            watermark_ms=MAX_MS if is_draining else self.watermark_ms,
+            passed_ms=self._passed_ms,
+            is_draining=is_draining,
             parallelism=1,
             versions={UID: [self._range().version]},
             compactions={},
@@ -333,7 +446,16 @@ class Harness:
 
     def _advance(self, part: RangeState, delta: Stored | None) -> RangeState:
         operator = self._operator
-        ack = OperatorAck(UID, operator.rows_in, 0, operator.keys_changed(), delta)
+        event_ms, processing_ms = operator.earliest_timers()
+        ack = OperatorAck(
+            UID,
+            operator.rows_in,
+            0,
+            operator.keys_changed(),
+            delta,
+            event_timer_ms=event_ms,
+            processing_timer_ms=processing_ms,
+        )
         return advance(part, ack, self.epoch, {}, operator.state_keys())
 
     def _append(self, part: RangeState) -> None:
@@ -359,3 +481,13 @@ class Harness:
                 operators={UID: entry},
             )
         )
+
+
+def _parsed_us(text: str | None) -> int | None:
+    """Microseconds since 1970; None where the text is no time."""
+    try:
+        time = dt.datetime.fromisoformat((text or "").strip())
+    except ValueError:
+        return None
+    aware = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    return (aware - _EPOCH) // dt.timedelta(microseconds=1)

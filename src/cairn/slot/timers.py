@@ -1,0 +1,365 @@
+"""Timers of an operator: map state from key to times, and an index of it ordered by time.
+
+What is set and deleted goes to the state's overlay, like any other change of state, so
+snapshots, rescaling, savepoints and readers need to know nothing of timers. The index lives
+in memory only: it answers what is due next.
+
+Always true here:
+- once built, the index holds exactly the timers of the state, the running epoch's included;
+- an overlay entry is True for a timer that is not committed, ABSENT for one that is: so
+  nothing is read from the state to set or delete a timer, and what is set and deleted in
+  one epoch leaves no trace;
+- what is due next is a function of the state: by time, then by key, never by who came first.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from typing import Any, NoReturn
+
+from cairn.backends.overlay import ABSENT, Table, in_order
+from cairn.durations import MAX_MS, duration_ms
+from cairn.errors import FunctionError, PlanError
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
+from cairn.slot.context import SlotContext
+
+STALE_TIMES_MAX = 1024
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MILLISECOND = dt.timedelta(milliseconds=1)
+
+
+class TimerIndex:
+    """The timers of one kind, of every key of the subtask."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.times: list[int] = []
+        """A heap of the times at hand; of those that are gone too, until they come up."""
+        self.is_waiting = False
+        """What is set now is not due before the next epoch."""
+        self._changes = table.changes
+        self._at: dict[int, dict[Any, int]] = {}
+        """Per time the keys, each with its key group."""
+        self._later: dict[tuple[int, Any], int] = {}
+        """What was set while waiting."""
+        self._is_built = False
+
+    # From the state
+
+    def build(self) -> None:
+        """Make the index from the state, unless it is there."""
+        if self._is_built:
+            return
+        self._at.clear()
+        self._later.clear()
+        self.is_waiting = False
+        at = self._at
+        for group in self.table.groups:
+            assert not self._changes[group], "the index is built before the first change"
+            for key, entries in self.table.rows[group].items():
+                for time in entries:
+                    at.setdefault(time, {})[key] = group
+        self._order()
+        self._is_built = True
+
+    def forget(self) -> None:
+        """The state becomes another one."""
+        self._is_built = False
+        self._at.clear()
+        self._later.clear()
+        self.times.clear()
+
+    def undo(self) -> None:
+        """The epoch never happened. To be called while its changes are still there."""
+        self.release()
+        if not self._is_built:
+            return
+        for group in self.table.groups:
+            for key, changed in self._changes[group].items():
+                for time, value in changed.items():
+                    if value is ABSENT:
+                        self._add(group, key, time)
+                    else:
+                        self._remove(key, time)
+
+    # One timer
+
+    def set(self, group: int, key: Any, time: int) -> None:
+        held = self._at.get(time)
+        if held is not None and key in held:
+            return
+        if self._later and (time, key) in self._later:
+            return
+        if self.is_waiting:
+            self._later[time, key] = group
+        elif held is None:
+            self._at[time] = {key: group}
+            heappush(self.times, time)
+            if len(self.times) > 2 * len(self._at) + STALE_TIMES_MAX:
+                self._order()
+        else:
+            held[key] = group
+        changes = self._changes[group]
+        changed = changes.get(key)
+        if changed is None:
+            changes[key] = {time: True}
+        elif time in changed:
+            self._unchange(changes, key, time)
+        else:
+            changed[time] = True
+
+    def delete(self, group: int, key: Any, time: int) -> None:
+        if self._later.pop((time, key), None) is None and not self._remove(key, time):
+            return
+        self._change_gone(group, key, time)
+
+    def of_key(self, key: Any) -> list[int]:
+        """Every time at which a timer of the key is set."""
+        self.build()
+        return sorted(time for time, keys in self._at.items() if key in keys)
+
+    # What is due
+
+    def first(self) -> int | None:
+        """The earliest time."""
+        times = self.times
+        while times and times[0] not in self._at:
+            heappop(times)
+        return times[0] if times else None
+
+    def take(self, until: int) -> tuple[int, list[tuple[int, Any]]] | None:
+        """The timers of the earliest time that is due, as (group, key) in order; none are left."""
+        time = self.first()
+        if time is None or time > until:
+            return None
+        heappop(self.times)
+        keys = self._at.pop(time)
+        due = [(keys[key], key) for key in in_order(keys)]
+        for group, key in due:
+            self._change_gone(group, key, time)
+        return time, due
+
+    def upcoming(self, until: int, count_max: int) -> tuple[list[int], list[Any]]:
+        """Groups and keys of what `take` is about to give, about so many."""
+        groups: list[int] = []
+        keys: list[Any] = []
+        seen: list[int] = []
+        while len(keys) < count_max:
+            time = self.first()
+            if time is None or time > until:
+                break
+            seen.append(heappop(self.times))
+            # A time may be in the heap twice.
+            if len(seen) < 2 or seen[-2] != time:
+                keys += self._at[time].keys()
+                groups += self._at[time].values()
+        for time in seen:
+            heappush(self.times, time)
+        return groups, keys
+
+    def release(self) -> None:
+        """What was set while waiting counts from now on."""
+        self.is_waiting = False
+        for (time, key), group in self._later.items():
+            self._add(group, key, time)
+        self._later.clear()
+
+    # Helpers
+
+    def _add(self, group: int, key: Any, time: int) -> None:
+        held = self._at.get(time)
+        if held is None:
+            self._at[time] = {key: group}
+            heappush(self.times, time)
+        else:
+            held[key] = group
+
+    def _remove(self, key: Any, time: int) -> bool:
+        held = self._at.get(time)
+        if held is None or held.pop(key, None) is None:
+            return False
+        if not held:
+            del self._at[time]
+        return True
+
+    def _change_gone(self, group: int, key: Any, time: int) -> None:
+        changes = self._changes[group]
+        changed = changes.get(key)
+        if changed is None:
+            changes[key] = {time: ABSENT}
+        elif time in changed:
+            self._unchange(changes, key, time)
+        else:
+            changed[time] = ABSENT
+
+    def _unchange(self, changes: dict[Any, Any], key: Any, time: int) -> None:
+        """The second change of a timer takes back the first."""
+        changed = changes[key]
+        del changed[time]
+        if not changed:
+            del changes[key]
+
+    def _order(self) -> None:
+        # In place: who runs rows holds on to the list.
+        self.times[:] = self._at
+        heapify(self.times)
+
+
+class Timers:
+    """Both kinds of an operator."""
+
+    def __init__(self, tables: dict[str, Table]) -> None:
+        self.event = TimerIndex(tables[EVENT_TIMERS])
+        self.processing = TimerIndex(tables[PROCESSING_TIMERS])
+        self._both = (self.event, self.processing)
+
+    def are_of(self, tables: dict[str, Table]) -> bool:
+        return self.event.table is tables.get(EVENT_TIMERS)
+
+    def build(self) -> None:
+        for index in self._both:
+            index.build()
+
+    def forget(self) -> None:
+        for index in self._both:
+            index.forget()
+
+    def undo(self) -> None:
+        for index in self._both:
+            index.undo()
+
+    def release(self) -> None:
+        for index in self._both:
+            index.release()
+
+
+class KeyTimers:
+    """`ctx.timers`: the timers of the key at hand."""
+
+    __slots__ = ("_context", "_event", "_processing")
+
+    def __init__(self, context: SlotContext, timers: Timers) -> None:
+        self._context = context
+        self._event = timers.event
+        self._processing = timers.processing
+
+    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+        context = self._context
+        if after is not None or type(at) is not int or not -MAX_MS <= at <= MAX_MS:
+            at = _time_ms(at, after, context.event_time_ms)
+        self._event.set(context.group, context.key, at)
+
+    def processing(
+        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+    ) -> None:
+        context = self._context
+        if after is not None or type(at) is not int or not -MAX_MS <= at <= MAX_MS:
+            at = _time_ms(at, after, context.now_ms)
+        self._processing.set(context.group, context.key, at)
+
+    def delete_event(self, at: int | dt.datetime) -> None:
+        context = self._context
+        self._event.delete(context.group, context.key, as_ms(at))
+
+    def delete_processing(self, at: int | dt.datetime) -> None:
+        context = self._context
+        self._processing.delete(context.group, context.key, as_ms(at))
+
+
+class UntimedKeyTimers(KeyTimers):
+    """Of an operator whose rows have no event time."""
+
+    __slots__ = ()
+
+    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+        _refuse_untimed()
+
+    def delete_event(self, at: int | dt.datetime) -> None:
+        _refuse_untimed()
+
+
+class NoTimers:
+    """`ctx.timers` where there are none: says why."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+        self._refuse()
+
+    def processing(
+        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+    ) -> None:
+        self._refuse()
+
+    def delete_event(self, at: int | dt.datetime) -> None:
+        self._refuse()
+
+    def delete_processing(self, at: int | dt.datetime) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise FunctionError(self._message)
+
+
+def timer_text(kind: str, time_ms: int) -> str:
+    """For people: "event at 2026-01-01T00:00:00+00:00"."""
+    try:
+        return f"{kind} at {(_EPOCH + time_ms * _MILLISECOND).isoformat()}"
+    except OverflowError:
+        return f"{kind} at {time_ms} ms"
+
+
+def _refuse_untimed() -> NoReturn:
+    raise FunctionError(
+        "an event timer is used, but the rows of this operator have no event time\n"
+        "  next: declare it, with job.source(..., event_time=...) or stream.event_time(...), or "
+        "use ctx.timers.processing(...)"
+    )
+
+
+@lru_cache(maxsize=256)
+def _span_ms(text: str) -> int:
+    try:
+        return duration_ms(text, "after")
+    except PlanError as error:
+        raise FunctionError(error.message) from None
+
+
+def _time_ms(at: Any, after: Any, from_ms: int | None) -> int:
+    """The time that is meant, in milliseconds."""
+    if (at is None) == (after is None):
+        raise TypeError("a timer needs exactly one of `at` and `after`")
+    if after is None:
+        return as_ms(at)
+    if from_ms is None:
+        raise FunctionError(
+            "an event timer is set with `after`, but there is no event time to count from: "
+            "a processing timer has none\n  next: give the time itself, `at`"
+        )
+    if isinstance(after, str):
+        return as_ms(from_ms + _span_ms(after))
+    if type(after) is int:
+        return as_ms(from_ms + after)
+    raise TypeError(
+        f"`after` is a span of time such as '1 minute', or milliseconds; found {after!r}"
+    )
+
+
+def as_ms(at: Any) -> int:
+    """A time in milliseconds since 1970, given so or as a datetime; a naive one is UTC."""
+    if isinstance(at, dt.datetime):
+        aware = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+        at = (aware - _EPOCH) // _MILLISECOND
+    if not isinstance(at, int) or isinstance(at, bool):
+        raise TypeError(f"a time is milliseconds since 1970 or a datetime; found {at!r}")
+    if not -MAX_MS <= at <= MAX_MS:
+        raise ValueError(
+            f"the time {at} ms is out of range\n"
+            f"  expected: up to {MAX_MS}, the end of the year 9999, in milliseconds since 1970"
+        )
+    return at

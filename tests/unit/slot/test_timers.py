@@ -1,0 +1,233 @@
+"""The index of timers: it agrees with the state, whatever happens to the state."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cairn.backends import make_backend
+from cairn.backends.overlay import Table, make_table
+from cairn.durations import MAX_MS
+from cairn.functions import EVENT_TIMERS, timer_states
+from cairn.slot import timers as module
+from cairn.slot.timers import TimerIndex, as_ms, timer_text
+
+GROUP_COUNT = 4
+KEYS = st.sampled_from(["a", "b", "c", "d", None])
+TIMES = st.integers(0, 6)
+
+
+def group_of(key: str | None) -> int:
+    return 0 if key is None else ord(key) % GROUP_COUNT
+
+
+def new_table() -> Table:
+    table = make_table(
+        timer_states()[EVENT_TIMERS], pa.string(), make_backend("heap", ""), GROUP_COUNT
+    )
+    table.assign(range(GROUP_COUNT))
+    return table
+
+
+def new_index() -> TimerIndex:
+    index = TimerIndex(new_table())
+    index.build()
+    return index
+
+
+class IndexAgainstModel(RuleBasedStateMachine):
+    """A set of (time, key) is the model; another, what was committed."""
+
+    @initialize()
+    def start(self) -> None:
+        self.index = new_index()
+        self.model: set[tuple[int, Any]] = set()
+        self.committed: set[tuple[int, Any]] = set()
+        self.waiting: set[tuple[int, Any]] = set()
+
+    @rule(key=KEYS, time=TIMES)
+    def set(self, key: str | None, time: int) -> None:
+        self.index.set(group_of(key), key, time)
+        self.model.add((time, key))
+
+    @rule(key=KEYS, time=TIMES)
+    def set_for_the_next_epoch(self, key: str | None, time: int) -> None:
+        self.index.is_waiting = True
+        self.index.set(group_of(key), key, time)
+        self.index.is_waiting = False
+        if (time, key) not in self.model:
+            self.waiting.add((time, key))
+        self.model.add((time, key))
+
+    @rule(key=KEYS, time=TIMES)
+    def delete(self, key: str | None, time: int) -> None:
+        self.index.delete(group_of(key), key, time)
+        self.model.discard((time, key))
+        self.waiting.discard((time, key))
+
+    @rule(until=TIMES)
+    def fire(self, until: int) -> None:
+        fired = []
+        while (taken := self.index.take(until)) is not None:
+            time, due = taken
+            assert [group for group, _ in due] == [group_of(key) for _, key in due]
+            fired += [(time, key) for _, key in due]
+        due_now = {t for t in self.model - self.waiting if t[0] <= until}
+        assert fired == sorted(due_now, key=lambda t: (t[0], t[1] is not None, t[1]))
+        self.model -= due_now
+
+    @rule(until=TIMES, count=st.integers(1, 5))
+    def look_ahead(self, until: int, count: int) -> None:
+        groups, keys = self.index.upcoming(until, count)
+        due = sorted(t for t, _ in self.model - self.waiting if t <= until)
+        assert len(keys) >= min(count, len(due))
+        assert groups == [group_of(key) for key in keys]
+
+    @rule()
+    def commit(self) -> None:
+        self.index.release()
+        self.waiting = set()
+        self.index.table.promote()
+        self.committed = self.model.copy()
+
+    @rule()
+    def roll_back(self) -> None:
+        self.index.undo()
+        self.index.table.rollback()
+        self.waiting = set()
+        self.model = self.committed.copy()
+
+    @rule()
+    def restore_from_files(self) -> None:
+        batches = list(self.index.table.dump())
+        table = new_table()
+        for batch in batches:
+            table.apply(batch)
+        self.index = TimerIndex(table)
+        self.index.build()
+        self.model = self.committed.copy()
+        self.waiting = set()
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "index"):
+            return
+        first = min((t for t, _ in self.model - self.waiting), default=None)
+        assert self.index.first() == first
+        for key in ("a", "b", "c", "d", None):
+            mine = sorted(t for t, k in self.model - self.waiting if k == key)
+            assert self.index.of_key(key) == mine
+
+    @invariant()
+    def changes_are_what_differs_from_the_committed_state(self) -> None:
+        if not hasattr(self, "index"):
+            return
+        changed = {
+            (time, key): value is True
+            for changes in self.index.table.changes
+            for key, entries in changes.items()
+            for time, value in entries.items()
+        }
+        assert changed == {timer: timer in self.model for timer in self.model ^ self.committed}
+
+
+TestIndexAgainstModel = IndexAgainstModel.TestCase
+TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_times_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE_TIMES_MAX", 8)
+    index = new_index()
+    for time in range(1000):
+        index.set(0, "a", time)
+        index.delete(0, "a", time - 1)
+    assert len(index.times) < 16
+    assert index.first() == 999
+
+
+def test_a_timer_set_and_deleted_in_an_epoch_leaves_no_change() -> None:
+    index = new_index()
+    index.set(1, "a", 5)
+    index.delete(1, "a", 5)
+    assert index.table.delta() is None
+
+
+def test_index_of_a_narrower_range_has_only_its_keys() -> None:
+    index = new_index()
+    for key in "abcd":
+        index.set(group_of(key), key, 7)
+    index.table.promote()
+    index.forget()
+    index.table.assign(range(group_of("b"), group_of("b") + 1))
+    index.build()
+    assert index.take(7) == (7, [(group_of("b"), "b")])
+    assert index.first() is None
+
+
+def test_keys_of_one_time_are_in_order_of_the_keys_not_of_their_coming() -> None:
+    index = new_index()
+    for key in ("c", "a", None, "b"):
+        index.set(group_of(key), key, 1)
+    taken = index.take(1)
+    assert taken is not None
+    assert [key for _, key in taken[1]] == [None, "a", "b", "c"]
+
+
+def test_rocksdb_index_is_built_from_what_the_database_holds(tmp_path: Path) -> None:
+    backend = make_backend("rocksdb", str(tmp_path / "db"))
+    table = make_table(timer_states()[EVENT_TIMERS], pa.string(), backend, GROUP_COUNT)
+    table.assign(range(GROUP_COUNT))
+    index = TimerIndex(table)
+    index.build()
+    for time, key in [(3, "a"), (1, "b"), (3, "c"), (2, "a")]:
+        index.set(group_of(key), key, time)
+    table.promote()
+    index.delete(group_of("c"), "c", 3)
+    table.promote()
+    again = TimerIndex(table)
+    again.build()
+    assert [again.take(9) for _ in range(4)] == [
+        (1, [(group_of("b"), "b")]),
+        (2, [(group_of("a"), "a")]),
+        (3, [(group_of("a"), "a")]),
+        None,
+    ]
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (1500, 1500),
+        (-1, -1),
+        (dt.datetime(1970, 1, 1, 0, 0, 1), 1000),
+        (dt.datetime(1970, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))), 0),
+        (dt.datetime(1969, 12, 31, 23, 59, 59, 999_500), -1),
+        (MAX_MS, MAX_MS),
+    ],
+)
+def test_a_time_is_milliseconds_or_a_datetime(given: Any, expected: int) -> None:
+    assert as_ms(given) == expected
+
+
+@pytest.mark.parametrize("given", ["12:00", 1.5, True, None])
+def test_what_is_no_time_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match="found"):
+        as_ms(given)
+
+
+def test_a_time_after_the_year_9999_is_refused() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        as_ms(MAX_MS + 1)
+
+
+def test_a_timer_is_named_by_kind_and_time() -> None:
+    assert timer_text("event", 0) == "event at 1970-01-01T00:00:00+00:00"
+    assert timer_text("event", -MAX_MS) == f"event at {-MAX_MS} ms"
