@@ -32,6 +32,8 @@ POINTS: dict[str, str] = {
     "driver.sinks.committed": "all sinks have published the epoch",
     "driver.collected": "garbage of older epochs is deleted",
     "driver.epoch.ended": "the epoch is done, Spark's own commit log does not know yet",
+    "driver.idle.due": "something is due and Spark is silent, no epoch has begun",
+    "driver.idle.ended": "an epoch without a batch is done",
     "driver.deployed": "another parallelism or function is planned, no epoch has run with it",
     "slot.restored": "the slot has restored state from files, the epoch has not begun",
     "slot.base.begun": "a base is being written in the background, nothing of it is stored",

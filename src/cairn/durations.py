@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from cairn.errors import PlanError
 
-MAX_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999: later than every event."""
+MIN_MS: Final = -62_135_596_800_000
+"""The first millisecond of year 1: no watermark is earlier."""
+MAX_MS: Final = 253_402_300_799_999
+"""The last millisecond of year 9999: the watermark when the input has ended."""
 
 _UNITS_MS = {
     "millisecond": 1,

@@ -80,6 +80,9 @@ class BatchContext(Protocol):
     subtask: int
     parallelism: int
 
+    def count_late(self, rows: int) -> None:
+        """Tell of rows that the function itself has found to be late."""
+
     def output(self, tag: str, batch: Any) -> None:
         """Emit a record batch or a table on a side output."""
 
@@ -93,6 +96,28 @@ class Function:
 
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
+    wants_order: bool = True
+    """Rows of a key come in the order of their event time, where that is declared."""
+    result_time: str | None = None
+    """The column of what is emitted that tells the end, not included, of the time it is about."""
+
+    result_shift_us: int = -1
+    """From `result_time` to the event time of what is emitted, in microseconds."""
+    reads_times_us: ClassVar[bool] = False
+    """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
+
+    groups: int = 0
+    """Of a function that Spark can aggregate ahead for: the groups that an epoch's rows were in."""
+
+    def row_count(self, rows: pa.StructArray) -> int:
+        """How many rows of the stream these stand for."""
+        return len(rows)
+
+    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
+        """These rows as they leave on the side output of late ones."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_struct_array(rows)
 
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
@@ -142,12 +167,22 @@ class BatchProcess(Function):
     A batch holds rows of many keys, and a key may come in several batches of an epoch.
     """
 
+    def begin_epoch(self, ctx: BatchContext) -> None:
+        """Before the first row of each attempt at an epoch."""
+
     def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Any:
         """Some rows, in order; `ctx.keys` are their keys and `ctx.times` their event times."""
         raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
 
     def end_epoch(self, ctx: BatchContext) -> Any:
         """After the last row of each epoch, also of one without rows."""
+
+    def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
+        """By event time and by the clock: when `end_epoch` has something to do without a row.
+
+        Asked after `end_epoch`. An epoch is run then, even if the sources are silent.
+        """
+        return None, None
 
 
 def declared_state(function: Function) -> dict[str, Declaration]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.errors import PlanError
-from cairn.plan.check import check_event_time, check_name, check_uid
+from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import Stream
 
@@ -31,8 +31,16 @@ class Job:
         dataframe: DataFrame,
         *,
         event_time: str | None = None,
+        watermark: str | None = None,
+        idle_after: str | None = "1 minute",
     ) -> Stream:
-        """A streaming DataFrame. With `event_time`, rows of a key are processed in that order."""
+        """A streaming DataFrame. With `event_time`, rows of a key are processed in that order.
+
+        `event_time` is a timestamp, a date, a string that is one, or a number of milliseconds
+        since 1970. `watermark` ("10 seconds") is how late rows may come: what is later still,
+        or has no time, goes to `.side("late")`. A source without rows for `idle_after` does
+        not hold back the watermark of the others; None: it always does.
+        """
         from cairn.plan.dataframe import dataframe_schema
 
         check_uid(name, self._nodes)
@@ -44,8 +52,10 @@ class Job:
             if other.dataframe.sparkSession is not dataframe.sparkSession:
                 raise PlanError(f"sources {other.name!r} and {name!r} are of two Spark sessions")
         schema = dataframe_schema(dataframe)
-        check_event_time(event_time, schema, name)
-        self._nodes[name] = SourceNode(name, dataframe, schema, event_time, None)
+        where = f"source {name!r}"
+        check_event_time(event_time, schema, where)
+        mark = check_watermark(watermark, idle_after, event_time, where)
+        self._nodes[name] = SourceNode(name, dataframe, schema, event_time, mark)
         return Stream(self, (Port(name),), schema)
 
     def graph(self) -> Graph:
@@ -67,12 +77,14 @@ class Job:
         retained_for: str | None = None,
         on_stop: Literal["retain", "delete"] = "retain",
         spark_checkpoint: str | None = None,
+        drain: bool = False,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
         `trigger` is an interval between epochs, or "available-now" to process what is there
-        and end. `backend="rocksdb"` keeps state on local disk, with at most `backend_memory_mb`
-        of memory per slot and operator.
+        and end. With `drain` such a run ends with the watermark at infinity: every timer
+        fires, every window closes. `backend="rocksdb"` keeps state on local disk, with at most
+        `backend_memory_mb` of memory per slot and operator.
 
         An empty checkpoint may start from a `savepoint`. Sources may be added and reordered;
         `reset_sources` are read from their beginning. `allow_dropped_state` goes on without
@@ -101,6 +113,7 @@ class Job:
                 retained_for=retained_for,
                 on_stop=on_stop,
                 spark_checkpoint=None if spark_checkpoint is None else str(spark_checkpoint),
+                drain=drain,
             ),
         )
 

@@ -34,12 +34,13 @@ class Options:
     retained_for: str | None = None
     on_stop: OnStop = "retain"
     spark_checkpoint: str | None = None
+    drain: bool = False
 
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
     """Refuse, before anything is written, what cannot work; the parallelism to start with."""
     from cairn.backends import BACKENDS
-    from cairn.coordinator.driver import check_trigger
+    from cairn.coordinator.driver import trigger_ms
 
     check_session(spark)
     if options.backend not in BACKENDS:
@@ -51,7 +52,12 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         )
     if options.on_stop not in ("retain", "delete"):
         raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
-    check_trigger(spark, options.trigger)
+    trigger_ms(spark, options.trigger)
+    if options.drain and options.trigger != "available-now":
+        raise PlanError(
+            f"drain=True needs an input that ends, found trigger {options.trigger!r}\n"
+            "  next: pass trigger='available-now' with it"
+        )
     if options.retained_epochs < 1:
         raise PlanError(f"retained_epochs must be at least 1, found {options.retained_epochs}")
     if options.retained_for is not None:

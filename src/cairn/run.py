@@ -16,15 +16,16 @@ from cairn.coordinator.epoch import Coordinator, clock_ms
 from cairn.coordinator.measured import summary
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import settle
+from cairn.coordinator.ticker import Ticker, is_due, is_event_due, pending
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import Function, declared_state
 from cairn.ids import new_id
 from cairn.options import Options, check_options, check_parallelism
-from cairn.plan.check import check_function
+from cairn.plan.check import check_function, check_ttl
 from cairn.plan.deploy import job_spec, pickled_function
-from cairn.plan.graph import Graph
+from cairn.plan.graph import Graph, ProcessNode
 from cairn.sinks.base import SinkContext
 from cairn.slot.spec import OperatorSpec
 from cairn.snapshots.load import load_savepoint, open_job
@@ -52,6 +53,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
+DRAIN_EPOCHS_MAX = 100
 
 
 class _StoppingError(Exception):
@@ -82,7 +84,7 @@ class Run:
     """A running job. Use it as a context manager: leaving the block stops the run."""
 
     def __init__(self, graph: Graph, options: Options) -> None:
-        from cairn.coordinator.driver import SparkDriver
+        from cairn.coordinator.driver import SparkDriver, trigger_ms
 
         spark = graph.sources[0].dataframe.sparkSession
         parallelism = check_options(graph, options, spark)
@@ -118,6 +120,7 @@ class Run:
             else duration_ms(options.retained_for, "retained_for") / 1000,
             spark_store=self._spark_store,
             run_id=new_id(),
+            origins=graph.watermarks,
         )
         # Before the takeover: a program that does not fit must not stop the one that runs.
         newest = coordinator.log.newest_epoch()
@@ -147,7 +150,13 @@ class Run:
         self._stop_called = threading.Event()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
+        self._trigger_ms = trigger_ms(spark, options.trigger)
+        self._silent_since = time.monotonic()
+        """Since when neither an epoch has ended nor a change was asked for."""
         self._query = self._start_query()
+        self._ticker: Ticker | None = None
+        if not self._is_bounded:
+            self._ticker = Ticker(self._tick, self._trigger_ms, graph.name)
         self._supervisor = threading.Thread(
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
@@ -202,14 +211,18 @@ class Run:
         url = f"{self._spark_store.url}/{self._position.folder}"
         return self._driver.start_query(url, self._options.trigger, self._run_epoch)
 
+    @property
+    def _is_bounded(self) -> bool:
+        return self._options.trigger == "available-now"
+
     # Epochs, on Spark's thread
 
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
         while not self._epoch_lock.acquire(timeout=0.1):
-            if self._stopping:
+            if self._is_ending:
                 self._refuse_epoch()
         try:
-            if self._stopping:
+            if self._is_ending:
                 self._refuse_epoch()
             self._run_batch(rows, batch_id)
             crash_point("driver.epoch.ended")
@@ -220,6 +233,10 @@ class Run:
             raise
         finally:
             self._epoch_lock.release()
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._stopping or self.error is not None
 
     def _refuse_epoch(self) -> None:
         # Only once Spark knows that it is being stopped is the refusal no failure to it.
@@ -242,18 +259,84 @@ class Run:
                     f"Spark runs batch {batch_id} of {folder} after epoch {newest.number}, "
                     f"which is batch {newest.spark.batch_id}"
                 )
+        self._commit_epoch(position, rows)
+
+    def _commit_epoch(
+        self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
+    ) -> None:
         started = time.perf_counter()
         slots = set(self._coordinator.slots)
         self._apply_change()
         epoch = self._coordinator.run_epoch(
-            position, lambda begin: self._driver.execute(rows, begin)
+            position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
         self._last = summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
+        self._silent_since = time.monotonic()
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
             threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
+
+    # Epochs without a batch, on threads of our own
+
+    def _tick(self) -> None:
+        """Run an epoch without a batch, if one is due and none is under way."""
+        if self._is_due() and self._epoch_lock.acquire(blocking=False):
+            self._idle_epoch(self._is_due)
+
+    def _is_due(self) -> bool:
+        newest = self._coordinator.newest
+        if is_due(newest, self._coordinator.origins, clock_ms()):
+            return True
+        # Asked for while Spark is silent: it does not wait for rows.
+        silent_ms = (time.monotonic() - self._silent_since) * 1000
+        return newest is not None and self._change is not None and silent_ms >= self._trigger_ms
+
+    def _is_event_due(self) -> bool:
+        return is_event_due(self._coordinator.newest)
+
+    def _idle_epoch(self, is_due: Callable[[], bool], *, is_draining: bool = False) -> bool:
+        """Run an epoch without a batch, with the lock held. False: there was nothing to do.
+
+        Its position is the parent's: to Spark, and to whoever starts next, it is a part of
+        the same batch.
+        """
+        newest = self._coordinator.newest
+        try:
+            if self._is_ending or newest is None or not is_due():
+                return False
+            crash_point("driver.idle.due")
+            self._commit_epoch(newest.spark, None, is_draining=is_draining)
+            crash_point("driver.idle.ended")
+            return True
+        except BaseException as error:
+            self.error = self.error or error
+        finally:
+            self._epoch_lock.release()
+        # Spark cannot know: it is stopped, and the run ends with the error.
+        self._stop_called.set()
+        self._query.stop()
+        return False
+
+    def _finish_input(self) -> None:
+        """After the last batch of a bounded run: what is due fires; with `drain`, everything."""
+        while self._epoch_lock.acquire() and self._idle_epoch(self._is_event_due):
+            pass
+        if not self._options.drain:
+            return
+        for _ in range(DRAIN_EPOCHS_MAX):
+            self._epoch_lock.acquire()
+            if not self._idle_epoch(lambda: True, is_draining=True):
+                return
+            if not pending(self._coordinator.newest):
+                return
+        left = ", ".join(pending(self._coordinator.newest))
+        _logger.warning(
+            "job %s: after %d epochs of draining, timers are still set by %s; a timer that sets "
+            "itself anew never ends",
+            self.name, DRAIN_EPOCHS_MAX, left,
+        )  # fmt: skip
 
     def _apply_change(self) -> None:
         """What was asked for since the last epoch takes effect: from here on, all of it."""
@@ -308,6 +391,10 @@ class Run:
                     continue
                 self.error = self._explained(failure)
             break
+        if self._ticker is not None:
+            self._ticker.stop()
+        if self._is_bounded and not self._is_ending:
+            self._finish_input()
         if self.error is not None:
             self.status = "failed"
         else:
@@ -346,7 +433,11 @@ class Run:
         if folder == self._position.folder:
             return False
         # An epoch of this run has them behind it: a reset is done once.
-        is_ours = coordinator.newest.term == coordinator.term
+        # One without a batch may have come before, and has not.
+        is_ours = (
+            coordinator.newest.term == coordinator.term
+            and coordinator.newest.spark.folder == self._position.folder
+        )
         reset = () if is_ours else self._options.reset_sources
         lay_out_for(coordinator.newest, folder, self._spark_store, self._source_names(), reset)
         self._position = self._position._replace(folder=folder)
@@ -378,12 +469,20 @@ class Run:
         return True
 
     def process_all_available(self) -> None:
-        """Until everything the sources hold now is in committed epochs; raises what failed."""
+        """Until everything the sources hold now is in committed epochs; raises what failed.
+
+        Timers that the watermark has come to by then have fired.
+        """
         try:
             self._query.processAllAvailable()
         except Exception as error:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error or error from error
+        while self._epoch_lock.acquire() and self._idle_epoch(self._is_event_due):
+            pass
+        if self.error is not None:
+            self._ended.wait(STOP_PATIENCE_S)
+            raise self.error
 
     def stop(self, savepoint: str | None = None) -> None:
         """End the run after the epoch under way. Nothing is lost: the next start goes on.
@@ -456,6 +555,9 @@ class Run:
             known = ", ".join(self._coordinator.operators)
             raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
         check_function(function, uid)
+        self._check_same_time(uid, function)
+        event_time = self._coordinator.operators[uid].event_time
+        check_ttl(function, uid, has_event_time=event_time is not None)
         pickled = pickled_function(uid, function)
         self._check_upgrade(uid, pickled, allow_dropped_state)
 
@@ -465,11 +567,25 @@ class Run:
 
         self._ask(ask)
 
+    def _check_same_time(self, uid: str, function: Function) -> None:
+        """What the plan of an epoch was made for cannot change while the job runs."""
+        node = self._graph.nodes[uid]
+        assert isinstance(node, ProcessNode)
+        for name in ("wants_order", "result_time"):
+            found, planned = getattr(function, name), getattr(node.function, name)
+            if found != planned:
+                raise PlanError(
+                    f"operator {uid!r}: its function has {name} = {planned!r}, the new one "
+                    f"{found!r}\n  next: stop the run and start the job with the new function",
+                    uid=uid,
+                )
+
     def _ask(self, ask: Callable[[_Change], None]) -> None:
         if self._ended.is_set() or self._stopping:
             raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
         with self._change_lock:
             self._change = self._change or _Change()
+            self._silent_since = time.monotonic()
             ask(self._change)
 
     def epochs(self) -> list[dict[str, Any]]:

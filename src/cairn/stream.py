@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess
-from cairn.plan.check import check_function, check_keys, check_same_schema, check_uid
+from cairn.plan.aggregation import aggregation, partial_node
+from cairn.plan.check import (
+    check_event_time,
+    check_function,
+    check_keys,
+    check_same_schema,
+    check_uid,
+    check_watermark,
+)
 from cairn.plan.graph import (
     Port,
     ProcessNode,
     SinkNode,
+    TimeNode,
     TransformNode,
-    port_event_time,
+    bare_ports,
+    is_time,
+    port_schema,
+    root_ports,
     united_schema,
+    united_time,
 )
 from cairn.sinks.base import Sink
-from cairn.types import parse_schema
+from cairn.slot.outlet import LATE
+from cairn.types import parse_schema, schema_ddl
+from cairn.window_functions import (
+    WindowApply,
+    WindowFunction,
+    WindowReduce,
+    check_window_function,
+)
+from cairn.window_process import WindowPlan
+from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,13 +64,38 @@ class Stream:
 
         job = self._job
         schema = transformed_schema(job._spark(), self.schema, function)
-        times = {port_event_time(job._nodes, port) for port in self._ports}
-        time = times.pop() if len(times) == 1 else None
+        time = united_time(job._nodes, self._ports)
+        column = None if time is None else time.column
+        kept = column in schema.names and is_time(schema.field(column).type)
         name = f"transform:{len(job._nodes)}"
         job._nodes[name] = TransformNode(
-            name, self._ports, function, schema, time if time in schema.names else None
+            name, self._ports, function, schema, column if kept else None
         )
         return Stream(job, (Port(name),), schema)
+
+    def event_time(
+        self, column: str, watermark: str | None = None, idle_after: str | None = "1 minute"
+    ) -> Stream:
+        """From here on, event time and watermark are these, as `job.source` would declare them.
+
+        A watermark that a source declares no longer counts for what comes this way.
+        """
+        job = self._job
+        where = f"stream {', '.join(port.node for port in self._ports)}"
+        check_event_time(column, self.schema, where)
+        mark = check_watermark(watermark, idle_after, column, where)
+        roots = root_ports(job._nodes, self._ports)
+        if mark is not None and any(isinstance(job._nodes[p.node], ProcessNode) for p in roots):
+            raise PlanError(
+                f"watermark of {where}: what operators emit follows the watermark of their input\n"
+                "  next: declare it before the first operator; event_time(column) alone is fine"
+            )
+        # Found again by its name after a restart, so it is made of what seldom changes.
+        name = f"{'+'.join(dict.fromkeys(p.node for p in roots))}:{column}"
+        taken = sum(node == name or node.startswith(f"{name}:") for node in job._nodes)
+        name = name if not taken else f"{name}:{taken + 1}"
+        job._nodes[name] = TimeNode(name, self._ports, self.schema, column, mark)
+        return Stream(job, (Port(name),), self.schema)
 
     def union(self, *others: Stream) -> Stream:
         """The rows of all these streams; their columns must agree in name and type."""
@@ -54,8 +103,9 @@ class Stream:
             if other._job is not self._job:
                 raise PlanError("union of streams of two jobs")
             check_same_schema(self.schema, other.schema)
-        ports = tuple(dict.fromkeys(p for s in (self, *others) for p in s._ports))
-        if len(ports) != sum(len(s._ports) for s in (self, *others)):
+        ports = tuple(port for s in (self, *others) for port in s._ports)
+        bare = bare_ports(self._job._nodes, ports)
+        if len(set(bare)) != len(bare):
             raise PlanError("union of a stream with itself would double its rows")
         return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
 
@@ -101,24 +151,204 @@ class KeyedStream:
         job._nodes[uid] = ProcessNode(uid, self._stream._ports, self._columns, function, out, ())
         return ProcessStream(job, (Port(uid),), out)
 
+    def window(
+        self,
+        spec: WindowSpec,
+        *,
+        allowed_lateness: str = "0 seconds",
+        early_every_rows: int | None = None,
+        early_every: str | None = None,
+    ) -> WindowedStream:
+        """Cut the rows of each key into windows: `windows.tumbling("1 hour")` and others.
+
+        A window emits when it is complete, and again for each row that comes no more than
+        `allowed_lateness` after that; rows later still go to `.side("late")`. Before it is
+        complete it emits after every `early_every_rows` rows, and `early_every` of
+        processing time after a row, counted from what it emitted last. Each result is of all
+        rows so far, so a later one replaces those before it.
+        """
+        if not isinstance(spec, WindowSpec):
+            raise PlanError(
+                f"window: {spec!r} is no description of windows\n"
+                "  next: take windows.tumbling, sliding, session or global_"
+            )
+        stream = self._stream
+        is_timed = united_time(stream._job._nodes, stream._ports) is not None
+        if spec.time == "event" and not isinstance(spec, Global) and not is_timed:
+            raise PlanError(
+                "windows by event time need one, and the stream has none\n"
+                "  next: give the source event_time=, or the windows time='processing'"
+            )
+        plan = WindowPlan(
+            spec,
+            duration_ms(allowed_lateness, "allowed_lateness of windows"),
+            early_every_rows,
+            None if early_every is None else duration_ms(early_every, "early_every of windows"),
+        )
+        return WindowedStream(self, plan)
+
+    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+        """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
+
+        A key that got rows in an epoch is emitted at its end: the key columns, then the
+        aggregates. Arguments are Spark SQL over the stream's columns; types and nulls are
+        Spark's. `first` and `last` go by event time where there is one, else by arrival.
+        An aggregate added later begins with the rows that come then.
+        """
+        return aggregated(self._stream, self._columns, uid, aggregates, None)
+
+
+class WindowedStream:
+    """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
+
+    def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
+        self.keyed = keyed
+        self.plan = plan
+
+    @property
+    def spec(self) -> WindowSpec:
+        return self.plan.windows
+
+    @property
+    def allowed_lateness_ms(self) -> int:
+        return self.plan.allowed_lateness_ms
+
+    @property
+    def early_rows(self) -> int | None:
+        return self.plan.early_rows
+
+    @property
+    def early_ms(self) -> int | None:
+        return self.plan.early_ms
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str) -> ProcessStream:
+        """Fold the rows of a window into one: `function(row, row)` gives a row of their schema.
+
+        Results: the key columns, `window_start`, `window_end`, and the other columns.
+        """
+        if not callable(function):
+            raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
+        schema, keys = self.keyed._stream.schema, self.keyed._columns
+        made = WindowReduce(self.plan, schema, keys, function)
+        return self.keyed.process(made, schema=made.schema, uid=uid)
+
+    def process(self, function: WindowFunction, *, schema: Any, uid: str) -> ProcessStream:
+        """Give all rows of a window to a function at once; they are kept until then.
+
+        Results: the key columns, `window_start`, `window_end`, and the columns of `schema`.
+        """
+        check_window_function(function, uid)
+        keyed = self.keyed
+        made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
+        return keyed.process(made, schema=made.schema, uid=uid)
+
+    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+        """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
+
+        Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
+        the end of an epoch, also those of early triggers.
+        """
+        keyed = self.keyed
+        return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+
 
 class ProcessStream(Stream):
     """What a function emits; its side outputs hang off it."""
 
-    def side(self, tag: str, schema: Any) -> Stream:
-        """The rows emitted with `ctx.output(tag, row)`."""
+    def side(self, tag: str, schema: Any = None) -> Stream:
+        """The rows emitted with `ctx.output(tag, row)`.
+
+        "late" is what came too late, or without a time: rows as they came in, no schema needed.
+        """
         uid = self._ports[0].node
         node = self._job._nodes[uid]
         assert isinstance(node, ProcessNode)
-        parsed = parse_schema(schema)
+        parsed = self._late_schema(node, schema) if tag == LATE else None
+        if parsed is None:
+            if schema is None:
+                raise PlanError(f"side output {tag!r} of {uid!r} needs a schema")
+            parsed = parse_schema(schema)
         known = dict(node.sides).get(tag)
         if known is None:
-            sides = (*node.sides, (tag, parsed))
-            self._job._nodes[uid] = ProcessNode(
-                uid, node.inputs, node.keys, node.function, node.schema, sides
-            )
+            self._job._nodes[uid] = replace(node, sides=(*node.sides, (tag, parsed)))
         elif known != parsed:
             raise PlanError(
                 f"side output {tag!r} of {uid!r} has two schemas\n  found: {known} and {parsed}"
             )
         return Stream(self._job, (Port(uid, tag),), parsed)
+
+    def _late_schema(self, node: ProcessNode, schema: Any) -> pa.Schema | None:
+        """None: the operator has no event time, and "late" is a tag like any other."""
+        nodes = self._job._nodes
+        if united_time(nodes, node.inputs) is None:
+            if schema is None:
+                raise PlanError(
+                    f"operator {node.uid!r} has no event time, so nothing is late\n"
+                    "  next: declare it, with job.source(..., event_time=, watermark=)"
+                )
+            return None
+        rows = united_schema([port_schema(nodes, port) for port in node.inputs])
+        if schema is not None and parse_schema(schema) != rows:
+            raise PlanError(
+                f"side output {LATE!r} of {node.uid!r} has the operator's input, as it came\n"
+                f"  found: {schema_ddl(parse_schema(schema))}\n  expected: {schema_ddl(rows)}\n"
+                "  next: leave the schema out, or give your own rows another tag"
+            )
+        return rows
+
+
+def aggregated(
+    stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: WindowPlan | None
+) -> ProcessStream:
+    """The two nodes of an aggregation; `plan` says which windows, None: running."""
+    job = stream._job
+    check_uid(uid, job._nodes)
+    function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
+    name = f"partial:{uid}"
+    job._nodes[name] = partial_node(name, stream._ports, uid, partials)
+    job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, ())
+
+    def keep_late_rows() -> None:
+        function, partials = aggregation(
+            job._spark(), job._nodes, stream._ports, keys, asked, plan, carries_rows=True
+        )
+        sides = ((LATE, stream.schema),)
+        job._nodes[name] = partial_node(name, stream._ports, uid, partials)
+        job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, sides)
+
+    is_late = plan is not None and plan.has_late_rows
+    return AggregateStream(job, uid, stream, function.schema, keep_late_rows if is_late else None)
+
+
+class AggregateStream(ProcessStream):
+    """What an aggregation emits. Of windows by event time, the late rows hang off it."""
+
+    def __init__(
+        self,
+        job: Job,
+        uid: str,
+        stream: Stream,
+        schema: pa.Schema,
+        keep_late_rows: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(job, (Port(uid),), schema)
+        self._input = stream
+        self._keep_late_rows = keep_late_rows
+
+    def side(self, tag: str, schema: Any = None) -> Stream:
+        """`.side("late")`: the rows that came too late for all their windows, as they were."""
+        uid = self._ports[0].node
+        if tag != LATE:
+            raise PlanError(f"aggregation {uid!r} has no side output {tag!r}\n  expected: {LATE!r}")
+        if self._keep_late_rows is None:
+            raise PlanError(
+                f"aggregation {uid!r} has no late rows: only windows by event time do\n"
+                "  next: leave the side output out"
+            )
+        if schema is not None:
+            check_same_schema(self._input.schema, parse_schema(schema))
+        node = self._job._nodes[uid]
+        assert isinstance(node, ProcessNode)
+        if not node.sides:
+            self._keep_late_rows()
+        return Stream(self._job, (Port(uid, LATE),), self._input.schema)

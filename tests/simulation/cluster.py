@@ -26,7 +26,7 @@ import pytest
 from cairn.coordinator.epoch import Outcome
 from cairn.crash import crash_point
 from cairn.errors import EpochError
-from cairn.plan.graph import Edge, Graph, Level
+from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.plan.keygroups import key_hasher, subtask_of
 from cairn.slot.protocol import Ack, Begin, Report, Token, ack_encoder, report_decoder
 from cairn.slot.runtime import LevelRuntime, Runtime, StaleTokenError
@@ -96,7 +96,18 @@ class Cluster:
                 for lane, rows in emitted:
                     lanes[lane].append(rows)
                 reports += self._report(level, begin.slot(subtask))
-        return Outcome(acks, reports)
+        return Outcome(acks, reports, self._latest_times(sources))
+
+    def _latest_times(self, sources: Mapping[str, pa.StructArray]) -> dict[str, int]:
+        """As Spark observes them: per origin that gave rows, the latest event time."""
+        found: dict[str, int] = {}
+        for name, node in self.graph.time_origins.items():
+            for port in self.graph.bare((Port(name),)):
+                if port.node in sources and node.event_time is not None:
+                    latest = pc.max(_micros(sources[port.node].field(node.event_time))).as_py()
+                    if latest is not None:
+                        found[name] = max(latest, found.get(name, latest))
+        return found
 
     def _report(self, level: Level, number: int) -> list[Report]:
         """What the slot tells beside its acknowledgement, if it still lives."""
@@ -226,7 +237,10 @@ def _batch(level: Level, edge: Edge, groups: Any, rows: pa.StructArray) -> pa.Re
 def _times(edge: Edge, rows: pa.StructArray) -> pa.Array:
     if edge.event_time is None:
         return pa.nulls(len(rows), pa.int64())
-    times = rows.field(edge.event_time)
+    return pc.add(_micros(rows.field(edge.event_time)), edge.shift_us)
+
+
+def _micros(times: pa.Array) -> pa.Array:
     return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
 
 

@@ -6,7 +6,7 @@ real ones. `World` outlives every driver and checks the promises:
 
 - published output is that of exactly the committed input, each row once;
 - stored state is the model's after exactly the committed input;
-- no epoch number ever means two things, and `now` never goes back;
+- no epoch number ever means two things, and `now` and the watermark never go back;
 - `verify` finds no damage.
 """
 
@@ -24,7 +24,9 @@ import pyarrow.parquet as pq
 
 from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.rewind import settle
+from cairn.coordinator.ticker import is_due
 from cairn.crash import crash_point
+from cairn.durations import MIN_MS
 from cairn.errors import CairnError
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
@@ -86,7 +88,7 @@ class _StagedRows(Writer):
     def prepare(self) -> Committable | None:
         if not self._rows:
             return None
-        data = json.dumps(self._rows).encode()
+        data = json.dumps(self._rows, default=str).encode()
         name = f"{self._prefix}-{hashlib.blake2b(data, digest_size=8).hexdigest()}"
         self._store.put(f"staged/{name}", data)
         return {"name": name}
@@ -179,11 +181,12 @@ class World:
         assert self._model.rows == row_count, "an epoch was lost"
         return self._model
 
+    def arrow(self, start: int, stop: int) -> pa.StructArray:
+        """A stretch of the input."""
+        return as_arrow(self.rows(start, stop))
+
     def rows(self, start: int, stop: int) -> list[Row]:
         return self._rows(stop)[start:]
-
-    def arrow_rows(self, start: int, stop: int) -> pa.StructArray:
-        return as_arrow(self.rows(start, stop))
 
     def _rows(self, count: int) -> list[Row]:
         if len(self._input) < count:
@@ -218,14 +221,18 @@ class World:
         assert self.branched() == model.branched
 
     def check_log(self) -> None:
-        """No number means two things; `now` does not go back."""
+        """No number means two things; `now` and the watermark do not go back."""
         now_ms = 0
+        watermark_ms = MIN_MS
         for record in Log(self.store).records():
             known = self._nonces.setdefault(record.number, record.nonce)
             assert known == record.nonce, f"record {record.number} was written twice"
             if isinstance(record, Epoch):
                 assert record.now_ms >= now_ms, f"now went back in epoch {record.number}"
                 now_ms = record.now_ms
+                if record.watermark_ms is not None:
+                    assert record.watermark_ms >= watermark_ms, f"of epoch {record.number}"
+                    watermark_ms = record.watermark_ms
 
     def check_all(self) -> None:
         self.check_output()
@@ -318,6 +325,7 @@ class Driver:
             retained_epochs=retained_epochs,
             clock=world.clock,
             sleep=world.clock.sleep,
+            origins=graph.watermarks,
         )
         self.coordinator.log._sleep = world.clock.sleep
         self.cluster = Cluster(graph, spec, self.store, str(world.folder), Trouble(chance, trouble))
@@ -349,10 +357,31 @@ class Driver:
             if not is_done and batch_id != newest.spark.batch_id + 1:
                 raise ConcurrentQueryError(f"batch {batch_id} after {newest.spark.batch_id}")
         if not is_done:
-            rows = self.world.arrow_rows(start, stop)
+            rows = self.world.arrow(start, stop)
             self.coordinator.run_epoch(
                 SparkPosition(folder=self.folder, batch_id=batch_id, offsets=offsets),
                 lambda begin: self.cluster.execute({"rows": rows}, begin),
             )
         crash_point("driver.epoch.ended")
         self.spark.commit(batch_id)
+
+    def run_idle(self, *, is_draining: bool = False) -> bool:
+        """As `Run` does when Spark is silent; whether there was something to do."""
+        newest = self.coordinator.newest
+        now_ms = self.world.clock()
+        if newest is None or not (is_draining or is_due(newest, self.coordinator.origins, now_ms)):
+            return False
+        self._run_without_a_batch(newest.spark, is_draining)
+        return True
+
+    def run_changed(self) -> None:
+        """As `Run` does when a change was asked for and Spark is silent."""
+        if self.coordinator.newest is not None:
+            self._run_without_a_batch(self.coordinator.newest.spark, is_draining=False)
+
+    def _run_without_a_batch(self, position: SparkPosition, is_draining: bool) -> None:
+        crash_point("driver.idle.due")
+        self.coordinator.run_epoch(
+            position, lambda begin: self.cluster.execute({}, begin), is_draining=is_draining
+        )
+        crash_point("driver.idle.ended")

@@ -103,6 +103,10 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
         values = self._typed.values(values, len(keys))
         self._table.write([keys], values, _is_live(values))
 
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set."""
+        return self._table.set_in_epoch()
+
     get: Any = _ByBatch._refuse
     set: Any = _ByBatch._refuse
     clear: Any = _ByBatch._refuse
@@ -132,6 +136,10 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         return self._table.entries_between(low, high)
+
+    def entry_above(self, low: Any) -> int | None:
+        """The least entry above `low`, of any key here."""
+        return self._table.entry_above(low)
 
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = clear = _ByBatch._refuse
     __hash__ = Declaration.__hash__
@@ -196,6 +204,18 @@ class RowValueHandle(_ByBatch, Value[Any]):
                 table.changes[group].pop(key, None)
             else:
                 table.changes[group][key] = value
+
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set."""
+        table = self._table
+        changed = [
+            pair
+            for group in table.groups
+            for pair in table.changes[group].items()
+            if pair[1] is not None
+        ]
+        keys, values = zip(*changed, strict=True) if changed else ((), ())
+        return table.keys.encode(list(keys)), table.values.encode(list(values))
 
     get: Any = _ByBatch._refuse
     set: Any = _ByBatch._refuse
@@ -282,6 +302,11 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         order = order[inside.to_numpy(zero_copy_only=False)[order]]
         at = pa.array(order)
         return names[1].take(at), names[0].take(at), table.values.encode(values).take(at)
+
+    def entry_above(self, low: Any) -> int | None:
+        """The least entry above `low`, of any key here."""
+        _, entries, _ = self.between(low, None)
+        return entries[0].as_py() if len(entries) else None
 
     def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
         table = self._table

@@ -204,6 +204,21 @@ class ColumnTable(Table):
         at = pa.array(order)
         return keys.take(at), entries.take(at), self.read(positions[order])
 
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set, in the order it first came to them."""
+        touched = self._all_touched()
+        touched = touched[self._live[touched]]
+        return self._index.arrays(touched)[0], self.read(touched)
+
+    def entry_above(self, low: Any) -> int | None:
+        """The least entry above `low`, for entries that are integers."""
+        assert is_fixed(self._types[1]) and _is_ordered_as_integers(self._types[1])
+        ints, _ = self._index.column(1)
+        ints = ints[: len(self._index)][self._live[: len(self._index)]]
+        if low is not None:
+            ints = ints[ints > low]
+        return int(ints.min()) if len(ints) else None
+
     def defaults(self, value: Any) -> Arrays:
         """A declared default, to be given to `read`."""
         return self._form.split(self.values.encode([self.values.normalise(value)]))

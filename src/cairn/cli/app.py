@@ -89,6 +89,9 @@ def run(
     spark_checkpoint: Annotated[
         str | None, typer.Option(help="Where Spark keeps its own log, if not in the checkpoint.")
     ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="With available-now: at the end, fire every timer.")
+    ] = False,
     allow_dropped_state: Annotated[
         bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
@@ -125,6 +128,7 @@ def run(
                     "on_stop": on_stop,
                     "spark_checkpoint": spark_checkpoint,
                     "allow_dropped_state": allow_dropped_state,
+                    "drain": drain,
                 },
                 as_json=as_json,
             )

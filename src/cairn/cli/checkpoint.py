@@ -162,7 +162,10 @@ def show_epoch(store: Store, number: int | None) -> Facts:
         "retired": epoch.number < log.retired_below(),
         "oldest_kept": epoch.oldest_kept,
         "now_ms": epoch.now_ms,
+        "watermark_ms": epoch.watermark_ms,
+        "passed_ms": epoch.passed_ms,
         "watermarks": epoch.watermarks,
+        "timers": epoch.timers,
         "spark": {
             "folder": epoch.spark.folder,
             "batch_id": epoch.spark.batch_id,
@@ -209,6 +212,8 @@ def epoch_facts(epoch: Epoch) -> Facts:
         "wall_ms": epoch.wall_ms,
         "rows_in": rows_in,
         "rows_out": _total(operators, "rows_out"),
+        "late_rows": _total(operators, "late_rows"),
+        "untimed_rows": _total(operators, "untimed_rows"),
         "rows_per_s": round(rows_in / run_ms * 1000) if run_ms else 0,
         "state_keys": _total(operators, "state_keys"),
         "state_bytes": sum(

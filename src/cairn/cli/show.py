@@ -47,16 +47,19 @@ def _about(facts: Facts) -> Table:
     committed_ms = facts["wall_ms"]
     about.add_row("committed", f"{when(committed_ms)}, {duration(passed_s(committed_ms))} ago")
     about.add_row("now", when(facts["now_ms"]))
-    for name, watermark_ms in facts["watermarks"].items():
-        about.add_row(
-            "watermark", f"{name}: {'none yet' if watermark_ms is None else when(watermark_ms)}"
-        )
+    if facts["watermarks"] or facts["watermark_ms"] is not None:
+        about.add_row("watermark", _mark(facts["watermark_ms"]))
+        for name, own_ms in facts["watermarks"].items():
+            about.add_row("", Text(f"{name}: {_mark(own_ms)}", "dim"))
     about.add_row("spark", f"batch {facts['spark']['batch_id']} of {facts['spark']['folder']}")
     for source in facts["sources"]:
         offset = source["offset"]
         text = offset if isinstance(offset, str) else json.dumps(offset)
         about.add_row(f"source {source['name']}", Text(text, overflow="fold"))
     about.add_row("rows", f"{count(facts['rows_in'])} in, {count(facts['rows_out'])} out")
+    if facts["late_rows"] or facts["untimed_rows"]:
+        late = f"{count(facts['late_rows'])} late, {count(facts['untimed_rows'])} without a time"
+        about.add_row("put aside", late)
     about.add_row("time", _times(facts))
     alignment = facts["timings"].get("alignment_ms", {})
     if alignment:
@@ -66,6 +69,10 @@ def _about(facts: Facts) -> Table:
     for uid, number in facts["committables"].items():
         about.add_row("sink", f"{uid}: {many(number, 'committable')}")
     return about
+
+
+def _mark(watermark_ms: int | None) -> str:
+    return "none yet" if watermark_ms is None else when(watermark_ms)
 
 
 def _lineage(facts: Facts) -> Text:

@@ -20,8 +20,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn import errors
 from cairn.coordinator.epoch import Outcome
+from cairn.coordinator.partials import PartialChoice
 from cairn.errors import CairnError, EpochError, PlanError
-from cairn.plan.dataframe import Planner, lay_pin, streaming_input
+from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
 from cairn.plan.graph import Graph
 from cairn.session import EPOCH_CONFIG
 from cairn.slot.forward import BEGIN_PROPERTY, Forward
@@ -59,13 +60,16 @@ class SparkDriver:
         self.run_id = run_id
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
+        self._partials = PartialChoice()
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
         self.deploy(spec, parallelism)
         self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
             spark.sparkContext.master != "local"
         )
-        self._configured = False
+        self._session: SparkSession | None = None
+        """The one that epochs are planned in, with settings of its own."""
+        self._no_input: DataFrame | None = None
         self._crowded_epochs = 0
         self.repinned = 0
 
@@ -128,7 +132,6 @@ class SparkDriver:
     def start_query(
         self, folder_url: str, trigger: str, run_epoch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
-        self._configured = False  # A query has a session of its own.
         writer = (
             streaming_input(self.graph)
             .writeStream.foreachBatch(run_epoch)
@@ -141,20 +144,24 @@ class SparkDriver:
             writer = writer.trigger(processingTime=trigger)
         return writer.start()
 
-    def execute(self, rows: DataFrame, begin: Begin) -> Outcome:
-        """One attempt at an epoch: one Spark action."""
+    def execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
+        """One attempt at an epoch: one Spark action. Without `rows` it is one without a batch."""
+        is_batch = rows is not None
+        if rows is None:
+            rows = self._no_rows()
+        else:
+            self._use(rows.sparkSession)
         session = rows.sparkSession
-        if not self._configured:
-            for setting, value in EPOCH_CONFIG.items():
-                session.conf.set(setting, value)
-            self._configured = True
         context = session.sparkContext
         context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
+        self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
-            acks = self.planner.epoch(rows).collect()
+            planned = self.planner.epoch(rows, observed=is_batch)
+            acks = planned.collect()
+            event_times = self.planner.latest_times(planned)
         except Exception as error:
             raise as_cairn_error(error, begin.epoch) from error
         finally:
@@ -163,7 +170,29 @@ class SparkDriver:
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
         self._reports.value = []
         self._watch_placement(reports)
-        return Outcome([ack_decoder.decode(row.ack) for row in acks], reports)
+        outcome = Outcome([ack_decoder.decode(row.ack) for row in acks], reports, event_times)
+        self._partials.learn(outcome.acks)
+        return outcome
+
+    def _use(self, session: SparkSession) -> None:
+        """Plan epochs in this session: Spark makes one for each query, a copy of the user's."""
+        known = self._session
+        if known is not None and known._jsparkSession.equals(session._jsparkSession):
+            return
+        for setting, value in EPOCH_CONFIG.items():
+            session.conf.set(setting, value)
+        self._session, self._no_input = session, None
+
+    def _no_rows(self) -> DataFrame:
+        if self._session is None:
+            # No batch has come yet. Not in the user's own: our settings would be theirs.
+            self._use(
+                SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+            )
+        assert self._session is not None
+        if self._no_input is None:
+            self._no_input = no_input(self.graph, self._session)
+        return self._no_input
 
     def _watch_placement(self, reports: Sequence[Report]) -> None:
         """Spread subtasks out again when they crowd on the executors that survived a loss."""
@@ -200,12 +229,13 @@ class SparkDriver:
             self.planner.pin.foreach(lambda _: end_slots(run_id, keep) and None)
 
 
-def check_trigger(spark: SparkSession, trigger: str) -> None:
-    """Refuse, before anything is written, what Spark would refuse later."""
+def trigger_ms(spark: SparkSession, trigger: str) -> int:
+    """The interval of a trigger. Refuses, before anything is written, what Spark would later."""
     if trigger == "available-now":
-        return
+        return 0
     try:
-        spark._jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(trigger)
+        made = spark._jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(trigger)
+        return int(made.intervalMs())
     except Exception as error:
         raise PlanError(
             f"trigger {trigger!r} is no interval\n"

@@ -13,7 +13,7 @@ It knows nothing of Spark: how an epoch is executed is passed in.
 Always true here:
 - nothing is aborted, collected or cut before the takeover is in the log;
 - sinks publish an epoch only after its manifest is written;
-- `now` never goes back, and is the same in every attempt at an epoch;
+- `now` and the watermark never go back, and are the same in every attempt at an epoch;
 - parallelism and functions change between two epochs, never within one;
 - an epoch that failed before its manifest never happened, and is tried again whole.
 """
@@ -24,14 +24,19 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
-from cairn.coordinator.measured import announced, metrics_of, timings_of
+from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
 from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
+from cairn.coordinator.ticker import timers_of
+from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
+from cairn.durations import MAX_MS
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
+from cairn.plan.graph import Watermark
 from cairn.sinks.base import Sink
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Report, Stored
 from cairn.slot.spec import JobSpec, OperatorSpec
@@ -61,6 +66,8 @@ class Outcome(NamedTuple):
 
     acks: list[Ack]
     reports: list[Report]
+    event_times: Mapping[str, int] = MappingProxyType({})
+    """The latest event time of each origin that gave rows, in microseconds."""
 
 
 Execute = Callable[[Begin], Outcome]
@@ -87,7 +94,10 @@ class Coordinator:
         clock: Callable[[], int] = clock_ms,
         sleep: Callable[[float], None] = time.sleep,
         run_id: str | None = None,
+        origins: Mapping[str, Watermark] | None = None,
     ) -> None:
+        self.origins = dict(origins or {})
+        """Where event time and a watermark are declared."""
         self.store = store
         self.log = Log(store)
         self.run_id = run_id or new_id()
@@ -167,8 +177,13 @@ class Coordinator:
 
     # Epochs
 
-    def run_epoch(self, position: SparkPosition, execute: Execute) -> Epoch:
-        """Run the next epoch and commit it. Raises the first cause when every attempt failed."""
+    def run_epoch(
+        self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
+    ) -> Epoch:
+        """Run the next epoch and commit it. Raises the first cause when every attempt failed.
+
+        `is_draining`: the input has ended, and every timer is due.
+        """
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = max(self._clock(), 0 if self.newest is None else self.newest.now_ms)
@@ -177,7 +192,7 @@ class Coordinator:
         crash_point("driver.epoch.begun")
         first_error: CairnError | None = None
         for attempt in range(self._attempts_max):
-            begin = self._begin(number, attempt, now_ms, ranges)
+            begin = self._begin(number, attempt, now_ms, ranges, is_draining)
             try:
                 outcome = execute(begin)
                 outcome = outcome._replace(acks=self._complete(outcome.acks))
@@ -226,13 +241,23 @@ class Coordinator:
         crash_point("driver.collected")
         return epoch
 
+    @property
+    def watermark_ms(self) -> int | None:
+        """What the next epoch runs with."""
+        return None if self.newest is None else self.newest.watermark_ms
+
     def _ranges(self) -> dict[str, list[RangeState]]:
         held = {} if self.newest is None else self.newest.operators
         count = self.spec.group_count
         return {uid: ranges_for(held.get(uid), self.parallelism, count) for uid in self.operators}
 
     def _begin(
-        self, number: int, attempt: int, now_ms: int, ranges: dict[str, list[RangeState]]
+        self,
+        number: int,
+        attempt: int,
+        now_ms: int,
+        ranges: dict[str, list[RangeState]],
+        is_draining: bool,
     ) -> Begin:
         compactions = {
             uid: {
@@ -250,7 +275,9 @@ class Coordinator:
             attempt=attempt,
             parent=None if self.newest is None else self.newest.number,
             now_ms=now_ms,
-            watermark_ms=None,
+            watermark_ms=MAX_MS if is_draining else self.watermark_ms,
+            passed_ms=None if self.newest is None else self.newest.passed_ms,
+            is_draining=is_draining,
             parallelism=self.parallelism,
             versions={uid: [part.version for part in parts] for uid, parts in ranges.items()},
             compactions=compactions,
@@ -357,6 +384,7 @@ class Coordinator:
             for ack in outcome.acks
             for operator in ack.operators
         }
+        held = state_keys_of(outcome.reports)
         operators = {}
         for uid, spec in self.operators.items():
             operators[uid] = OperatorEntry(
@@ -366,7 +394,13 @@ class Coordinator:
                 states=self.states[uid],
                 parallelism=self.parallelism,
                 ranges=[
-                    advance(part, by_operator[uid, subtask], begin.epoch, slices)
+                    advance(
+                        part,
+                        by_operator[uid, subtask],
+                        begin.epoch,
+                        slices,
+                        held.get((uid, subtask)),
+                    )
                     for subtask, part in enumerate(ranges[uid])
                 ],
             )
@@ -374,6 +408,7 @@ class Coordinator:
         for ack in outcome.acks:
             for uid, committable in ack.committables.items():
                 committables[uid].append(committable)
+        clocks = clocks_of(self.newest).after(outcome.event_times, self.origins, begin.now_ms)
         return Epoch(
             number=begin.epoch,
             parent=begin.parent,
@@ -381,7 +416,12 @@ class Coordinator:
             nonce=new_id(),
             wall_ms=self._clock(),
             now_ms=begin.now_ms,
-            watermarks={},
+            watermarks=clocks.origins,
+            watermark_ms=clocks.watermark_ms,
+            # The watermark of a drain is made up: what operators emit then is as old as before.
+            passed_ms=begin.passed_ms if begin.is_draining else begin.watermark_ms,
+            seen_ms=clocks.seen_ms,
+            timers=timers_of(outcome.acks),
             spark=position,
             operators=operators,
             committables=committables,
@@ -429,7 +469,12 @@ def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
     from cairn.functions import declared_state
 
     return {
-        name: StateDecl(kind=d.kind, type=d.ddl, entry_type=d.entry_ddl)
+        name: StateDecl(
+            kind=d.kind,
+            type=d.ddl,
+            entry_type=d.entry_ddl,
+            ttl=None if d.ttl is None else d.ttl.text,
+        )
         for name, d in declared_state(spec.load()).items()
     }
 

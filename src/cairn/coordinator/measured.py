@@ -8,11 +8,20 @@ from typing import Any
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.storage.manifest import Epoch
 
+_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows")
+
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
     """What slots have written in the background, each file once, older ones first."""
     found = {file.stored.id: file for report in reports for file in report.compacted}
     return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
+
+
+def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
+    """How many keys each operator holds in each subtask."""
+    return {
+        (uid, report.subtask): keys for report in reports for uid, keys in report.state_keys.items()
+    }
 
 
 def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
@@ -53,13 +62,14 @@ def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]
         for op in ack.operators:
             sums = operators.setdefault(
                 op.uid,
-                {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "state_keys": 0, "delta_bytes": 0},
+                dict.fromkeys((*_SUMMED, "state_keys", "delta_bytes"), 0),
             )
-            sums["rows_in"] += op.rows_in
-            sums["rows_out"] += op.rows_out
-            sums["keys_changed"] += op.keys_changed
-            sums["state_keys"] += op.state_keys
+            for name in _SUMMED:
+                sums[name] += getattr(op, name)
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+    for (uid, _), keys in state_keys_of(reports).items():
+        if uid in operators:
+            operators[uid]["state_keys"] += keys
     compacted = announced(reports)
     return {
         "operators": operators,
@@ -80,6 +90,9 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "parent": epoch.parent,
         "wall_ms": epoch.wall_ms,
         "rows_in": rows_in,
+        "late_rows": _total(operators, "late_rows"),
+        "untimed_rows": _total(operators, "untimed_rows"),
+        "watermark_ms": epoch.watermark_ms,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),
         "state_bytes": sum(

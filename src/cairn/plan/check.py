@@ -9,8 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.codec import ValueTypeError, codec, is_hashable
+from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, declared_state
+from cairn.plan.graph import Watermark, is_time
 from cairn.state import Map, Value
 from cairn.types import OBJECT, type_ddl
 
@@ -60,17 +62,33 @@ def check_keys(columns: tuple[str, ...], schema: pa.Schema) -> None:
             )
 
 
-def check_event_time(column: str | None, schema: pa.Schema, source: str) -> None:
+def check_event_time(column: str | None, schema: pa.Schema, where: str) -> None:
+    """`where`: "source 'pays'"."""
     if column is None:
         return
-    check_columns([column], schema, f"event_time of source {source!r}")
+    check_columns([column], schema, f"event_time of {where}")
     type_ = schema.field(column).type
-    if not pa.types.is_timestamp(type_):
+    if not is_time(type_):
         raise PlanError(
-            f"event_time of source {source!r}: column {column!r} is {type_ddl(type_)}\n"
-            "  expected: a timestamp",
+            f"event_time of {where}: column {column!r} is {type_ddl(type_)}\n"
+            "  expected: a timestamp, a date, a string that is one, or milliseconds since 1970",
             column=column,
         )
+
+
+def check_watermark(
+    watermark: str | None, idle_after: str | None, event_time: str | None, where: str
+) -> Watermark | None:
+    """What was declared, in milliseconds."""
+    idle_ms = None if idle_after is None else duration_ms(idle_after, f"idle_after of {where}")
+    if watermark is None:
+        return None
+    if event_time is None:
+        raise PlanError(
+            f"watermark of {where}: there is no event time to follow\n"
+            "  next: say which column tells it, with event_time="
+        )
+    return Watermark(duration_ms(watermark, f"watermark of {where}"), idle_ms)
 
 
 def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
@@ -144,5 +162,26 @@ def _check_batch_state(function: BatchProcess, uid: str) -> None:
             raise PlanError(
                 f"operator {uid!r}, state {name!r}: pickled objects do not fit into columns\n"
                 "  next: declare a type",
+                state=name,
+            )
+
+
+def check_ttl(function: Function, uid: str, *, has_event_time: bool) -> None:
+    """State that expires needs a clock, and code that runs row by row."""
+    for name, declaration in declared_state(function).items():
+        if declaration.ttl is None:
+            continue
+        if not isinstance(function, KeyedProcess):
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: state that expires is for functions that run "
+                f"row by row, found {type(function).__name__}\n"
+                "  next: use a KeyedProcess with .process(...), or leave ttl= out",
+                state=name,
+            )
+        if declaration.ttl.clock == "event" and not has_event_time:
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: its ttl counts event time, which the rows do "
+                "not have\n"
+                "  next: declare event_time= at the source, or use clock='processing'",
                 state=name,
             )

@@ -15,7 +15,10 @@ holds it: subtask i stays where its slot is.
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
 - every subtask gets at least one row, the pin's, so each one runs in every epoch;
-- rows of a level with event time are sorted by it, ties by a hash of the row.
+- rows of a level with event time are sorted by it, ties by a hash of the row, where a function
+  of the level wants that;
+- the latest event time of an origin is observed where it is declared, whatever is filtered
+  out later; a stage that runs twice observes the same.
 """
 
 from __future__ import annotations
@@ -31,11 +34,13 @@ from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
 from cairn.plan.deploy import direct_inputs, lanes_out, taps
-from cairn.plan.graph import Edge, Graph, Level, Port, SourceNode, TransformNode
+from cairn.plan.graph import Edge, Graph, Level, PartialNode, Port, SourceNode, TransformNode
 from cairn.plan.keygroups import spark_key_group_sql
 from cairn.slot.forward import Forward
 from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl, type_ddl
+
+OBSERVED = "cairn"
 
 
 def dataframe_schema(df: DataFrame) -> pa.Schema:
@@ -74,6 +79,14 @@ def streaming_input(graph: Graph) -> DataFrame:
     return rows
 
 
+def no_input(graph: Graph, session: SparkSession) -> DataFrame:
+    """The rows of an epoch without a batch: none, with the columns of the sources."""
+    schema = streaming_input(graph)._jdf.schema()
+    # Not by createDataFrame of Python's: that would run a job of its own.
+    none = session._jvm.java.util.ArrayList()
+    return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)
+
+
 def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
     """A pin table: one row per subtask, persisted where the subtask is to run."""
     pin = (
@@ -100,6 +113,11 @@ class Planner:
         self.parallelism = parallelism
         self._taps = taps(graph)
         self._persisted: list[DataFrame] = []
+        self.grouped: frozenset[str] = frozenset()
+        """Operators that Spark aggregates ahead for, in the epoch at hand."""
+        self._observes = True
+        self._observations: dict[str, list[str]] = {}
+        """Of the epoch planned last: the origins whose times each of them tells."""
         self._parsed: dict[str, Column] = {}
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
@@ -127,11 +145,62 @@ class Planner:
         self.pin.unpersist(blocking=True)
         self._use_pin(lay_pin(spark, self.parallelism))
 
-    def epoch(self, rows: DataFrame) -> DataFrame:
-        """The acknowledgements of an epoch over these rows, as a DataFrame to be collected."""
+    def epoch(self, rows: DataFrame, *, observed: bool = True) -> DataFrame:
+        """The acknowledgements of an epoch over these rows, as a DataFrame to be collected.
+
+        What `latest_times` tells afterwards is not `observed` where there are no rows.
+        """
+        self._observations.clear()
+        self._observes = observed
+        rows = self._observe(rows, self._source_times())
         for level in self.graph.levels:
             rows = self._run(self._feed(rows, level), level)
         return rows
+
+    # The latest event times
+
+    def latest_times(self, epoch: DataFrame) -> dict[str, int]:
+        """The latest event time of each origin that gave rows, once `epoch` is collected."""
+        found: dict[str, int] = {}
+        # Of the query that ran, not from a listener: those are told later, and of failures too.
+        metrics = epoch._jdf.queryExecution().observedMetrics()
+        for name, origins in self._observations.items():
+            row = metrics.get(name)
+            if row.isEmpty():
+                continue  # Spark knew that there are no rows.
+            for index, origin in enumerate(origins):
+                if not row.get().isNullAt(index):
+                    latest = row.get().getLong(index)
+                    found[origin] = max(latest, found.get(origin, latest))
+        return found
+
+    def _observe(self, rows: DataFrame, times: Sequence[tuple[str, str]]) -> DataFrame:
+        """Rows as they are; the latest of some times, each of an origin, is kept in mind."""
+        if not times or not self._observes:
+            return rows
+        name = f"{OBSERVED}-{len(self._observations)}"
+        self._observations[name] = [origin for origin, _ in times]
+        latest = [F.expr(f"max({sql})").alias(f"t{n}") for n, (_, sql) in enumerate(times)]
+        return rows.observe(name, *latest)
+
+    def _source_times(self) -> list[tuple[str, str]]:
+        """(origin, SQL) of event times that sources have by themselves."""
+        found = []
+        for index, source in enumerate(self.graph.sources):
+            alone = len(self.graph.sources) == 1
+            for origin, column in self._declared(Port(source.name)):
+                type_ = source.schema.field(column).type
+                sql = time_sql(quoted(column) if alone else f"s{index}.{quoted(column)}", type_)
+                found.append((origin, sql if alone else f"CASE source WHEN {index} THEN {sql} END"))
+        return found
+
+    def _declared(self, port: Port) -> list[tuple[str, str]]:
+        """(origin, column) of the watermarks declared for what comes from here."""
+        return [
+            (name, node.event_time)
+            for name, node in self.graph.time_origins.items()
+            if port in self.graph.bare((Port(name),)) and node.event_time is not None
+        ]
 
     def release(self) -> None:
         """Free what an epoch persisted."""
@@ -144,7 +213,7 @@ class Planner:
         # From the rows' side, so that the epoch's session and its settings plan the join; the
         # hash table is built on the hinted side, which has one row.
         joined = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
-        if any(edge.event_time for edge in level.edges):
+        if _is_sorted(level):
             joined = joined.sortWithinPartitions("time", "tie")
         function = self._functions[level.index]
         jdf = joined._jdf.mapInArrow(function._jc, False, None)
@@ -152,10 +221,13 @@ class Planner:
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
+        return rows.select(*self._columns_of(columns))
+
+    def _columns_of(self, columns: Sequence[str]) -> list[Column]:
         for text in columns:
             if text not in self._parsed:
                 self._parsed[text] = F.expr(text)
-        return rows.select(*(self._parsed[text] for text in columns))
+        return [self._parsed[text] for text in columns]
 
     # A level's input: lane, group, subtask, [time, tie], a struct per lane, [ack].
 
@@ -165,7 +237,9 @@ class Planner:
     def _input_columns(self, level: Level) -> list[str]:
         columns = ["lane", "group", "subtask"]
         if any(edge.event_time for edge in level.edges):
-            columns += ["time", "tie"]
+            columns.append("time")
+        if _is_sorted(level):
+            columns.append("tie")
         columns += [lane_name(edge.index) for edge in self._lanes_in(level)]
         return columns if level.index == 0 else [*columns, "ack"]
 
@@ -212,12 +286,19 @@ class Planner:
             return frames[port]
         node = self.graph.nodes[port.node]
         if isinstance(node, TransformNode):
-            united, *others = [self._transform(rows, port, frames) for port in node.inputs]
+            inputs = self.graph.bare(node.inputs)
+            united, *others = [self._transform(rows, port, frames) for port in inputs]
             for other in others:
                 united = united.unionByName(other)
-            frame = node.function(united)
+            if isinstance(node, PartialNode):
+                frame = self._partial(united, node)
+            else:
+                frame = node.function(united)
+            types = {field.name: field.type for field in node.schema}
+            declared = self._declared(port)
+            frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
             if any(
-                isinstance(other, TransformNode) and port in other.inputs
+                isinstance(other, TransformNode) and port in self.graph.bare(other.inputs)
                 for other in self.graph.nodes.values()
             ):
                 frame = frame.persist()
@@ -233,6 +314,16 @@ class Planner:
             frame = rows.where(F.col("lane") == lane).select(f"{lane_name(lane)}.*")
         frames[port] = frame
         return frame
+
+    def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
+        """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""
+        partials = node.partials
+        if partials.grouping is None or node.uid not in self.grouped:
+            return self._project(rows, partials.rows)
+        groups = rows.groupBy(*self._columns_of(partials.grouping))
+        grouped = groups.agg(*self._columns_of(partials.grouped))
+        # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
+        return grouped.coalesce(self.parallelism)
 
     def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
         per_source: list[tuple[str, list[Edge]]] = []
@@ -311,7 +402,9 @@ class Planner:
             values["subtask"] = f"pmod(spark_partition_id(), {parallelism})"
         columns = [prefix + quoted(name) for name in edge.schema.names]
         if edge.event_time and here:
-            values["time"] = f"unix_micros(cast({prefix}{quoted(edge.event_time)} AS timestamp))"
+            type_ = edge.schema.field(edge.event_time).type
+            shift = f" + ({edge.shift_us})" if edge.shift_us else ""
+            values["time"] = time_sql(prefix + quoted(edge.event_time), type_) + shift
             hashed = [
                 c if not _has_map(f.type) else f"to_json({c})"
                 for c, f in zip(columns, edge.schema, strict=True)
@@ -330,6 +423,28 @@ class Planner:
             else:
                 values[name] = f"cast(null AS struct<{schema_ddl(other.schema)}>)"
         return values
+
+
+def _is_sorted(level: Level) -> bool:
+    return any(edge.event_time and edge.wants_order for edge in level.edges)
+
+
+def time_sql(column: str, type_: pa.DataType) -> str:
+    """Microseconds since 1970 of an event-time column; null where it tells none."""
+    if pa.types.is_timestamp(type_) and type_.tz is not None:
+        return f"unix_micros({column})"
+    if pa.types.is_timestamp(type_):
+        # A cast would take it for a time of the session's zone, and a change of clocks for a gap.
+        return (
+            f"(unix_date(cast({column} AS date)) * 86400000000L + hour({column}) * 3600000000L"
+            f" + minute({column}) * 60000000L"
+            f" + cast(extract(SECOND FROM {column}) * 1000000L AS bigint))"
+        )
+    if pa.types.is_date(type_):
+        return f"(unix_date({column}) * 86400000000L)"
+    if pa.types.is_integer(type_):
+        return f"try_multiply(cast({column} AS bigint), 1000L)"
+    return f"unix_micros(try_cast({column} AS timestamp))"
 
 
 def quoted(name: str) -> str:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
+from cairn.plan.check import check_ttl
 from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
 from cairn.slot.spec import (
     JobSpec,
@@ -92,6 +93,7 @@ def _operator(
     graph: Graph, node: ProcessNode, level: Level, tap_lanes: dict[Port, int]
 ) -> OperatorSpec:
     edge = next(e for e in level.edges if e.consumer == node.uid)
+    check_ttl(node.function, node.uid, has_event_time=edge.event_time is not None)
     function = pickled_function(node.uid, node.function)
     outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
     return OperatorSpec(
@@ -109,12 +111,15 @@ def _operator(
             for port in node.inputs
             for origin in graph.origins(port)
         ),
+        has_watermark=any(graph.has_watermark(port) for port in node.inputs),
     )
 
 
 def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, int]) -> OutletSpec:
     sinks = tuple(
-        sink.uid for sink in graph.sinks if is_chained(graph, sink) and port in sink.inputs
+        sink.uid
+        for sink in graph.sinks
+        if is_chained(graph, sink) and port in graph.bare(sink.inputs)
     )
     lanes = [edge.index for edge in graph.edges if port in edge.inputs]
     if port in tap_lanes:

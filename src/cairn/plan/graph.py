@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.sinks.base import Sink
@@ -34,12 +35,28 @@ class Port:
 
 
 @dataclass(frozen=True)
+class Watermark:
+    """How late rows may come, and for how long a silent source is waited for (None: for ever)."""
+
+    delay_ms: int
+    idle_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column that tells a row's time, and what is added to it."""
+
+    column: str
+    shift_us: int = 0
+
+
+@dataclass(frozen=True)
 class SourceNode:
     name: str
     dataframe: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
-    watermark: str | None
+    watermark: Watermark | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,29 @@ class TransformNode:
     function: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
+
+
+@dataclass(frozen=True)
+class PartialNode(TransformNode):
+    """What an aggregation is fed: partials that Spark makes row by row, or aggregates ahead.
+
+    The two give the same results; which one it is is chosen epoch by epoch.
+    """
+
+    uid: str = field(kw_only=True)
+    """The operator it feeds."""
+    partials: Partials = field(kw_only=True, repr=False)
+
+
+@dataclass(frozen=True)
+class TimeNode:
+    """Streams as they are, with another event time and watermark from here on."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    schema: pa.Schema = field(repr=False)
+    event_time: str
+    watermark: Watermark | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +110,7 @@ class SinkNode:
     sink: Sink = field(repr=False)
 
 
-Node = SourceNode | TransformNode | ProcessNode | SinkNode
+Node = SourceNode | TransformNode | TimeNode | ProcessNode | SinkNode
 Consumer = ProcessNode | SinkNode
 
 
@@ -81,10 +121,15 @@ class Edge:
     index: int
     consumer: str
     inputs: tuple[Port, ...]
+    """Of sources, transforms and operators."""
     keys: tuple[str, ...]
     schema: pa.Schema = field(repr=False)
     event_time: str | None
     level: int
+    shift_us: int = 0
+    """Added to the event time."""
+    wants_order: bool = True
+    """The consumer gets the rows of a key in the order of their event time."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +169,45 @@ class Graph:
 
     def origins(self, port: Port) -> tuple[Port, ...]:
         """The sources or operator outputs that a chain of transforms starts from."""
+        return root_ports(self.nodes, (port,))
+
+    def bare(self, ports: Sequence[Port]) -> tuple[Port, ...]:
+        """Where the rows of these streams come from, whatever time they were given since."""
+        return bare_ports(self.nodes, ports)
+
+    @property
+    def time_origins(self) -> dict[str, SourceNode | TimeNode]:
+        """Where watermarks are declared: for each consumer, the places nearest to it."""
+        found: dict[str, SourceNode | TimeNode] = {}
+
+        def visit(port: Port) -> None:
+            node = self.nodes[port.node]
+            if isinstance(node, SourceNode | TimeNode):
+                if node.watermark is not None:
+                    found[node.name] = node
+            elif isinstance(node, TransformNode):
+                for upstream in node.inputs:
+                    visit(upstream)
+
+        for node in self.nodes.values():
+            if isinstance(node, ProcessNode | SinkNode):
+                for port in node.inputs:
+                    visit(port)
+        return found
+
+    @property
+    def watermarks(self) -> dict[str, Watermark]:
+        """By the name of their origin."""
+        return {n: node.watermark for n, node in self.time_origins.items() if node.watermark}
+
+    def has_watermark(self, port: Port) -> bool:
+        """Whether a watermark is declared anywhere before this stream, for this stream."""
         node = self.nodes[port.node]
-        if not isinstance(node, TransformNode):
-            return (port,)
-        return tuple(origin for upstream in node.inputs for origin in self.origins(upstream))
+        if isinstance(node, SourceNode | TimeNode):
+            return node.watermark is not None
+        if isinstance(node, SinkNode):
+            raise AssertionError("a sink has no output")
+        return any(self.has_watermark(upstream) for upstream in node.inputs)
 
     def level_of(self, uid: str) -> int:
         return next(
@@ -146,6 +226,25 @@ def port_schema(nodes: dict[str, Node], port: Port) -> pa.Schema:
     return node.schema
 
 
+def bare_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...]:
+    found: list[Port] = []
+    for port in ports:
+        node = nodes[port.node]
+        found += bare_ports(nodes, node.inputs) if isinstance(node, TimeNode) else (port,)
+    return tuple(found)
+
+
+def root_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...]:
+    found: list[Port] = []
+    for port in ports:
+        node = nodes[port.node]
+        if isinstance(node, TransformNode | TimeNode):
+            found += root_ports(nodes, node.inputs)
+        else:
+            found.append(port)
+    return tuple(found)
+
+
 def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The columns in the order of the first, null where any of them may be."""
     first, *others = schemas
@@ -155,17 +254,57 @@ def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     )
 
 
+def is_time(type_: pa.DataType) -> bool:
+    """Whether a column of this type can tell event time."""
+    kinds = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, is_text)
+    return any(kind(type_) for kind in kinds)
+
+
+def is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
 def port_event_time(nodes: dict[str, Node], port: Port) -> str | None:
-    """The event-time column of a stream: it follows the column's name through operators."""
+    """The event-time column of a stream."""
+    time = port_time(nodes, port)
+    return None if time is None else time.column
+
+
+def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
+    """The event time of a stream: it follows the column's name through operators."""
     node = nodes[port.node]
-    if isinstance(node, SourceNode | TransformNode):
-        return node.event_time
+    if isinstance(node, SourceNode | TimeNode | PartialNode):
+        return None if node.event_time is None else EventTime(node.event_time)
     if isinstance(node, SinkNode):
         raise AssertionError("a sink has no output")
-    inherited = {port_event_time(nodes, upstream) for upstream in node.inputs}
-    name = inherited.pop() if len(inherited) == 1 else None
+    time = united_time(nodes, _rows_before(nodes, node) if port.tag else node.inputs)
+    if isinstance(node, TransformNode):
+        return time if time is not None and time.column == node.event_time else None
     schema = port_schema(nodes, port)
-    return name if name in schema.names and pa.types.is_timestamp(schema.field(name).type) else None
+    result = node.function.result_time
+    if port.tag is None and result is not None and result in schema.names:
+        # Results about the time up to an end that is, as a rule, no part of it.
+        return EventTime(result, node.function.result_shift_us)
+    if time is None or time.column not in schema.names:
+        return None
+    inputs = _rows_before(nodes, node) if port.tag else node.inputs
+    before = united_schema([port_schema(nodes, upstream) for upstream in inputs])
+    type_ = schema.field(time.column).type
+    # A column of another type may well count in other units.
+    is_same = type_ == before.field(time.column).type or pa.types.is_timestamp(type_)
+    return time if is_same else None
+
+
+def _rows_before(nodes: dict[str, Node], node: TransformNode | ProcessNode) -> tuple[Port, ...]:
+    """The streams that a side output has the rows of: those before they became partials."""
+    fed = [nodes[port.node] for port in node.inputs]
+    return fed[0].inputs if isinstance(fed[0], PartialNode) else node.inputs
+
+
+def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
+    """The event time of several streams as one: none, where they differ in it."""
+    times = {port_time(nodes, port) for port in ports}
+    return times.pop() if len(times) == 1 else None
 
 
 def build_graph(name: str, group_count: int, nodes: dict[str, Node]) -> Graph:
@@ -216,10 +355,11 @@ def build_graph(name: str, group_count: int, nodes: dict[str, Node]) -> Graph:
 
 def is_chained(graph: Graph, node: Consumer) -> bool:
     """Whether a consumer is fed inside the slot, without a shuffle: a sink on an operator."""
+    inputs = graph.bare(node.inputs)
     return (
         isinstance(node, SinkNode)
-        and all(isinstance(graph.nodes[port.node], ProcessNode) for port in node.inputs)
-        and len({port.node for port in node.inputs}) == 1
+        and all(isinstance(graph.nodes[port.node], ProcessNode) for port in inputs)
+        and len({port.node for port in inputs}) == 1
     )
 
 
@@ -241,13 +381,15 @@ def _level(graph: Graph, node: Consumer, level_of: dict[str, int]) -> int:
 
 
 def _edge(graph: Graph, node: Consumer, index: int, level: int) -> Edge:
-    times = {port_event_time(graph.nodes, port) for port in node.inputs}
+    time = united_time(graph.nodes, node.inputs)
     return Edge(
         index=index,
         consumer=node.uid,
-        inputs=node.inputs,
+        inputs=graph.bare(node.inputs),
         keys=node.keys if isinstance(node, ProcessNode) else (),
         schema=graph.input_schema(node),
-        event_time=times.pop() if len(times) == 1 else None,
+        event_time=None if time is None else time.column,
         level=level,
+        shift_us=0 if time is None else time.shift_us,
+        wants_order=isinstance(node, ProcessNode) and node.function.wants_order,
     )

@@ -44,6 +44,8 @@ class OperatorSpec:
     outlets: tuple[OutletSpec, ...]
     is_downstream: bool = False
     """Rows come (also) from other operators."""
+    has_watermark: bool = True
+    """A watermark is declared for what comes here; without one nothing is late."""
 
     @property
     def function_version(self) -> str:

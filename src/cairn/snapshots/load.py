@@ -117,6 +117,10 @@ def load_savepoint(
         wall_ms=time.time_ns() // 1_000_000 if wall_ms is None else wall_ms,
         now_ms=info.now_ms,
         watermarks=info.watermarks,
+        watermark_ms=info.watermark_ms,
+        passed_ms=info.passed_ms,
+        seen_ms=info.seen_ms,
+        timers=info.timers,
         spark=SparkPosition(
             folder=spark_folder,
             batch_id=info.batch_id,

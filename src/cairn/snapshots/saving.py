@@ -86,6 +86,10 @@ def write_savepoint(
                 created_ms=time.time_ns() // 1_000_000,
                 now_ms=epoch.now_ms,
                 watermarks=epoch.watermarks,
+                watermark_ms=epoch.watermark_ms,
+                passed_ms=epoch.passed_ms,
+                seen_ms=epoch.seen_ms,
+                timers=epoch.timers,
                 operators=operators,
                 batch_id=epoch.spark.batch_id,
                 offsets=epoch.spark.offsets,
@@ -248,6 +252,7 @@ class _StateWriter:
             entry_type=decl.entry_type,
             rows=sum(file.rows for file in self._files),
             files=self._files,
+            ttl=decl.ttl,
         )
 
     def _end_row_group(self) -> None:

@@ -104,6 +104,8 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     type: str
     entry_type: str | None = None
+    ttl: str | None = None
+    """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,12 +137,21 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     wall_ms: int
     now_ms: int
     watermarks: dict[str, int | None]
+    """Per origin of event time, how far it has come by itself."""
     spark: SparkPosition
     operators: dict[str, OperatorEntry]
     committables: dict[str, list[Any]] = {}
     timings: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     oldest_kept: int = 0
+    watermark_ms: int | None = None
+    """The job's watermark as of this epoch: its children run with it."""
+    passed_ms: int | None = None
+    """The watermark that this epoch itself ran with."""
+    seen_ms: dict[str, int] = {}
+    """Per origin, the `now` of the epoch in which it last gave a row."""
+    timers: dict[str, tuple[int | None, int | None]] | None = None
+    """Per operator, its earliest timers by event time and by the clock; None: not known."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="kind"):
@@ -220,6 +231,10 @@ class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_fi
     timings: dict[str, Any]
     metrics: dict[str, Any]
     oldest_kept: int = 0
+    watermark_ms: int | None = None
+    passed_ms: int | None = None
+    seen_ms: dict[str, int] = {}
+    timers: dict[str, tuple[int | None, int | None]] | None = None
 
 
 StoredRecord = StoredEpoch | Takeover | Restore

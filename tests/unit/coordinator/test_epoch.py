@@ -11,6 +11,7 @@ import pytest
 
 from cairn.coordinator import epoch as epoch_module
 from cairn.coordinator.epoch import COMMIT_TRIES, Coordinator, Outcome
+from cairn.durations import MAX_MS
 from cairn.errors import (
     CommitConflictError,
     CommitError,
@@ -19,6 +20,7 @@ from cairn.errors import (
     FunctionError,
 )
 from cairn.plan.deploy import job_spec
+from cairn.plan.graph import Watermark
 from cairn.sinks import Collect
 from cairn.sinks.base import Committable, SinkContext
 from cairn.slot.protocol import Begin
@@ -57,7 +59,13 @@ class Recorder(Collect):
 class Lead:
     """A coordinator with one slot per subtask."""
 
-    def __init__(self, scratch: Path, store: Any = None, parallelism: int = 1) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        store: Any = None,
+        parallelism: int = 1,
+        origins: dict[str, Watermark] | None = None,
+    ) -> None:
         self.store = store or FaultyStore(open_store("memory:"))
         self.clock = ManualClock(1000)
         self.sink = Recorder()
@@ -73,6 +81,7 @@ class Lead:
             retained_epochs=3,
             clock=self.clock,
             sleep=self.clock.sleep,
+            origins=origins,
         )
         self.begins: list[Begin] = []
         self.scratch = scratch
@@ -368,3 +377,92 @@ def test_a_migration_that_a_subtask_did_not_write_is_no_epoch(lead: Lead) -> Non
     again = lead.run_epoch((1, 4))
     assert [ref.kind for ref in again.operators["count"].ranges[0].files][:1] == ["base"]
     assert again.metrics["bases"] == 0, "once is enough"
+
+
+# Time
+
+
+def run_at(lead: Lead, latest_ms: int | None = None, **more: Any) -> Any:
+    """An epoch in which the only origin has come to a time."""
+
+    def execute(begin: Begin) -> Outcome:
+        times = {} if latest_ms is None else {"rows": latest_ms * 1000}
+        return lead.execute(begin)._replace(event_times=times)
+
+    return lead.coordinator.run_epoch(POSITION, execute, **more)
+
+
+def test_an_epoch_runs_with_the_watermark_of_its_parent(tmp_path: Path) -> None:
+    lead = Lead(tmp_path, origins={"rows": Watermark(10)}).start()
+    found = [run_at(lead, at) for at in (100, None, 300)]
+    assert [e.watermark_ms for e in found] == [90, 90, 290]
+    assert [b.watermark_ms for b in lead.begins] == [None, 90, 90]
+    assert [e.passed_ms for e in found] == [None, 90, 90]
+    assert [b.passed_ms for b in lead.begins] == [None, None, 90]
+    assert found[-1].watermarks == {"rows": 290}
+
+
+def test_the_watermark_is_the_same_in_every_attempt_and_a_failed_one_leaves_no_trace(
+    tmp_path: Path,
+) -> None:
+    lead = Lead(tmp_path, origins={"rows": Watermark(10)}).start()
+    run_at(lead, 100)
+    tries = []
+
+    def execute(begin: Begin) -> Outcome:
+        tries.append(begin.watermark_ms)
+        if len(tries) == 1:
+            raise EpochError("no")
+        return lead.execute(begin)._replace(event_times={"rows": 150_000})
+
+    assert lead.coordinator.run_epoch(POSITION, execute).watermark_ms == 140
+    assert tries == [90, 90]
+
+
+def test_a_new_leader_goes_on_with_the_watermark_that_is_in_the_log(tmp_path: Path) -> None:
+    origins = {"rows": Watermark(10, 1_000)}
+    lead = Lead(tmp_path, origins=origins).start()
+    run_at(lead, 100)
+    after = Lead(tmp_path, lead.store, origins=origins).start()
+    assert after.coordinator.watermark_ms == 90
+    assert run_at(after, 50).watermark_ms == 90
+    assert after.begins[0].watermark_ms == 90
+
+
+def test_a_drain_is_at_the_end_of_time_and_the_log_keeps_the_real_watermark(
+    tmp_path: Path,
+) -> None:
+    lead = Lead(tmp_path, origins={"rows": Watermark(10)}).start()
+    run_at(lead, 100)
+    run_at(lead, 200)
+    drained = run_at(lead, is_draining=True)
+    begin = lead.begins[-1]
+    assert begin.is_draining and (begin.watermark_ms, begin.passed_ms) == (MAX_MS, 90)
+    assert (drained.watermark_ms, drained.passed_ms) == (190, 90)
+    run_at(lead, 300)
+    assert not lead.begins[-1].is_draining and lead.begins[-1].watermark_ms == 190
+
+
+def test_late_rows_and_timers_of_all_subtasks_are_in_the_manifest(tmp_path: Path) -> None:
+    lead = Lead(tmp_path, parallelism=2).start()
+
+    def execute(begin: Begin) -> Outcome:
+        outcome = lead.execute(begin)
+        acks = [
+            msgspec.structs.replace(
+                ack,
+                operators=[
+                    msgspec.structs.replace(
+                        op, late_rows=2, untimed_rows=1, event_timer_ms=50 + ack.subtask
+                    )
+                    for op in ack.operators
+                ],
+            )
+            for ack in outcome.acks
+        ]
+        return outcome._replace(acks=acks)
+
+    epoch = lead.coordinator.run_epoch(POSITION, execute)
+    (operator,) = epoch.metrics["operators"].values()
+    assert (operator["late_rows"], operator["untimed_rows"]) == (4, 2)
+    assert list((epoch.timers or {}).values()) == [(50, None)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn import Job, KeyedProcess
-from cairn.plan.graph import Port, SourceNode, TransformNode, port_event_time
+from cairn.plan.graph import Port, SourceNode, TransformNode, Watermark, port_event_time
 from cairn.stream import Stream
 from cairn.types import parse_schema
 
@@ -17,9 +17,15 @@ class Pass(KeyedProcess[Any]):
         return row
 
 
-def source(job: Job, name: str, schema: str = ROW, event_time: str | None = None) -> Stream:
+def source(
+    job: Job,
+    name: str,
+    schema: str = ROW,
+    event_time: str | None = None,
+    watermark: Watermark | None = None,
+) -> Stream:
     parsed = parse_schema(schema)
-    job._nodes[name] = SourceNode(name, None, parsed, event_time, None)
+    job._nodes[name] = SourceNode(name, None, parsed, event_time, watermark)
     return Stream(job, (Port(name),), parsed)
 
 

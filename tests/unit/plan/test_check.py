@@ -8,7 +8,8 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.errors import PlanError
-from cairn.plan.check import check_event_time
+from cairn.plan.check import check_event_time, check_watermark
+from cairn.plan.graph import Watermark
 from cairn.types import parse_schema
 from tests.unit.plan.programs import Pass, process, source
 
@@ -62,16 +63,28 @@ def test_keys_that_cannot_be_are_refused(job: Job, columns: Any, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("column", "message"), [("x", "no column 'x'"), ("k", "column 'k' is bigint")]
+    ("column", "message"), [("x", "no column 'x'"), ("k", "column 'k' is double")]
 )
-def test_event_time_must_be_a_timestamp_column(column: str, message: str) -> None:
-    schema = parse_schema("k long, t timestamp, n timestamp_ntz")
+def test_event_time_must_be_a_column_that_tells_time(column: str, message: str) -> None:
+    schema = parse_schema("k double, t timestamp, n timestamp_ntz, d date, s string, m long")
     with pytest.raises(PlanError) as caught:
-        check_event_time(column, schema, "s")
+        check_event_time(column, schema, "source 's'")
     assert message in str(caught.value) and "source 's'" in str(caught.value)
-    check_event_time("t", schema, "s")
-    check_event_time("n", schema, "s")
-    check_event_time(None, schema, "s")
+    for known in (*"tndsm", None):
+        check_event_time(known, schema, "source 's'")
+
+
+def test_a_watermark_needs_an_event_time_and_a_span_of_time() -> None:
+    where = "source 's'"
+    assert check_watermark(None, "1 minute", None, where) is None
+    assert check_watermark("10 seconds", None, "t", where) == Watermark(10_000, None)
+    assert check_watermark("0 seconds", "1 hour", "t", where) == Watermark(0, 3_600_000)
+    with pytest.raises(PlanError, match="watermark of source 's': there is no event time"):
+        check_watermark("1 second", None, None, where)
+    with pytest.raises(PlanError, match="watermark of source 's' must be a span of time"):
+        check_watermark("soon", None, "t", where)
+    with pytest.raises(PlanError, match="idle_after of source 's' must be a span of time"):
+        check_watermark(None, "later", None, where)
 
 
 def test_streams_that_differ_cannot_be_united(job: Job) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from cairn import Job, sinks
 from cairn.errors import PlanError
-from cairn.plan.graph import Graph, Port, build_graph
+from cairn.plan.deploy import job_spec
+from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
 from cairn.types import parse_schema
-from tests.unit.plan.programs import process, source, transform
+from tests.unit.plan.programs import ROW, Pass, process, source, transform
 
 
 @pytest.fixture
@@ -183,6 +184,120 @@ def test_streams_with_different_event_times_have_none_together(job: Job) -> None
     right = source(job, "u", "k long, t timestamp")
     process(left.union(right), "a")
     assert job.graph().edges[0].event_time is None
+
+
+TIMED = "k long, t timestamp, u timestamp"
+MARK = Watermark(1_000, 60_000)
+
+
+def test_results_about_time_up_to_an_end_belong_right_before_it(job: Job) -> None:
+    class Windows(Pass):
+        result_time = "end"
+
+    rows = source(job, "s", TIMED, event_time="t")
+    results = rows.key_by("k").process(Windows(), schema="k long, end timestamp", uid="a")
+    again = process(results, "b", schema="k long, end timestamp")
+    process(transform(again, "end timestamp, k long"), "c")
+    found = [(edge.event_time, edge.shift_us) for edge in job.graph().edges]
+    assert found == [("t", 0), ("end", -1), ("end", -1)]
+
+
+def test_another_event_time_counts_from_where_it_is_declared(job: Job) -> None:
+    rows = source(job, "s", TIMED, event_time="t")
+    process(rows, "before")
+    process(rows.event_time("u"), "after")
+    process(transform(rows.event_time("u"), TIMED), "later")
+    found = {edge.consumer: edge.event_time for edge in job.graph().edges}
+    assert found == {"before": "t", "after": "u", "later": "u"}
+
+
+def test_declaring_a_time_moves_no_row(job: Job) -> None:
+    rows = source(job, "s", TIMED)
+    emitted = process(rows.event_time("t"), "a", schema=TIMED)
+    emitted.event_time("u").sink_to(sinks.Noop(), uid="out")
+    process(transform(rows.event_time("u"), TIMED).event_time("t"), "b")
+    graph = job.graph()
+    assert layout(graph) == [(["a", "b"], ["out"], [0, 1], [])]
+    assert graph.edges[0].inputs == (Port("s"),)
+    assert isinstance(graph.nodes[graph.edges[1].inputs[0].node], TransformNode)
+
+
+def test_a_stream_cannot_be_united_with_itself_under_another_time(job: Job) -> None:
+    rows = source(job, "s", TIMED, event_time="t")
+    with pytest.raises(PlanError, match="with itself"):
+        rows.union(rows.event_time("u"))
+
+
+def test_only_the_watermark_nearest_to_a_consumer_counts(job: Job) -> None:
+    a = source(job, "a", TIMED, "t", MARK)
+    b = source(job, "b", TIMED, "t", MARK)
+    source(job, "unused", TIMED, "t", MARK)
+    process(transform(a, TIMED), "of-a")
+    process(transform(b, TIMED).event_time("u", watermark="5 seconds", idle_after=None), "of-b")
+    process(b.event_time("u"), "without")
+    assert job.graph().watermarks == {"a": MARK, "b:u": Watermark(5_000, None)}
+    process(b, "of-b-itself")
+    assert set(job.graph().watermarks) == {"a", "b:u", "b"}
+
+
+def test_origins_of_one_column_and_source_have_names_of_their_own(job: Job) -> None:
+    rows = source(job, "s", TIMED)
+    for uid in ("x", "y"):
+        process(transform(rows, TIMED).event_time("t", watermark="1 second"), uid)
+    assert set(job.graph().watermarks) == {"s:t", "s:t:2"}
+
+
+def test_nothing_is_late_for_an_operator_that_no_watermark_is_declared_for(job: Job) -> None:
+    marked = source(job, "a", TIMED, "t", MARK)
+    plain = source(job, "b", TIMED, "t")
+    first = process(marked, "a1", schema=TIMED)
+    process(first, "a2", schema=TIMED)
+    process(process(plain, "b1", schema=TIMED), "b2", schema=TIMED)
+    process(marked.event_time("u"), "c1", schema=TIMED)
+    spec = job_spec(job.graph(), job_id="", checkpoint="memory:", backend="heap")
+    found = {op.uid: op.has_watermark for level in spec.levels for op in level.operators}
+    assert found == {"a1": True, "a2": True, "b1": False, "b2": False, "c1": False}
+
+
+def test_operators_follow_the_watermark_of_their_input_and_declare_none(job: Job) -> None:
+    emitted = process(source(job, "s", TIMED, "t", MARK), "a", schema=TIMED)
+    for stream in (emitted, transform(emitted, TIMED)):
+        with pytest.raises(PlanError, match="follows the watermark of their input"):
+            stream.event_time("u", watermark="1 second")
+        stream.event_time("u")
+
+
+def test_late_rows_have_the_columns_and_the_time_of_the_input(job: Job) -> None:
+    stream = process(source(job, "s", TIMED, "t", MARK), "a")
+    late = stream.side("late")
+    assert late.schema == parse_schema(TIMED)
+    assert stream.side("late", TIMED).schema == late.schema
+    process(late, "b", schema=TIMED)
+    assert job.graph().edges[1].event_time == "t"
+    with pytest.raises(PlanError, match="has the operator's input, as it came") as caught:
+        stream.side("late", "k long")
+    assert "expected: k bigint, t timestamp, u timestamp" in str(caught.value)
+
+
+def test_an_operator_without_event_time_has_no_late_rows(job: Job) -> None:
+    stream = process(source(job, "s"), "a")
+    with pytest.raises(PlanError, match="has no event time, so nothing is late"):
+        stream.side("late")
+    assert stream.side("late", "x long").schema.names == ["x"], "a tag like any other"
+    with pytest.raises(PlanError, match="side output 'other' of 'a' needs a schema"):
+        stream.side("other")
+
+
+def test_only_functions_that_want_it_have_their_rows_in_order(job: Job) -> None:
+    class AnyOrder(Pass):
+        wants_order = False
+
+    rows = source(job, "s", TIMED, "t")
+    rows.key_by("k").process(AnyOrder(), schema=ROW, uid="any")
+    process(rows, "ordered")
+    rows.sink_to(sinks.Noop(), uid="out")
+    found = {edge.consumer: edge.wants_order for edge in job.graph().edges}
+    assert found == {"any": False, "ordered": True, "out": False}
 
 
 # Refusals

@@ -125,6 +125,10 @@ class Checkpoint:
                 wall_ms=number,
                 now_ms=1000 + number,
                 watermarks={"rows": 900 + number},
+                watermark_ms=900 + number,
+                passed_ms=890 + number,
+                seen_ms={"rows": 800 + number},
+                timers={UID: (950 + number, None)},
                 spark=SparkPosition(
                     folder="spark/000000000001",
                     batch_id=number - 2,

@@ -79,7 +79,8 @@ def test_a_branch_begins_with_the_epoch_and_copies_no_state(store: Store, dest: 
     assert (info.epoch, first.number, first.parent) == (1, 1, None)
     assert rows(child, first) == rows(store, parent)
     assert state_paths(child) == set()
-    assert (first.now_ms, first.watermarks) == (parent.now_ms, parent.watermarks)
+    for name in ("now_ms", "watermarks", "watermark_ms", "passed_ms", "seen_ms", "timers"):
+        assert getattr(first, name) == getattr(parent, name), name
     assert not first.committables
     assert {found.path for found in store.list()} - before == {branch_hold_path(info.job_id)}
     assert held(store) == referenced_paths([parent])

@@ -42,6 +42,7 @@ def epoch(number: int, parent: int | None, operators: dict[str, OperatorEntry]) 
         spark=SparkPosition(folder="spark/0", batch_id=number, offsets='v1\n{"a":1}\n'),
         operators=operators, committables={"out": [{"file": "x", "rows": 3}, "y", None]},
         timings={"commit_ms": 1.5}, metrics={"rows": 12},
+        watermark_ms=7, passed_ms=-3, seen_ms={"pays": 6}, timers={"a": (8, None)},
     )  # fmt: skip
 
 
@@ -172,3 +173,13 @@ def test_a_manifest_on_the_wrong_parent_is_refused() -> None:
     assert isinstance(stored, StoredEpoch)
     with pytest.raises(CorruptFileError):
         manifest.resolve(stored, epoch(7, None, {}))
+
+
+def test_a_record_of_before_there_were_watermarks_is_read_and_knows_nothing_of_timers() -> None:
+    written = epoch(3, None, {})
+    stored = manifest.decode_record(manifest.encode_epoch(written, None), "x")
+    fields = msgspec.to_builtins(stored)
+    for name in ("watermark_ms", "passed_ms", "seen_ms", "timers"):
+        del fields[name]
+    old = manifest.resolve(msgspec.convert(fields, StoredEpoch), None)
+    assert (old.watermark_ms, old.passed_ms, old.seen_ms, old.timers) == (None, None, {}, None)

@@ -1,0 +1,104 @@
+"""Epochs without a batch: when one is due although Spark is silent.
+
+    timers      one by event time that the watermark has come to, one by the clock
+    idleness    a silent origin holds the watermark back no longer, and timers wait for that
+
+Always true here:
+- what is due is told by the newest manifest and the clock, so a new driver knows it too;
+- timers of which nothing is known count as due, once: the next epoch tells.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from cairn.coordinator.watermarks import clocks_of
+from cairn.plan.graph import Watermark
+from cairn.slot.protocol import Ack
+from cairn.storage.manifest import Epoch
+
+TIMER_STATES = frozenset({"timers.event", "timers.processing"})
+LOOK_S_MIN, LOOK_S_MAX = 0.05, 1.0
+
+Timers = dict[str, tuple[int | None, int | None]]
+
+
+def timers_of(acks: Sequence[Ack]) -> Timers:
+    """Per operator, the earliest timers that its subtasks have left: by event time, by clock."""
+    found: Timers = {}
+    for ack in acks:
+        for op in ack.operators:
+            event_ms, processing_ms = found.get(op.uid, (None, None))
+            earliest = (
+                _earlier(event_ms, op.event_timer_ms),
+                _earlier(processing_ms, op.processing_timer_ms),
+            )
+            if earliest != (None, None):
+                found[op.uid] = earliest
+    return found
+
+
+def is_event_due(newest: Epoch | None) -> bool:
+    """Whether a timer waits for nothing but an epoch with the watermark as it is."""
+    if newest is None:
+        return False
+    if newest.timers is None:
+        return any(TIMER_STATES & entry.states.keys() for entry in newest.operators.values())
+    event_ms, _ = _earliest(newest.timers)
+    return _is_passed(event_ms, newest.watermark_ms)
+
+
+def is_due(newest: Epoch | None, origins: Mapping[str, Watermark], now_ms: int) -> bool:
+    """Whether an epoch at this time has something to do, without a single row."""
+    if newest is None:
+        return False
+    if is_event_due(newest):
+        return True
+    event_ms, processing_ms = _earliest(newest.timers or {})
+    if _is_passed(processing_ms, now_ms):
+        return True
+    if event_ms is None:
+        return False
+    return _is_passed(event_ms, clocks_of(newest).after({}, origins, now_ms).watermark_ms)
+
+
+def pending(newest: Epoch | None) -> Timers:
+    """The operators that have timers left, whenever they are due."""
+    return {} if newest is None or newest.timers is None else newest.timers
+
+
+def _earliest(timers: Timers) -> tuple[int | None, int | None]:
+    event_ms = processing_ms = None
+    for each in timers.values():
+        event_ms, processing_ms = _earlier(event_ms, each[0]), _earlier(processing_ms, each[1])
+    return event_ms, processing_ms
+
+
+def _earlier(left: int | None, right: int | None) -> int | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return min(left, right)
+
+
+def _is_passed(timer_ms: int | None, clock_ms: int | None) -> bool:
+    return timer_ms is not None and clock_ms is not None and timer_ms <= clock_ms
+
+
+class Ticker:
+    """Calls `tick` from a thread of its own, once every interval, until it is stopped."""
+
+    def __init__(self, tick: Callable[[], None], interval_ms: int, name: str) -> None:
+        self._tick = tick
+        self._look_s = min(max(interval_ms / 1000, LOOK_S_MIN), LOOK_S_MAX)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"cairn-tick-{name}")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_s):
+            self._tick()
+
+    def stop(self) -> None:
+        """No tick begins after this; one under way may still run."""
+        self._stopped.set()

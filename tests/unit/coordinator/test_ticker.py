@@ -1,0 +1,94 @@
+"""Which epochs are due although there is no batch: told by the manifest and the clock."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+
+from cairn.coordinator.ticker import Ticker, is_due, is_event_due, pending, timers_of
+from cairn.plan.graph import Watermark
+from cairn.slot.protocol import Ack, OperatorAck
+from cairn.storage.manifest import Epoch, StateDecl
+from tests.unit.coordinator.manifests import entry
+from tests.unit.coordinator.manifests import epoch as plain_epoch
+
+
+def ack(subtask: int, *timers: tuple[str, int | None, int | None]) -> Ack:
+    operators = [
+        OperatorAck(uid, 0, 0, 0, 0, None, event_timer_ms=event, processing_timer_ms=processing)
+        for uid, event, processing in timers
+    ]
+    return Ack(0, subtask, operators, {})
+
+
+def epoch(**facts: Any) -> Epoch:
+    return msgspec.structs.replace(plain_epoch(), **{"timers": {}, **facts})
+
+
+def test_the_earliest_timers_are_taken_over_all_subtasks_of_an_operator() -> None:
+    acks = [ack(0, ("a", 5, None), ("b", None, None)), ack(1, ("a", 3, 9), ("c", None, 1))]
+    assert timers_of(acks) == {"a": (3, 9), "c": (None, 1)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "now_ms", "due"),
+    [
+        ({}, 10**15, False),
+        ({"timers": {"a": (50, None)}}, 10**15, False),
+        ({"timers": {"a": (50, None)}, "watermark_ms": 49}, 10**15, False),
+        ({"timers": {"a": (50, None)}, "watermark_ms": 50}, 0, True),
+        ({"timers": {"a": (None, 70)}, "watermark_ms": 10**15}, 69, False),
+        ({"timers": {"a": (None, 70)}}, 70, True),
+        ({"timers": {"a": (90, None), "b": (None, 70)}}, 70, True),
+    ],
+)
+def test_a_timer_is_due_when_its_own_clock_has_come_to_it(
+    facts: dict[str, Any], now_ms: int, due: bool
+) -> None:
+    assert is_due(epoch(**facts), {}, now_ms) == due
+
+
+def test_a_silent_origin_makes_an_epoch_due_only_when_a_timer_waits_for_it() -> None:
+    origins = {"a": Watermark(0, 1_000), "b": Watermark(0, 1_000)}
+    silent = {
+        "watermarks": {"a": 500, "b": 100},
+        "seen_ms": {"a": 5_000, "b": 4_500},
+        "watermark_ms": 100,
+    }
+    waiting = epoch(**silent, timers={"x": (500, None)})
+    assert not is_due(waiting, origins, 5_499)
+    assert is_due(waiting, origins, 5_500)
+    assert not is_event_due(waiting), "the watermark itself is not there yet"
+    assert not is_due(epoch(**silent, timers={"x": (501, None)}), origins, 5_500)
+    assert not is_due(epoch(**silent), origins, 5_500)
+
+
+def test_before_the_first_epoch_nothing_is_due() -> None:
+    assert not is_due(None, {}, 10**15) and not is_event_due(None) and not pending(None)
+
+
+def test_timers_of_which_nothing_is_known_are_due_where_there_may_be_any() -> None:
+    plain = entry(states={"n": StateDecl(kind="value", type="bigint")})
+    timed = entry(states={"timers.event": StateDecl(kind="map", type="boolean")})
+    assert not is_due(epoch(timers=None, operators={"op": plain}), {}, 0)
+    assert is_due(epoch(timers=None, operators={"op": timed}), {}, 0)
+    assert is_event_due(epoch(timers=None, operators={"op": timed}))
+    assert not is_due(epoch(timers={}, operators={"op": timed}), {}, 0)
+
+
+def test_a_ticker_ticks_until_it_is_stopped() -> None:
+    ticks, enough = [], threading.Event()
+
+    def tick() -> None:
+        ticks.append(threading.current_thread())
+        if len(ticks) == 3:
+            ticker.stop()
+            enough.set()
+
+    ticker = Ticker(tick, 1, "t")
+    assert enough.wait(30)
+    ticks[0].join(30)
+    assert len(ticks) == 3
