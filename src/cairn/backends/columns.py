@@ -235,7 +235,7 @@ class ColumnTable(Table):
         count = len(self._index)
         if len(firsts):
             self._reserve(count)
-            fresh = names[0] if len(firsts) == len(missing) else names[0].take(pa.array(firsts))
+            fresh = names[0].take(pa.array(firsts))
             new = slice(count - len(firsts), count)
             self._groups[new] = key_groups(fresh, self.keys.arrow, self._group_count)
         if len(missing) == len(positions):
