@@ -20,7 +20,7 @@ from cairn.errors import (
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess
 from cairn.job import Job
 from cairn.session import session, spark_config
-from cairn.window_process import WindowFunction
+from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
 

@@ -101,6 +101,8 @@ class Function:
     result_time: str | None = None
     """The column of what is emitted that tells the end, not included, of the time it is about."""
 
+    result_shift_us: int = -1
+    """From `result_time` to the event time of what is emitted, in microseconds."""
     reads_times_us: ClassVar[bool] = False
     """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
 

@@ -23,7 +23,7 @@ from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import Function, declared_state
 from cairn.ids import new_id
 from cairn.options import Options, check_options, check_parallelism
-from cairn.plan.check import check_function
+from cairn.plan.check import check_function, check_ttl
 from cairn.plan.deploy import job_spec, pickled_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.sinks.base import SinkContext
@@ -556,6 +556,8 @@ class Run:
             raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
         check_function(function, uid)
         self._check_same_time(uid, function)
+        event_time = self._coordinator.operators[uid].event_time
+        check_ttl(function, uid, has_event_time=event_time is not None)
         pickled = pickled_function(uid, function)
         self._check_upgrade(uid, pickled, allow_dropped_state)
 

@@ -32,15 +32,15 @@ from cairn.plan.graph import (
     united_time,
 )
 from cairn.sinks.base import Sink
+from cairn.slot.outlet import LATE
 from cairn.types import parse_schema, schema_ddl
-from cairn.window_process import (
-    LATE,
-    Plan,
+from cairn.window_functions import (
     WindowApply,
     WindowFunction,
     WindowReduce,
     check_window_function,
 )
+from cairn.window_process import WindowPlan
 from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
@@ -173,13 +173,13 @@ class KeyedStream:
                 "  next: take windows.tumbling, sliding, session or global_"
             )
         stream = self._stream
-        time = united_time(stream._job._nodes, stream._ports)
-        if spec.time == "event" and not isinstance(spec, Global) and time is None:
+        is_timed = united_time(stream._job._nodes, stream._ports) is not None
+        if spec.time == "event" and not isinstance(spec, Global) and not is_timed:
             raise PlanError(
                 "windows by event time need one, and the stream has none\n"
                 "  next: give the source event_time=, or the windows time='processing'"
             )
-        plan = Plan(
+        plan = WindowPlan(
             spec,
             duration_ms(allowed_lateness, "allowed_lateness of windows"),
             early_every_rows,
@@ -201,7 +201,7 @@ class KeyedStream:
 class WindowedStream:
     """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
 
-    def __init__(self, keyed: KeyedStream, plan: Plan) -> None:
+    def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
         self.keyed = keyed
         self.plan = plan
 
@@ -298,7 +298,7 @@ class ProcessStream(Stream):
 
 
 def aggregated(
-    stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: Plan | None
+    stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: WindowPlan | None
 ) -> ProcessStream:
     """The two nodes of an aggregation; `plan` says which windows, None: running."""
     job = stream._job

@@ -1,8 +1,7 @@
-"""The functions that run windows row by row: what they hold per key, and when they emit.
+"""Windows run row by row: which of them are open, and when they emit.
 
-    windows    the windows of the key that are open, by their ends: `reduce` keeps the row there
-    rows       what `process` keeps: each row once, by time, however many windows it is in
-    arrivals   how many rows `process` has kept, to tell those of one time apart
+The open windows of a key are a map state, by their ends. What they hold of their rows is for
+the functions on top of this to say: see `window_functions`.
 
 A window emits when it is complete, then once more for every late row until it is removed,
 `allowed_lateness` after its end; and before it is complete, if there is an early trigger.
@@ -19,49 +18,26 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import GeneratorType
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from cairn.durations import MAX_MS
 from cairn.errors import PlanError
-from cairn.functions import Context, Function, KeyedProcess, declared_state
-from cairn.state import Declaration, Map, Value
-from cairn.types import parse_schema
-from cairn.windows import FOREVER, Bounds, Global, Session, Sliding, WindowSpec
+from cairn.functions import KeyedProcess
+from cairn.state import Declaration, Map
+from cairn.windows import FOREVER, Bounds, Global, Session, WindowSpec, complete_ms
 
 LATE = "late"
 """The side output of late rows, as all operators have it."""
-WINDOW_COLUMNS = ("window_start", "window_end")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FIRST_US = (dt.datetime.min.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 _LAST_US = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
 
-class Window(NamedTuple):
-    """A stretch of time; the end does not belong to it. The global window has neither bound."""
-
-    start: dt.datetime | None
-    end: dt.datetime | None
-
-
-class WindowFunction(Function):
-    """Code that sees all rows of a window together. Subclass it and define `process`."""
-
-    def process(self, key: Any, window: Window, rows: Iterable[Any], ctx: Context) -> Any:
-        """Return or yield rows (tuples, dicts or row objects), or nothing.
-
-        `rows` come in the order of their event times. Key, start and end of the window stand
-        before every row that comes out.
-        """
-        raise PlanError(f"{type(self).__name__} defines no process(key, window, rows, ctx)")
-
-
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """What a windowed stream says of its windows."""
 
     windows: WindowSpec
@@ -94,17 +70,19 @@ class WindowProcess(KeyedProcess[Any]):
     reads_times_us: ClassVar[bool] = True
     windows: Map[int, Any]
 
-    def __init__(self, plan: Plan, schema: pa.Schema, keys: Sequence[str]) -> None:
+    def __init__(self, plan: WindowPlan, schema: pa.Schema, keys: Sequence[str]) -> None:
         self.plan = plan
         self.rows_type = pa.struct(list(schema))
         self.key_count = len(keys)
         self.result_time = None if isinstance(plan.windows, Global) else "window_end"
+        # A session emits after its end, and never what is older than the watermark was before.
+        self.result_shift_us = 0 if isinstance(plan.windows, Session) else -1
         self._spec = plan.windows
         self._is_session = isinstance(plan.windows, Session)
         self._is_global = isinstance(plan.windows, Global)
+        self._is_aligned = not self._is_session and not self._is_global
         # The global window ends with the job, and that is for either clock to say.
         self._by_event = plan.windows.time == "event" and not self._is_global
-        self._lateness_us = plan.allowed_lateness_ms * 1000
         self._counts = plan.early_rows is not None or self._is_global
 
     def made_state(self) -> dict[str, Declaration]:
@@ -115,7 +93,7 @@ class WindowProcess(KeyedProcess[Any]):
             pa.field("early_at", pa.int64()),
             *self.held_fields(),
         ]
-        return _named({"windows": Map("bigint", pa.struct(fields))})
+        return named({"windows": Map("bigint", pa.struct(fields))})
 
     # What a function holds for a window
 
@@ -154,9 +132,9 @@ class WindowProcess(KeyedProcess[Any]):
         if self._is_session:
             session, met = self._met(*bounds[0])
             bounds = [session]
-        if self._by_event and ctx.late_ms is not None:
-            gone_us = ctx.late_ms * 1000 - self._lateness_us
-            bounds = [(start, end) for start, end in bounds if end > gone_us]
+        late_ms = ctx.late_ms
+        if self._by_event and late_ms is not None:
+            bounds = [(start, end) for start, end in bounds if self._removal_ms(end) > late_ms]
             if not bounds:
                 ctx.count_late(1)
                 if LATE in ctx.sides:
@@ -242,19 +220,22 @@ class WindowProcess(KeyedProcess[Any]):
 
     def on_timer(self, time_ms: int, ctx: Any) -> Any:
         results: list[Any] = []
-        if self._is_global:
-            if time_ms == MAX_MS and FOREVER[1] in self.windows and self.windows[FOREVER[1]][1]:
-                results += self._fire(FOREVER[1], ctx, fired=False)
-        elif ctx.timer_kind == self._spec.time:
-            for end in self._ending(time_ms):
+        if ctx.timer_kind == ("event" if self._by_event else "processing"):
+            for end in self._due(self._complete_ms, time_ms, 0):
                 if not self.windows[end][2]:
-                    results += self._fire(end, ctx, fired=True)
-            for end in self._ending(time_ms - self.plan.allowed_lateness_ms):
+                    results += self._complete(end, ctx)
+            for end in self._due(self._removal_ms, time_ms, self.plan.allowed_lateness_ms):
                 self._remove(end)
         if self.plan.early_ms is not None and ctx.timer_kind == "processing":
             for end in [end for end, known in self.windows.items() if known[3] == time_ms]:
                 results += self._fire(end, ctx, fired=self.windows[end][2])
         return results or None
+
+    def _complete(self, end: int, ctx: Any) -> Iterable[Any]:
+        if not self._is_global:
+            return self._fire(end, ctx, fired=True)
+        # The job is drained. It may go on later, and the window with it.
+        return self._fire(end, ctx, fired=False) if self.windows[end][1] else ()
 
     def _fire(self, end: int, ctx: Any, *, fired: bool) -> Iterable[Any]:
         start, _, _, _, *held = self.windows[end]
@@ -262,20 +243,28 @@ class WindowProcess(KeyedProcess[Any]):
         return self.results((start, end), held, ctx)
 
     def _remove(self, end: int) -> None:
+        if self._is_global:
+            return
         start = self.windows[end][0]
         del self.windows[end]
         self.removed((start, end))
 
-    def _ending(self, time_ms: int) -> list[int]:
-        """The ends of the windows that a timer of this time was set for."""
-        if self._is_session:
-            return [end for end in self.windows if _timer_ms(end) == time_ms]
-        return [time_ms * 1000] if time_ms * 1000 in self.windows else []
+    def _complete_ms(self, end: int) -> int:
+        return complete_ms(self._spec, end)
+
+    def _removal_ms(self, end: int) -> int:
+        return min(complete_ms(self._spec, end) + self.plan.allowed_lateness_ms, MAX_MS)
+
+    def _due(self, when_ms: Callable[[int], int], time_ms: int, after_ms: int) -> list[int]:
+        """The ends of the windows that a timer was set for."""
+        if self._is_aligned and time_ms < MAX_MS:  # There is one at most, and where is known.
+            end = (time_ms - after_ms) * 1000
+            return [end] if end in self.windows else []
+        return [end for end in self.windows if when_ms(end) == time_ms]
 
     def _timers_of(self, end: int) -> set[int]:
         """The times when a window is complete, and when it is removed."""
-        at_ms = _timer_ms(end)
-        return {at_ms, at_ms + self.plan.allowed_lateness_ms}
+        return {self._complete_ms(end), self._removal_ms(end)}
 
     def _set_timers(self, end: int, ctx: Any) -> None:
         if not self._is_global:
@@ -298,181 +287,18 @@ class WindowProcess(KeyedProcess[Any]):
     def prefix(self, bounds: Bounds, ctx: Any) -> tuple[Any, ...]:
         """What stands before every result: key, start, end."""
         key = (ctx.key,) if self.key_count == 1 else ctx.key
-        return (*key, *_window(bounds))
+        return (*key, *window_times(bounds))
 
 
-class WindowReduce(WindowProcess):
-    """Keeps one row per window: what `reduce` has made of all so far."""
-
-    def __init__(
-        self, plan: Plan, schema: pa.Schema, keys: Sequence[str], reduce: Callable[[Any, Any], Any]
-    ) -> None:
-        super().__init__(plan, schema, keys)
-        self.reduce = reduce
-        # A window of windows has bounds of its own.
-        left_out = {*keys, *WINDOW_COLUMNS}
-        self._rest = [i for i, name in enumerate(schema.names) if name not in left_out]
-        self.schema = result_schema(schema, keys, [schema.field(i) for i in self._rest])
-
-    def held_fields(self) -> list[pa.Field]:
-        return [pa.field("row", self.rows_type)]
-
-    def first(self, row: Any) -> tuple[Any, ...]:
-        return (row,)
-
-    def merge(self, held: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
-        reduced = self.reduce(held[0], more[0])
-        if reduced is None:
-            raise TypeError("the function given to reduce() returned None; expected a row")
-        return (reduced,)
-
-    def results(self, bounds: Bounds, held: Sequence[Any], ctx: Any) -> Iterable[Any]:
-        (row,) = held
-        return [(*self.prefix(bounds, ctx), *(row[i] for i in self._rest))]
-
-
-class WindowApply(WindowProcess):
-    """Keeps the rows themselves, for a WindowFunction to see them all."""
-
-    rows: Map[Any, Any]
-    arrivals: Value[int]
-
-    def __init__(
-        self,
-        plan: Plan,
-        schema: pa.Schema,
-        keys: Sequence[str],
-        function: WindowFunction,
-        declared: Any,
-    ) -> None:
-        super().__init__(plan, schema, keys)
-        self.function = function
-        self._names = parse_schema(declared).names
-        self.schema = result_schema(schema, keys, list(parse_schema(declared)))
-        self._slide_us = plan.windows.slide_ms * 1000 if isinstance(plan.windows, Sliding) else None
-
-    def made_state(self) -> dict[str, Declaration]:
-        place = pa.struct([pa.field("time", pa.int64()), pa.field("arrival", pa.int64())])
-        more: dict[str, Declaration] = {
-            "rows": Map(place, self.rows_type),
-            "arrivals": Value("bigint"),
-        }
-        return super().made_state() | _named(more)
-
-    def open(self, ctx: Context) -> None:
-        self.function.open(ctx)
-
-    def on_epoch_committed(self, epoch: int) -> None:
-        self.function.on_epoch_committed(epoch)
-
-    def close(self) -> None:
-        self.function.close()
-
-    def take(self, row: Any, time_us: int) -> None:
-        arrival = self.arrivals.get(0)
-        assert arrival is not None, "there is a default"
-        self.rows[(time_us, arrival)] = row
-        self.arrivals.set(arrival + 1)
-
-    def results(self, bounds: Bounds, held: Sequence[Any], ctx: Any) -> Iterable[Any]:
-        rows = map(self.rows.__getitem__, self._places(bounds))
-        result = self.function.process(ctx.key, Window(*_window(bounds)), rows, ctx)
-        prefix = self.prefix(bounds, ctx)
-        return [self._placed(prefix, row) for row in _as_rows(result)]
-
-    def removed(self, bounds: Bounds) -> None:
-        start, end = bounds
-        if self._slide_us is not None:
-            end = start + self._slide_us  # The others are in later windows, too.
-        for place in self._places((start, end)):
-            del self.rows[place]
-        if not self.windows:
-            self.arrivals.clear()
-
-    def _places(self, bounds: Bounds) -> list[Any]:
-        """Where the rows of a stretch of time are, in order."""
-        places: list[Any] = list(self.rows)
-        start, end = (bisect_left(places, (bound,)) for bound in bounds)
-        return places[start:end]
-
-    def _placed(self, prefix: tuple[Any, ...], row: Any) -> Any:
-        """A row of the user's with key and window before it, as a tuple."""
-        if dataclasses.is_dataclass(row) and not isinstance(row, type):
-            row = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-        elif fields := getattr(row, "_fields", None) or getattr(row, "__fields__", None):
-            if list(fields) != self._names and set(fields) == set(self._names):
-                row = dict(zip(fields, row, strict=True))
-        if isinstance(row, dict):
-            unknown = sorted(str(name) for name in row.keys() - set(self._names))
-            if unknown:
-                raise TypeError(
-                    f"process() of windows gave a row with {unknown[0]!r}; "
-                    f"declared are {', '.join(self._names)}"
-                )
-            row = [row.get(name) for name in self._names]
-        elif not isinstance(row, tuple):
-            raise TypeError(f"process() of windows gave {row!r}; expected a tuple, dict or row")
-        return (*prefix, *row)
-
-
-def check_window_function(function: Any, uid: str) -> None:
-    """Refuse what cannot run over windows."""
-    name = getattr(function, "__name__", type(function).__name__)
-    if isinstance(function, type):
-        raise PlanError(f"operator {uid!r}: give an object, {name}(), not the class")
-    if not isinstance(function, WindowFunction):
-        raise PlanError(
-            f"operator {uid!r}: {name} is no WindowFunction\n"
-            "  next: subclass cairn.WindowFunction and define process(key, window, rows, ctx)"
-        )
-    if type(function).process is WindowFunction.process:
-        raise PlanError(f"operator {uid!r}: {name} has no process(key, window, rows, ctx)")
-    if states := declared_state(function):
-        raise PlanError(
-            f"operator {uid!r}: {name} declares state {', '.join(states)}; a WindowFunction has "
-            "its window's rows and nothing else\n"
-            "  next: use .key_by(...).process(...) with state and timers"
-        )
-
-
-def result_schema(schema: pa.Schema, keys: Sequence[str], columns: Sequence[pa.Field]) -> pa.Schema:
-    """What windows emit: key columns, start and end of the window, then these columns."""
-    taken = [*keys, *WINDOW_COLUMNS]
-    twice = [field.name for field in columns if field.name in taken]
-    twice += [name for name in keys if name in WINDOW_COLUMNS]
-    if twice:
-        raise PlanError(
-            f"results of windows have {', '.join(taken)} before all else; {twice[0]!r} would be "
-            "there twice\n  next: leave it out, or give it another name",
-            column=twice[0],
-        )
-    bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
-    return pa.schema([*(schema.field(name) for name in keys), *bounds, *columns])
-
-
-def _named(states: dict[str, Declaration]) -> dict[str, Declaration]:
+def named(states: dict[str, Declaration]) -> dict[str, Declaration]:
+    """States that are made at run time know their names, as those of classes do."""
     for name, declaration in states.items():
         declaration.name = name
     return states
 
 
-def _as_rows(result: Any) -> Iterator[Any]:
-    """The rows that a function returned or yields."""
-    if result is None:
-        return iter(())
-    is_one = isinstance(result, tuple | dict) or dataclasses.is_dataclass(result)
-    if not is_one and isinstance(result, GeneratorType | Iterable):
-        if not isinstance(result, str | bytes):
-            return iter(result)
-    return iter((result,))
-
-
-def _timer_ms(end_us: int) -> int:
-    """The first millisecond that is not before the end."""
-    return -(-end_us // 1000)
-
-
-def _window(bounds: Bounds) -> tuple[dt.datetime | None, dt.datetime | None]:
+def window_times(bounds: Bounds) -> tuple[dt.datetime | None, dt.datetime | None]:
+    """Start and end for people; the global window has neither."""
     if bounds == FOREVER:
         return None, None
     return _datetime(bounds[0]), _datetime(bounds[1])

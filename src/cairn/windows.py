@@ -5,7 +5,8 @@
     stream.key_by("user").window(windows.session("30 minutes"), allowed_lateness="1 hour")...
 
 A window has a start, which belongs to it, and an end, which does not. By event time it is
-complete when the watermark has reached its end; by processing time when the clock has.
+complete when the watermark has reached its end; by processing time when the clock has. Only
+a session waits until its end has passed: a row at its very end still goes on with it.
 
 Always true here:
 - a description of windows is immutable and knows nothing of rows and keys;
@@ -21,7 +22,7 @@ from functools import lru_cache
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from cairn.durations import duration_ms
+from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError
 
 TimeKind = Literal["event", "processing"]
@@ -134,6 +135,13 @@ class Global:
 
 
 WindowSpec = Tumbling | Sliding | Session | Global
+
+
+def complete_ms(spec: WindowSpec, end_us: int) -> int:
+    """The first millisecond of watermark or clock with which a window of this end is complete."""
+    if isinstance(spec, Session):
+        return min(end_us // 1000 + 1, MAX_MS)
+    return min(-(-end_us // 1000), MAX_MS)
 
 
 def tumbling(

@@ -4,7 +4,7 @@ Level 0 sets and deletes timers as its rows say, and tells of those that are due
 all that, ordered by event time, and counts what came between two of its own timers: a
 timer that is called too early or too late among the rows gives another count.
 
-The watermark follows the input, some milliseconds behind the newest row of the epochs before.
+The model is told what each epoch was run with: its rows, its watermark and its clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ import pyarrow as pa
 from cairn import KeyedProcess, state
 from cairn.codec import codec
 from cairn.coordinator.epoch import Outcome
-from cairn.plan.graph import Graph, Node, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import (
+    Graph,
+    Node,
+    Port,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    Watermark,
+    build_graph,
+)
 from cairn.sinks.base import Sink
 from cairn.slot.protocol import Begin
 from cairn.storage.store import open_store
@@ -215,25 +224,20 @@ class TimedWorld(World):
         ]
         return tuple(rows[start:])
 
-    def arrow_rows(self, start: int, stop: int) -> pa.StructArray:
+    def arrow(self, start: int, stop: int) -> pa.StructArray:
         rows = codec(pa.struct(list(ROW)))
         given = (row._replace(at=moment(row.at)) for row in self.timed_rows(start, stop))  # type: ignore[arg-type]
         return rows.encode([rows.normalise(tuple(row)) for row in given])
 
-    def begin(self, begin: Begin, start: int, stop: int) -> Begin:
-        """The same with the watermark of before the epoch."""
-        newest = max((row.at for row in self.timed_rows(0, start)), default=None)
-        parent = None if begin.parent is None else self.began[begin.parent]
-        began = Began(
+    def note(self, begin: Begin, row_count: int) -> None:
+        """An attempt at an epoch begins, with so many rows."""
+        start = self.committed_rows()
+        self.began[begin.epoch] = Began(
             begin.parent,
-            self.timed_rows(start, stop),
-            None if newest is None else newest - DELAY_MS,
-            None if parent is None else parent.watermark_ms,
+            self.timed_rows(start, start + row_count),
+            begin.watermark_ms,
+            begin.passed_ms,
             begin.now_ms,
-        )
-        self.began[begin.epoch] = began
-        return msgspec.structs.replace(
-            begin, watermark_ms=began.watermark_ms, passed_ms=began.passed_ms
         )
 
     def follow(self) -> Model:
@@ -260,14 +264,13 @@ class TimedWorld(World):
 
 
 class TimedCluster(Cluster):
-    """Slots that are told the watermark."""
+    """Slots whose epochs are noted down."""
 
     world: TimedWorld
-    start: int
 
     def execute(self, sources: Any, begin: Begin) -> Outcome:
-        stop = self.start + len(sources["rows"])
-        return super().execute(sources, self.world.begin(begin, self.start, stop))
+        self.world.note(begin, len(sources.get("rows", ())))
+        return super().execute(sources, begin)
 
 
 class TimedDriver(Driver):
@@ -278,14 +281,10 @@ class TimedDriver(Driver):
         self.cluster.__class__ = TimedCluster
         self.cluster.world = world  # type: ignore[attr-defined]
 
-    def run_batch(self, rows_max: int = 10) -> None:
-        self.cluster.start = self.world.committed_rows()  # type: ignore[attr-defined]
-        super().run_batch(rows_max)
-
 
 def reminders_graph(group_count: int, told: Sink, counted: Sink) -> Graph:
     nodes: dict[str, Node] = {
-        "rows": SourceNode("rows", None, ROW, "at", None),
+        "rows": SourceNode("rows", None, ROW, "at", Watermark(DELAY_MS)),
         "remind": ProcessNode(
             "remind", (Port("rows"),), ("k",), Remind(), PASSED, (("told", TOLD),)
         ),

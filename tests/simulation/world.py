@@ -188,9 +188,6 @@ class World:
     def rows(self, start: int, stop: int) -> list[Row]:
         return self._rows(stop)[start:]
 
-    def arrow_rows(self, start: int, stop: int) -> pa.StructArray:
-        return as_arrow(self.rows(start, stop))
-
     def _rows(self, count: int) -> list[Row]:
         if len(self._input) < count:
             self._input = rows_of(self.seed, 2 * count)
@@ -360,7 +357,7 @@ class Driver:
             if not is_done and batch_id != newest.spark.batch_id + 1:
                 raise ConcurrentQueryError(f"batch {batch_id} after {newest.spark.batch_id}")
         if not is_done:
-            rows = self.world.arrow_rows(start, stop)
+            rows = self.world.arrow(start, stop)
             self.coordinator.run_epoch(
                 SparkPosition(folder=self.folder, batch_id=batch_id, offsets=offsets),
                 lambda begin: self.cluster.execute({"rows": rows}, begin),

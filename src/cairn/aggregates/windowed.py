@@ -29,7 +29,7 @@ from cairn.aggregates.running import Aggregation
 from cairn.aggregates.sessions import Spans, touching, united
 from cairn.durations import MAX_MS
 from cairn.state import Declaration, Map
-from cairn.window_process import LATE, Plan
+from cairn.window_process import LATE, WindowPlan
 from cairn.windows import Global, Session
 
 NEVER = 2**63 - 1
@@ -58,7 +58,7 @@ class WindowAggregate(Aggregation):
     windows: Any
 
     def __init__(
-        self, plan: Plan, accumulators: Accumulators, layout: Layout, schema: pa.Schema
+        self, plan: WindowPlan, accumulators: Accumulators, layout: Layout, schema: pa.Schema
     ) -> None:
         super().__init__(accumulators, layout, schema)
         self.plan = plan

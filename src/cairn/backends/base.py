@@ -69,6 +69,21 @@ class Rows(Protocol):
         list: (start, added), keep so many items, then these.
         """
 
+    def held_many(self, keys: Sequence[Any], /) -> list[Any]:
+        """`get` of each."""
+
+    def new_keys(self, keys: Iterable[Any], /) -> list[Any]:
+        """Those that are not held; also those of which that is not known without asking a disk."""
+
+    def scan(self, cursor: Any, count: int, /) -> tuple[list[tuple[Any, Any]], Any]:
+        """Some of `items`, about `count`, and the cursor for the next ones; None: that was all.
+
+        The first cursor is None. ABSENT for a key whose state must be asked for.
+        """
+
+    def compact(self) -> None:
+        """Give back memory, if many keys are gone."""
+
 
 @dataclass(frozen=True)
 class BaseTarget:

@@ -12,24 +12,15 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
+from cairn.backends.scope import Scope as Scope
+from cairn.backends.scope import name_state as _name_state
+from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.codec import ValueTypeError
 from cairn.state import Aggregating, Declaration, List, Map, Reducing, Value
 from cairn.types import OBJECT
-
-
-class Scope(Protocol):
-    """Which key is at hand."""
-
-    key: Any
-    group: int
-
-
-def _name_state(handle: Declaration, error: ValueTypeError) -> TypeError:
-    where = f".{error.path}" if error.path else ""
-    return TypeError(f"state {handle.name!r}{where}: {error.reason}")
 
 
 class ValueHandle(Value[Any]):
@@ -93,19 +84,22 @@ class PickledValueHandle(ValueHandle):
         return self._restore(stored)
 
 
+Cell = ValueHandle | ExpiringValueHandle
+
+
 class _Folded:
     """What reducing and aggregating state share: a stored value behind `add`."""
 
-    _cell: ValueHandle
+    _cell: Cell
 
     def clear(self) -> None:
         self._cell.clear()
 
 
 class ReducingHandle(_Folded, Reducing[Any]):
-    def __init__(self, declaration: Reducing[Any], table: ValueTable, scope: Scope) -> None:
+    def __init__(self, declaration: Reducing[Any], cell: Cell) -> None:
         self.name = declaration.name
-        self._cell = _value_handle(declaration, table, scope)
+        self._cell = cell
         self.reduce = declaration.reduce
 
     def add(self, value: Any) -> None:
@@ -117,9 +111,9 @@ class ReducingHandle(_Folded, Reducing[Any]):
 
 
 class AggregatingHandle(_Folded, Aggregating[Any, Any]):
-    def __init__(self, declaration: Aggregating[Any, Any], table: ValueTable, scope: Scope) -> None:
+    def __init__(self, declaration: Aggregating[Any, Any], cell: Cell) -> None:
         self.name = declaration.name
-        self._cell = _value_handle(declaration, table, scope)
+        self._cell = cell
         self.aggregate = declaration.aggregate
 
     def add(self, value: Any) -> None:
@@ -280,7 +274,9 @@ class MapHandle(Map[Any, Any]):
             self._put(entry, ABSENT)
 
 
-def _value_handle(declaration: Any, table: ValueTable, scope: Scope) -> ValueHandle:
+def _cell(declaration: Any, table: ValueTable, scope: Scope) -> Cell:
+    if declaration.ttl is not None:
+        return ExpiringValueHandle(table, scope)
     if not isinstance(declaration, Value):
         value: Value[Any] = Value(declaration.declared)
         value.name = declaration.name
@@ -292,15 +288,21 @@ def _value_handle(declaration: Any, table: ValueTable, scope: Scope) -> ValueHan
 def make_handle(table: Table, scope: Scope) -> Declaration:
     """The handle for a table, of the kind its declaration asks for."""
     declaration = table.declaration
+    expires = declaration.ttl is not None
     if isinstance(table, ListTable):
         assert isinstance(declaration, List)
+        if expires:
+            return ExpiringListHandle(table, scope)
         return ListHandle(declaration, table, scope)
     if isinstance(table, MapTable):
         assert isinstance(declaration, Map)
+        if expires:
+            return ExpiringMapHandle(table, scope)
         return MapHandle(declaration, table, scope)
     assert isinstance(table, ValueTable)
+    cell = _cell(declaration, table, scope)
     if isinstance(declaration, Reducing):
-        return ReducingHandle(declaration, table, scope)
+        return ReducingHandle(declaration, cell)
     if isinstance(declaration, Aggregating):
-        return AggregatingHandle(declaration, table, scope)
-    return _value_handle(declaration, table, scope)
+        return AggregatingHandle(declaration, cell)
+    return cell

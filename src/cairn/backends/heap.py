@@ -12,10 +12,11 @@ Always true here:
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import filterfalse, repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from cairn.backends.overlay import Table
 
 BASE_PIECE_ROWS = 8 * 1024
+# A dict takes 30 to 120 bytes a row as it grows.
+COMPACT_ROW_BYTES = 400
+COMPACT_BYTES_MIN = 4096
 
 
 class HeapRows(dict[Any, Any]):
@@ -76,6 +80,23 @@ class HeapRows(dict[Any, Any]):
             if held is ABSENT:
                 del captured[key]
         return captured
+
+    def held_many(self, keys: Sequence[Any]) -> list[Any]:
+        return list(map(self.get, keys))
+
+    def new_keys(self, keys: Iterable[Any]) -> list[Any]:
+        return list(filterfalse(self.__contains__, keys))
+
+    def scan(self, cursor: Any, count: int) -> tuple[list[tuple[Any, Any]], Any]:
+        return list(self.items()), None
+
+    def compact(self) -> None:
+        # A dict never shrinks by itself.
+        if sys.getsizeof(self) > COMPACT_BYTES_MIN + COMPACT_ROW_BYTES * len(self):
+            with self.lock:
+                kept = dict(self)
+                self.clear()
+                self.update(kept)
 
     def _undo_after_capture(self) -> dict[Any, Any] | None:
         return None
@@ -251,7 +272,7 @@ class HeapBase(Base):
                 )
                 for name, (table, rows) in self._parts.items():
                     pieces = table.layout.pieces(self._captured(rows), BASE_PIECE_ROWS)
-                    _write_state(writer, name, pieces, pace)
+                    _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
                     for _, encoded in rows:
                         encoded.undo = None
                 for name, pieces in self._frozen.items():

@@ -142,18 +142,19 @@ class Database:
         found: list[bytes | None] = self._db.get(keys) if keys else []  # type: ignore[arg-type,assignment]
         return found
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key begins with this, in order."""
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key begins with this, in order; those from `start` on."""
         end = after(prefix)
+        first = max(prefix, start)
         last: bytes | None = None
-        for pair in self._db.items(from_key=prefix):
+        for pair in self._db.items(from_key=first):
             if pair[0] >= end:  # type: ignore[operator]
                 return
             last = pair[0]  # type: ignore[assignment]
             yield pair  # type: ignore[misc]
         # The iterator swallows errors; ask again for what came after the last row.
         check = self._db.iter()
-        check.seek(last if last is not None else prefix)
+        check.seek(last if last is not None else first)
         if last is not None and check.valid():
             check.next()
         try:

@@ -25,7 +25,8 @@ from cairn.plan.graph import (
     united_schema,
     united_time,
 )
-from cairn.window_process import WINDOW_COLUMNS, Plan
+from cairn.window_functions import WINDOW_COLUMNS
+from cairn.window_process import WindowPlan
 from cairn.windows import Session, Sliding, Tumbling
 
 
@@ -35,7 +36,7 @@ def aggregation(
     ports: tuple[Port, ...],
     keys: Sequence[str],
     asked: Mapping[str, str],
-    plan: Plan | None,
+    plan: WindowPlan | None,
     *,
     carries_rows: bool = False,
 ) -> tuple[Aggregation, Partials]:
@@ -97,7 +98,7 @@ def _windowed(
     keys: Sequence[str],
     aggregates: Sequence[Aggregate],
     order: str | None,
-    plan: Plan,
+    plan: WindowPlan,
     *,
     carries_rows: bool,
 ) -> tuple[Aggregation, Partials]:

@@ -164,3 +164,24 @@ def _check_batch_state(function: BatchProcess, uid: str) -> None:
                 "  next: declare a type",
                 state=name,
             )
+
+
+def check_ttl(function: Function, uid: str, *, has_event_time: bool) -> None:
+    """State that expires needs a clock, and code that runs row by row."""
+    for name, declaration in declared_state(function).items():
+        if declaration.ttl is None:
+            continue
+        if not isinstance(function, KeyedProcess):
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: state that expires is for functions that run "
+                f"row by row, found {type(function).__name__}\n"
+                "  next: use a KeyedProcess with .process(...), or leave ttl= out",
+                state=name,
+            )
+        if declaration.ttl.clock == "event" and not has_event_time:
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: its ttl counts event time, which the rows do "
+                "not have\n"
+                "  next: declare event_time= at the source, or use clock='processing'",
+                state=name,
+            )

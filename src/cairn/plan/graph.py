@@ -283,8 +283,8 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
     schema = port_schema(nodes, port)
     result = node.function.result_time
     if port.tag is None and result is not None and result in schema.names:
-        # Results about the time up to an end that is no part of it.
-        return EventTime(result, -1)
+        # Results about the time up to an end that is, as a rule, no part of it.
+        return EventTime(result, node.function.result_shift_us)
     if time is None or time.column not in schema.names:
         return None
     inputs = _rows_before(nodes, node) if port.tag else node.inputs

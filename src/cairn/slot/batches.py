@@ -47,13 +47,16 @@ class BatchRunner:
         self._rows = 0
         self._rows_max = CALL_ROWS_MAX
 
-    def begin_rows(self) -> None:
+    def reset(self) -> None:
         self._gathered.clear()
         self._rows = 0
         self._rows_max = 0
         context = self._operator.context
         context.keys = context.times = None
         self._call("begin_epoch()", partial(self._function.begin_epoch, context))
+
+    def begin_rows(self) -> None:
+        pass
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         if not self._rows_max:

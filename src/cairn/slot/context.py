@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from cairn.durations import MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import Timers
 
@@ -16,6 +17,7 @@ class SlotContext:
         "count_late",
         "epoch",
         "event_time_ms",
+        "floor_ms",
         "group",
         "key",
         "keys",
@@ -41,6 +43,8 @@ class SlotContext:
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
         """What is older than this came too late."""
+        self.floor_ms = MIN_MS
+        """For state that expires by event time: no row counts as earlier than this."""
         self.now_ms = 0
         self.epoch = 0
         self.subtask = 0

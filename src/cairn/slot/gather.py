@@ -18,6 +18,8 @@ import pyarrow as pa
 
 ROWS_MAX = 128 * 1024
 BYTES_MAX = 32 * 1024 * 1024
+SORT_ROWS_MIN = 4 * 1024
+"""Fewer rows gain nothing from another order, so they keep the one they came in."""
 
 
 class Rows(NamedTuple):
@@ -31,8 +33,14 @@ class Rows(NamedTuple):
 class Gather:
     """Collects rows until there are enough of them."""
 
-    def __init__(self, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        rows_max: int = ROWS_MAX,
+        bytes_max: int = BYTES_MAX,
+        sort_rows_min: int = SORT_ROWS_MIN,
+    ) -> None:
         self._rows_max = rows_max
+        self._sort_rows_min = sort_rows_min
         self._bytes_max = bytes_max
         self.reset()
 
@@ -48,7 +56,7 @@ class Gather:
         return self._row_count >= self._rows_max or self._byte_count >= self._bytes_max
 
     def take(self) -> Rows | None:
-        """What was gathered, by key group; None when there is nothing."""
+        """What was gathered, by key group if it is much; None when there is nothing."""
         if not self._parts:
             return None
         groups = pa.concat_arrays([part.groups for part in self._parts])
@@ -56,6 +64,8 @@ class Gather:
         timed = [part.times for part in self._parts if part.times is not None]
         times = pa.concat_arrays(timed) if timed else None
         self.reset()
+        if len(rows) < self._sort_rows_min:
+            return Rows(groups, times, rows)
         # Of 16 bits numpy sorts in linear time, and there are no more groups than that.
         order = pa.array(np.argsort(groups.to_numpy().astype(np.int16), kind="stable"))
         return Rows(

@@ -26,6 +26,7 @@ from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
+from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
@@ -50,11 +51,17 @@ class Runner(Protocol):
     handles_late: bool
     """Late rows are the function's affair: they come to it like all others."""
 
+    def reset(self) -> None:
+        """An attempt begins: nothing of the one before is left."""
+
     def begin_rows(self) -> None:
         """Before the first row of an epoch."""
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Some rows, in order, each with its key group and its event time in microseconds."""
+
+    def flush(self) -> None:
+        """Process what was gathered, without waiting for more."""
 
     def end_rows(self) -> None:
         """After the last row."""
@@ -193,9 +200,45 @@ class Operator:
         self.late_us = None
         if passed_ms is not None and not self._runner().handles_late:
             self.late_us = passed_ms * 1000
+        self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
+
+    def _set_floor(self, begin: Begin) -> None:
+        floor_ms = self.event_floor_ms(begin)
+        self.context.floor_ms = MIN_MS if floor_ms is None else floor_ms
+        for table in self.tables.values():
+            if table.expiry is not None:
+                floor_ms = self.floor_ms(table, begin)
+                if floor_ms is not None:
+                    table.expiry.floor_ms = floor_ms
+
+    def event_floor_ms(self, begin: Begin) -> int | None:
+        """No row of the epoch counts as earlier. The end of all input is no time of day."""
+        is_behind = self.spec.is_downstream or begin.is_draining
+        passed_ms = begin.passed_ms if is_behind else begin.watermark_ms
+        return None if passed_ms is None or passed_ms >= MAX_MS else passed_ms
+
+    def floor_ms(self, table: Table, begin: Begin) -> int | None:
+        """What of a table has expired up to here is seen by nobody any more."""
+        ttl = table.declaration.ttl
+        if ttl is None:
+            return None
+        return begin.now_ms if ttl.clock == "processing" else self.event_floor_ms(begin)
+
+    def reclaim(self, seconds: float) -> bool:
+        """Remove state that has expired, for about so long; True when there is more."""
+        more = False
+        for table in self.tables.values():
+            if table.expiry is not None:
+                more = table.expiry.reclaim(seconds) or more
+        return more
+
+    def reclaimed_keys(self) -> int:
+        """How many keys were removed so far."""
+        return sum(t.expiry.removed_keys for t in self.tables.values() if t.expiry is not None)
 
     def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type
@@ -278,7 +321,8 @@ class Operator:
         return parts
 
     def flush(self) -> None:
-        """Pass on what is emitted so far."""
+        """Process all rows that came, and pass on what they caused."""
+        self._runner().flush()
         for outlet in self.outlets:
             outlet.flush()
 
@@ -357,7 +401,10 @@ class Operator:
 def _form(table: Table) -> tuple[Any, ...]:
     """What state must agree in to be the same state: value, reducing and aggregating do."""
     declaration = table.declaration
-    return type(table), declaration.type, declaration.entry_type
+    ttl = declaration.ttl
+    # With another ttl it is restored: what had expired must not live again.
+    lives = None if ttl is None else (ttl.clock, ttl.ms)
+    return type(table), declaration.type, declaration.entry_type, lives
 
 
 def _overlap(piece: Piece, groups: range) -> range:

@@ -12,13 +12,13 @@ from cairn.aggregates.partial import Partials, make_partials
 from cairn.aggregates.running import Aggregation, RunningAggregate
 from cairn.aggregates.windowed import WindowAggregate
 from cairn.testing import Harness
-from cairn.window_process import Plan
+from cairn.window_process import WindowPlan
 
 SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.int64()), ("v", pa.int64())])
 TIMESTAMP = pa.timestamp("us", "UTC")
 
 
-def made(plan: Plan | None) -> tuple[Aggregation, Partials]:
+def made(plan: WindowPlan | None) -> tuple[Aggregation, Partials]:
     """count(*) and max(v) per key, of windows or running."""
     calls = parse_calls({"n": "count(*)", "high": "max(v)"}, ["k"])
     aggregates = [make_aggregate(c, pa.int64(), pa.int64(), is_timed=False) for c in calls]
@@ -37,7 +37,7 @@ def made(plan: Plan | None) -> tuple[Aggregation, Partials]:
 class Aggregated:
     """An aggregation by the epoch. Times are in milliseconds, and so are windows."""
 
-    def __init__(self, plan: Plan | None, now_ms: int = 0) -> None:
+    def __init__(self, plan: WindowPlan | None, now_ms: int = 0) -> None:
         function, self.partials = made(plan)
         time = self.partials.layout.time
         self.harness = Harness(

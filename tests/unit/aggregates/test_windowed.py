@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.durations import MAX_MS
-from cairn.window_process import Plan
+from cairn.window_process import WindowPlan
 from cairn.windows import Global, Session, Sliding, Tumbling, WindowSpec
 from tests.unit.aggregates.support import Aggregated, in_ms
 
@@ -91,7 +91,7 @@ def test_windows_are_those_of_a_model_row_by_row(spec: WindowSpec, lateness_ms: 
     @settings(max_examples=40, deadline=None)
     @given(EPOCHS, st.integers(0, 5))
     def check(epochs: list[tuple[list[list[Row]], int]], restored_at: int) -> None:
-        job, model = Aggregated(Plan(spec, lateness_ms)), Model(spec, lateness_ms)
+        job, model = Aggregated(WindowPlan(spec, lateness_ms)), Model(spec, lateness_ms)
         for number, (batches, watermark_ms) in enumerate(epochs):
             late_before = model.late
             for batch in batches:
@@ -118,7 +118,7 @@ def test_windows_are_those_of_a_model_row_by_row(spec: WindowSpec, lateness_ms: 
 
 
 def test_a_window_is_emitted_when_the_watermark_reaches_its_end() -> None:
-    job = Aggregated(Plan(Tumbling(10)))
+    job = Aggregated(WindowPlan(Tumbling(10)))
     assert job.epoch((1, 3, 5), (1, 9, 6), (1, 10, 7), watermark_ms=9) == []
     assert job.epoch(watermark_ms=10) == []
     assert job.epoch() == [(1, 0, 10, 2, 6)]
@@ -126,7 +126,7 @@ def test_a_window_is_emitted_when_the_watermark_reaches_its_end() -> None:
 
 
 def test_the_earliest_end_is_told_as_a_timer() -> None:
-    job = Aggregated(Plan(Tumbling(10)))
+    job = Aggregated(WindowPlan(Tumbling(10)))
     assert job.harness._operator.earliest_timers() == (None, None)
     job.epoch((1, 13, 5), (2, 35, 6), watermark_ms=20)
     assert job.harness._operator.earliest_timers() == (20, None)
@@ -135,7 +135,7 @@ def test_the_earliest_end_is_told_as_a_timer() -> None:
 
 
 def test_a_late_row_within_the_allowed_lateness_updates_the_result() -> None:
-    job = Aggregated(Plan(Tumbling(10), allowed_lateness_ms=5))
+    job = Aggregated(WindowPlan(Tumbling(10), allowed_lateness_ms=5))
     job.epoch((1, 3, 5), watermark_ms=12)
     assert job.epoch() == [(1, 0, 10, 1, 5)]
     assert job.epoch((1, 4, 9)) == [(1, 0, 10, 2, 9)]
@@ -145,14 +145,14 @@ def test_a_late_row_within_the_allowed_lateness_updates_the_result() -> None:
 
 
 def test_a_row_of_a_sliding_window_counts_only_where_windows_are_left() -> None:
-    job = Aggregated(Plan(Sliding(10, 5)))
+    job = Aggregated(WindowPlan(Sliding(10, 5)))
     job.epoch(watermark_ms=10)
     assert job.epoch((1, 7, 5), watermark_ms=15) == []
     assert job.epoch() == [(1, 5, 15, 1, 5)]
 
 
 def test_a_session_is_bridged_by_a_row_between_two() -> None:
-    job = Aggregated(Plan(Session(5)))
+    job = Aggregated(WindowPlan(Session(5)))
     job.epoch((1, 0, 1), (1, 10, 2), (2, 5, 9), watermark_ms=4)
     job.epoch((1, 5, 3), watermark_ms=15)
     assert job.epoch() == [(1, 0, 15, 3, 3), (2, 5, 10, 1, 9)]
@@ -160,13 +160,13 @@ def test_a_session_is_bridged_by_a_row_between_two() -> None:
 
 
 def test_rows_without_a_time_are_counted_apart() -> None:
-    job = Aggregated(Plan(Tumbling(10)))
+    job = Aggregated(WindowPlan(Tumbling(10)))
     job.push((1, None, 1), (1, 2, 1))
     assert (job.harness._operator.untimed_rows, job.harness._operator.late_rows) == (1, 0)
 
 
 def test_windows_by_the_clock_end_when_it_has_come_there() -> None:
-    job = Aggregated(Plan(Tumbling(10, time="processing")), now_ms=3)
+    job = Aggregated(WindowPlan(Tumbling(10, time="processing")), now_ms=3)
     assert job.epoch((1, 0, 5)) == []
     assert job.harness._operator.earliest_timers() == (None, 10)
     job.harness.clock.advance_ms(7)
@@ -175,7 +175,7 @@ def test_windows_by_the_clock_end_when_it_has_come_there() -> None:
 
 
 def test_sessions_by_the_clock_end_after_a_pause() -> None:
-    job = Aggregated(Plan(Session(10, time="processing")), now_ms=3)
+    job = Aggregated(WindowPlan(Session(10, time="processing")), now_ms=3)
     job.epoch((1, 0, 5))
     job.harness.clock.advance_ms(10)
     job.epoch((1, 0, 6))
@@ -184,7 +184,7 @@ def test_sessions_by_the_clock_end_after_a_pause() -> None:
 
 
 def test_the_global_window_emits_early_and_when_drained() -> None:
-    job = Aggregated(Plan(Global(), early_rows=2))
+    job = Aggregated(WindowPlan(Global(), early_rows=2))
     assert job.epoch((1, 3, 5), (2, 3, 1), watermark_ms=1000) == []
     assert job.epoch((1, 4, 6)) == [(1, None, None, 2, 6)]
     assert job.epoch((1, 4, 7)) == []
@@ -193,7 +193,7 @@ def test_the_global_window_emits_early_and_when_drained() -> None:
 
 
 def test_early_results_come_after_enough_rows() -> None:
-    job = Aggregated(Plan(Tumbling(10), early_rows=2))
+    job = Aggregated(WindowPlan(Tumbling(10), early_rows=2))
     assert job.epoch((1, 3, 5), (2, 3, 5), (2, 4, 1), watermark_ms=1) == [(2, 0, 10, 2, 5)]
     assert job.epoch((1, 3, 5)) == [(1, 0, 10, 2, 5)]
     assert job.epoch((1, 3, 5), watermark_ms=10) == []
@@ -201,7 +201,7 @@ def test_early_results_come_after_enough_rows() -> None:
 
 
 def test_early_results_come_by_the_clock_and_ask_for_an_epoch() -> None:
-    job = Aggregated(Plan(Tumbling(10), early_ms=50))
+    job = Aggregated(WindowPlan(Tumbling(10), early_ms=50))
     assert job.epoch((1, 3, 5), watermark_ms=1) == []
     assert job.harness._operator.earliest_timers() == (10, 50)
     job.harness.clock.advance_ms(50)
@@ -213,7 +213,7 @@ def test_early_results_come_by_the_clock_and_ask_for_an_epoch() -> None:
 
 
 def test_an_abandoned_epoch_leaves_no_windows() -> None:
-    job = Aggregated(Plan(Tumbling(10), early_rows=1))
+    job = Aggregated(WindowPlan(Tumbling(10), early_rows=1))
     job.epoch((1, 3, 5), watermark_ms=1)
     job.push((1, 3, 9), (2, 3, 9))
     job.harness.rollback()
@@ -222,7 +222,7 @@ def test_an_abandoned_epoch_leaves_no_windows() -> None:
 
 
 def test_draining_completes_everything() -> None:
-    job = Aggregated(Plan(Session(5), allowed_lateness_ms=3))
+    job = Aggregated(WindowPlan(Session(5), allowed_lateness_ms=3))
     job.epoch((1, 3, 5), (1, 100, 6))
     assert in_ms(job.harness.drain()) == [(1, 3, 8, 1, 5), (1, 100, 105, 1, 6)]
     assert job.harness._operator.context.watermark_ms == MAX_MS

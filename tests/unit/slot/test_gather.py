@@ -21,7 +21,7 @@ def batch(rows: list[tuple[int, int]], first: int) -> tuple[Any, Any, Any]:
 
 @given(BATCHES)
 def test_rows_come_out_by_group_in_the_order_they_came(batches: list[Any]) -> None:
-    gather = Gather()
+    gather = Gather(sort_rows_min=0)
     expected: list[tuple[int, int]] = []
     for rows in batches:
         parts = batch(rows, len(expected))
@@ -48,8 +48,15 @@ def test_enough_is_told_by_rows_and_by_bytes() -> None:
     assert Gather(bytes_max=1).add(groups, None, rows)
 
 
-def test_rows_without_event_time_have_none() -> None:
+def test_few_rows_keep_the_order_they_came_in() -> None:
     gather = Gather()
+    gather.add(*batch([(3, 0), (1, 0)], 0))
+    taken = gather.take()
+    assert taken is not None and taken.groups.to_pylist() == [3, 1]
+
+
+def test_rows_without_event_time_have_none() -> None:
+    gather = Gather(sort_rows_min=0)
     groups, _, rows = batch([(3, 0), (1, 0)], 0)
     gather.add(groups, None, rows)
     taken = gather.take()
