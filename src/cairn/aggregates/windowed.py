@@ -30,7 +30,7 @@ from cairn.aggregates.sessions import Spans, touching, united
 from cairn.durations import MAX_MS
 from cairn.state import Declaration, Map
 from cairn.window_process import LATE, WindowPlan
-from cairn.windows import Global, Session
+from cairn.windows import Global, Session, complete_ms
 
 NEVER = 2**63 - 1
 _META = [
@@ -67,6 +67,9 @@ class WindowAggregate(Aggregation):
         self._is_global = isinstance(plan.windows, Global)
         self._by_event = plan.windows.time == "event" and not self._is_global
         self._lateness_us = plan.allowed_lateness_ms * 1000
+        # A row at the very end of a session is in it: complete is one whose end has passed.
+        self._past_us = 1 if isinstance(plan.windows, Session) else 0
+        self.result_shift_us = self._past_us - 1
         self._fields = [*_META, *accumulators.fields]
 
     def made_state(self) -> dict[str, Declaration]:
@@ -95,7 +98,7 @@ class WindowAggregate(Aggregation):
         """Windows that end here or before are gone."""
         if not self._by_event or ctx.late_ms is None:
             return None
-        return int(ctx.late_ms * 1000 - self._lateness_us)
+        return int(ctx.late_ms * 1000 - self._lateness_us - self._past_us)
 
     def _take(self, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints) -> None:
         assert not isinstance(self._spec, Session)
@@ -244,8 +247,8 @@ class WindowAggregate(Aggregation):
         if self._is_global:
             return NEVER if is_draining else None
         if self._by_event or is_draining:
-            return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000
-        return int(ctx.now_ms * 1000)
+            return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000 - self._past_us
+        return int(ctx.now_ms * 1000 - self._past_us)
 
     def _complete(self, ctx: Any) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
@@ -327,16 +330,14 @@ class WindowAggregate(Aggregation):
             # Draining is what completes it.
             clock_ms = MAX_MS if plain(values.field("rows")).any() else None
         elif (end_us := self.windows.entry_above(self._due_us(ctx))) is not None:
-            if self._by_event:
-                event_ms = -(-end_us // 1000)
-            else:
-                clock_ms = -(-end_us // 1000)
+            at_ms = complete_ms(self._spec, end_us)
+            event_ms, clock_ms = (at_ms, None) if self._by_event else (None, at_ms)
         if self.plan.early_ms is not None:
             _, _, values = self.windows.between(self._due_us(ctx), None)
             early = plain(values.field("early_at").fill_null(NEVER))
-            at_ms = int(early.min()) if len(early) else NEVER
-            if at_ms != NEVER:
-                clock_ms = at_ms if clock_ms is None else min(clock_ms, at_ms)
+            early_ms = int(early.min()) if len(early) else NEVER
+            if early_ms != NEVER:
+                clock_ms = early_ms if clock_ms is None else min(clock_ms, early_ms)
         return event_ms, clock_ms
 
 
