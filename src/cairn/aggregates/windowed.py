@@ -30,7 +30,7 @@ from cairn.aggregates.sessions import Spans, touching, united
 from cairn.durations import MAX_MS
 from cairn.state import Declaration, Map
 from cairn.window_process import LATE, WindowPlan
-from cairn.windows import Global, Session, complete_ms
+from cairn.windows import Global, Session, Sliding, complete_ms
 
 NEVER = 2**63 - 1
 _META = [
@@ -117,22 +117,25 @@ class WindowAggregate(Aggregation):
         at, count = together(key_at, key_count, *numbered(pa.array(panes)))
         self.groups += count
         first = first_rows(at, count)
-        columns = self.accumulators.grouped(at, count, self.read(batch))
-        rows = _summed(at, counts, count)
-        # From here on: panes, each once per key.
-        pane_at, starts, ends = assign.windows(self._spec, panes[first])
-        if gone_us is not None and (ends <= gone_us).any():
-            is_open = ends > gone_us
-            pane_at, starts, ends = pane_at[is_open], starts[is_open], ends[is_open]
-        key_of_pane = key_at[first][pane_at]
-        window_at, window_count = together(key_of_pane, key_count, *numbered(pa.array(ends)))
-        one = first_rows(window_at, window_count)
-        window_keys = keys.take(pa.array(first[pane_at[one]]))
-        held = self._load(self.windows.get_many(window_keys, pa.array(ends[one])))
-        fresh = self.accumulators.take(columns, pane_at)
-        self.accumulators.merge(held.columns, window_at, fresh)
-        more = _summed(window_at, rows[pane_at], window_count)
-        self._keep(ctx, window_keys, ends[one], held._replace(starts=starts[one]), more)
+        columns, starts = self.read(batch), panes[first]
+        ends = assign.last_ends(self._spec, starts)
+        if isinstance(self._spec, Sliding):
+            # A pane is in several windows: merged once, then given to each of them.
+            columns = self.accumulators.grouped(at, count, columns)
+            counts = _summed(at, counts, count)
+            pane_at, starts, ends = assign.windows(self._spec, starts)
+            if gone_us is not None and (ends <= gone_us).any():
+                is_open = ends > gone_us
+                pane_at, starts, ends = pane_at[is_open], starts[is_open], ends[is_open]
+            columns, counts = self.accumulators.take(columns, pane_at), counts[pane_at]
+            at, count = together(key_at[first][pane_at], key_count, *numbered(pa.array(ends)))
+            one = first_rows(at, count)
+            first, starts, ends = first[pane_at[one]], starts[one], ends[one]
+        window_keys = keys.take(pa.array(first))
+        held = self._load(self.windows.get_many(window_keys, pa.array(ends)))
+        self.accumulators.merge(held.columns, at, columns)
+        more = _summed(at, counts, count)
+        self._keep(ctx, window_keys, ends, held._replace(starts=starts), more)
 
     def _take_sessions(
         self, spec: Session, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints

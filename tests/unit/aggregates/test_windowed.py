@@ -31,7 +31,11 @@ class Model:
         """A session has passed only when the watermark is beyond its end."""
 
     def take(self, rows: list[Row]) -> None:
-        gone = None if self.watermark_ms is None else self.watermark_ms - self.lateness_ms - self.past_ms
+        gone = (
+            None
+            if self.watermark_ms is None
+            else self.watermark_ms - self.lateness_ms - self.past_ms
+        )
         before = list(self.held)
         for key, at, value in rows:
             if isinstance(self.spec, Session):
