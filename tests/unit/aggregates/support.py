@@ -49,7 +49,7 @@ class Aggregated:
         layout = self.partials.layout
         given = []
         for key, at_ms, value in rows:
-            row = {"k": key, layout.count: 1, layout.parts[0]: 1, layout.parts[1]: value}
+            row = {"k": key, layout.count: 1, layout.parts[1]: value}
             if layout.time is not None:
                 row[layout.time] = None if at_ms is None else _timestamp(at_ms)
             given.append(row)
