@@ -85,7 +85,7 @@ class WindowAggregate(Aggregation):
 
     def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
         counts = plain(batch[self.layout.count])
-        if self._spec.time == "event" and ctx.times is not None:
+        if self._by_event:
             times = plain(ctx.times)
         else:
             times = np.full(batch.num_rows, ctx.now_ms * 1000)

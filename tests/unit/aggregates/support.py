@@ -24,7 +24,7 @@ def made(plan: WindowPlan | None) -> tuple[Aggregation, Partials]:
     aggregates = [make_aggregate(c, pa.int64(), pa.int64(), is_timed=False) for c in calls]
     bounds = [("window_start", TIMESTAMP), ("window_end", TIMESTAMP)]
     results = [("n", pa.int64()), ("high", pa.int64())]
-    is_timed = plan is not None and plan.windows.time == "event"
+    is_timed = plan is not None and plan.has_late_rows
     partials = make_partials(SCHEMA, ["k"], aggregates, order="at", time="at" if is_timed else None)
     accumulators = Accumulators(aggregates)
     if plan is None:

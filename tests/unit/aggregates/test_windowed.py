@@ -191,7 +191,7 @@ def test_sessions_by_the_clock_end_after_a_pause() -> None:
 
 def test_the_global_window_emits_early_and_when_drained() -> None:
     job = Aggregated(WindowPlan(Global(), early_rows=2))
-    assert job.epoch((1, 3, 5), (2, 3, 1), watermark_ms=1000) == []
+    assert job.epoch((1, 3, 5), (2, 3, 1)) == []
     assert job.epoch((1, 4, 6)) == [(1, None, None, 2, 6)]
     assert job.epoch((1, 4, 7)) == []
     assert in_ms(job.harness.drain()) == [(1, None, None, 3, 7), (2, None, None, 1, 1)]
