@@ -85,10 +85,8 @@ class WindowAggregate(Aggregation):
 
     def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
         counts = plain(batch[self.layout.count])
-        if self._by_event:
-            times = plain(ctx.times)
-        else:
-            times = np.full(batch.num_rows, ctx.now_ms * 1000)
+        now_us = ctx.now_ms * 1000
+        times = plain(ctx.times) if self._by_event else np.full(batch.num_rows, now_us)
         if isinstance(self._spec, Session):
             self._take_sessions(self._spec, batch, ctx, times, counts)
         else:
