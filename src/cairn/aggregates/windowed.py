@@ -79,7 +79,7 @@ class WindowAggregate(Aggregation):
 
     def begin_epoch(self, ctx: Any) -> None:
         super().begin_epoch(ctx)
-        self._touched: list[tuple[pa.Array, Ints]] = []
+        self._touched: list[tuple[pa.Array, pa.Array]] = []
 
     # Rows
 
@@ -130,10 +130,11 @@ class WindowAggregate(Aggregation):
             one = first_rows(at, count)
             first, starts, ends = first[pane_at[one]], starts[one], ends[one]
         window_keys = keys.take(pa.array(first))
-        held = self._load(self.windows.get_many(window_keys, pa.array(ends)))
+        entries = pa.array(ends)
+        held = self._load(self.windows.get_many(window_keys, entries))
         self.accumulators.merge(held.columns, at, columns)
         more = _summed(at, counts, count)
-        self._keep(ctx, window_keys, ends, held._replace(starts=starts), more)
+        self._keep(ctx, window_keys, entries, held._replace(starts=starts), more)
 
     def _take_sessions(
         self, spec: Session, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints
@@ -177,7 +178,8 @@ class WindowAggregate(Aggregation):
         before = _summed(number[: len(known.keys)], held.rows, count)
         more = _summed(number[len(known.keys) :], rows, count)
         changed = np.flatnonzero(is_changed)
-        self._remove(keys.take(pa.array(known.keys[replaced])), known.ends[replaced])
+        at_replaced = pa.array(replaced)
+        self._remove(keys.take(indices.take(at_replaced)), entries.take(at_replaced))
         taken = Held(
             unions.starts[changed],
             before[changed],
@@ -186,7 +188,7 @@ class WindowAggregate(Aggregation):
             self.accumulators.take(merged, changed),
         )
         session_keys = keys.take(pa.array(unions.keys[changed]))
-        self._keep(ctx, session_keys, unions.ends[changed], taken, more[changed])
+        self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
 
     def _put_aside(
         self, batch: pa.RecordBatch, ctx: Any, is_late: npt.NDArray[np.bool_], counts: Ints
@@ -208,17 +210,20 @@ class WindowAggregate(Aggregation):
             self.accumulators.load(columns),
         )
 
-    def _keep(self, ctx: Any, keys: pa.Array, ends: Ints, held: Held, more: Ints) -> None:
+    # Entries are passed on as the very arrays that were asked for: state knows where those are.
+
+    def _keep(self, ctx: Any, keys: pa.Array, entries: pa.Array, held: Held, more: Ints) -> None:
         """Windows that got so many rows more."""
         early_at = held.early_at
         if self.plan.early_ms is not None:
             early_at = np.minimum(early_at, ctx.now_ms + self.plan.early_ms)
-        fired = np.zeros(len(ends), np.bool_)
-        self._put(keys, ends, held._replace(rows=held.rows + more, fired=fired, early_at=early_at))
+        fired = np.zeros(len(entries), np.bool_)
+        rows = held.rows + more
+        self._put(keys, entries, held._replace(rows=rows, fired=fired, early_at=early_at))
         if self.plan.early_rows is not None:
-            self._touched.append((keys, ends))
+            self._touched.append((keys, entries))
 
-    def _put(self, keys: pa.Array, ends: Ints, held: Held) -> None:
+    def _put(self, keys: pa.Array, entries: pa.Array, held: Held) -> None:
         arrays = [
             pa.array(held.starts),
             pa.array(held.rows),
@@ -227,12 +232,12 @@ class WindowAggregate(Aggregation):
             *self.accumulators.store(held.columns),
         ]
         struct = pa.StructArray.from_arrays(arrays, fields=self._fields)
-        self.windows.put_many(keys, pa.array(ends), struct)
+        self.windows.put_many(keys, entries, struct)
 
-    def _remove(self, keys: pa.Array, ends: Ints) -> None:
-        if len(ends):
-            nulls = pa.nulls(len(ends), pa.struct(self._fields))
-            self.windows.put_many(keys, pa.array(ends), nulls)
+    def _remove(self, keys: pa.Array, entries: pa.Array) -> None:
+        if len(entries):
+            nulls = pa.nulls(len(entries), pa.struct(self._fields))
+            self.windows.put_many(keys, entries, nulls)
 
     # Results
 
@@ -264,25 +269,29 @@ class WindowAggregate(Aggregation):
         is_gone = np.zeros(len(ends), np.bool_)
         if not self._is_global:
             is_gone = ends <= due_us - self._lateness_us
-        self._remove(keys.filter(pa.array(is_gone)), ends[is_gone])
-        self._mark(keys, ends, held, np.flatnonzero(is_new & ~is_gone), fired=not self._is_global)
-        return self._emitted(keys, ends, held, np.flatnonzero(is_new))
+        if is_gone.all():
+            self._remove(keys, entries)
+        else:
+            gone = pa.array(is_gone)
+            self._remove(keys.filter(gone), entries.filter(gone))
+            kept = np.flatnonzero(is_new & ~is_gone)
+            self._mark(keys, entries, held, kept, fired=not self._is_global)
+        return self._emitted(keys, entries, held, np.flatnonzero(is_new))
 
     def _early(self, ctx: Any) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
         if self.plan.early_ms is not None:
             # By the clock any window may be due, not only those that got rows.
             keys, entries, values = self.windows.between(due_us, None)
-            ends = plain(entries)
         elif self._touched:
             keys = pa.concat_arrays([keys for keys, _ in self._touched])
-            ends = np.concatenate([ends for _, ends in self._touched])
-            rows = first_rows(*together(*numbered(keys), *numbered(pa.array(ends))))
-            keys, ends = keys.take(pa.array(rows)), ends[rows]
-            values = self.windows.get_many(keys, pa.array(ends))
+            entries = pa.concat_arrays([entries for _, entries in self._touched])
+            once = pa.array(first_rows(*together(*numbered(keys), *numbered(entries))))
+            keys, entries = keys.take(once), entries.take(once)
+            values = self.windows.get_many(keys, entries)
         else:
             return None
-        if not len(ends):
+        if not len(entries):
             return None
         held = self._load(values)
         is_due = held.early_at <= ctx.now_ms
@@ -291,10 +300,12 @@ class WindowAggregate(Aggregation):
         # Complete ones have been emitted, and merged sessions are not there any more.
         is_due &= (held.rows > 0) & ~held.fired
         rows = np.flatnonzero(is_due)
-        self._mark(keys, ends, held, rows, fired=False)
-        return self._emitted(keys, ends, held, rows)
+        self._mark(keys, entries, held, rows, fired=False)
+        return self._emitted(keys, entries, held, rows)
 
-    def _mark(self, keys: pa.Array, ends: Ints, held: Held, rows: Ints, *, fired: bool) -> None:
+    def _mark(
+        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints, *, fired: bool
+    ) -> None:
         """These have been emitted."""
         if len(rows):
             emitted = Held(
@@ -304,23 +315,23 @@ class WindowAggregate(Aggregation):
                 np.full(len(rows), NEVER),
                 self.accumulators.take(held.columns, rows),
             )
-            self._put(keys.take(pa.array(rows)), ends[rows], emitted)
+            taken = pa.array(rows)
+            self._put(keys.take(taken), entries.take(taken), emitted)
 
-    def _emitted(self, keys: pa.Array, ends: Ints, held: Held, rows: Ints) -> pa.RecordBatch | None:
+    def _emitted(
+        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints
+    ) -> pa.RecordBatch | None:
         if not len(rows):
             return None
-        bounds = [
-            pa.array(bound[rows], mask=np.full(len(rows), self._is_global))
-            for bound in (held.starts, ends)
-        ]
-        columns = self.accumulators.take(held.columns, rows)
-        return self.result(
-            [
-                *self.key_columns(keys.take(pa.array(rows))),
-                *bounds,
-                *self.accumulators.results(columns),
-            ]
-        )
+        columns, starts = held.columns, held.starts
+        if len(rows) < len(entries):
+            taken = pa.array(rows)
+            keys, entries, starts = keys.take(taken), entries.take(taken), starts[rows]
+            columns = self.accumulators.take(columns, rows)
+        bounds = [pa.array(starts), entries]
+        if self._is_global:
+            bounds = [pa.nulls(len(rows), pa.int64())] * 2
+        return self.result([*self.key_columns(keys), *bounds, *self.accumulators.results(columns)])
 
     def next_timer(self, ctx: Any) -> tuple[int | None, int | None]:
         """(by event time, by the clock): when something is to be emitted without a row."""
