@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cairn import Job, PlanError, sinks, windows
@@ -125,7 +125,11 @@ def test_windows_are_those_of_batch_sql_without_the_late_rows(
     spec, sql = SPECS[name]
 
     @settings(
-        max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=2,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(st.randoms(use_true_random=False), st.sampled_from([1, 3]), st.booleans())
     def check(chance: random.Random, parallelism: int, keeps_late: bool) -> None:
