@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 from cairn.backends import make_backend
+from cairn.backends.overlay import Table
+from cairn.codec import codec
 from cairn.slot.operator import Operator
 from cairn.slot.restore import restore
 from cairn.slot.spec import OperatorSpec
@@ -28,3 +31,15 @@ def restored_operator(
     with tempfile.TemporaryDirectory() as scratch:
         restore(operator, Log(store), store, epoch_number, [operator.groups], scratch)
     return operator
+
+
+def stored_rows(table: Table) -> dict[Any, Any]:
+    """What a table holds as of the last commit, by key; of a map by key and entry."""
+    found: dict[Any, Any] = {}
+    for batch in table.dump():
+        names = table.keys.decode_keys(batch["key"])
+        if "entry" in batch.schema.names:
+            entries = codec(batch["entry"].type).decode_keys(batch["entry"])
+            names = list(zip(names, entries, strict=True))
+        found |= dict(zip(names, table.values.decode(batch["value"]), strict=True))
+    return found

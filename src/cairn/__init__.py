@@ -1,6 +1,6 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
-from cairn import sinks, state
+from cairn import sinks, state, windows
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -17,13 +17,16 @@ from cairn.errors import (
     StateNotFoundError,
     StateSchemaError,
 )
-from cairn.functions import Context, KeyedProcess
+from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess
 from cairn.job import Job
 from cairn.session import session, spark_config
+from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchContext",
+    "BatchProcess",
     "CairnError",
     "CommitConflictError",
     "CommitError",
@@ -41,8 +44,10 @@ __all__ = [
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",
+    "WindowFunction",
     "session",
     "sinks",
     "spark_config",
     "state",
+    "windows",
 ]

@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.codec import codec
+from cairn.codec.stamped import joined, list_parts, split
 from cairn.errors import FunctionError
-from cairn.state import Declaration
+from cairn.state import TTL, Declaration
 from cairn.types import OBJECT, parse_type, type_ddl
 
 if TYPE_CHECKING:
@@ -70,11 +71,23 @@ def compare(held: StateDecl, declaration: Declaration) -> Literal["same", "migra
             f"declare the map keys as {held.entry_type}, or give the state a new name",
         )
     old = parse_type(held.type)
-    if _equal(old, declaration.type):
+    is_equal = _equal(old, declaration.type)
+    if is_equal and held.ttl is None and declaration.ttl is None:
         return "same"
-    if declaration.migrate is None:
+    if is_equal and held.ttl is not None and not revives(held, declaration):
+        return "same"
+    if declaration.migrate is None and not is_equal:
         _check(old, declaration.type, "")
     return "migrate"
+
+
+def revives(held: StateDecl, declaration: Declaration) -> bool:
+    """Whether values that have expired as they were declared would live again.
+
+    They may be gone from one slot and not from another, so they must be left out.
+    """
+    old, new = TTL.of(held.ttl), declaration.ttl
+    return old is not None and (new is None or new.clock != old.clock or new.ms > old.ms)
 
 
 def _layout(kind: str) -> str:
@@ -156,12 +169,45 @@ def reshape(
     *,
     operator: str,
     held: StateDecl | None = None,
+    stamp_ms: int = 0,
 ) -> pa.RecordBatch:
     """Stored rows, of the layout of the state's kind, as rows of the declared type.
 
     `held` is what the epoch says of the state. Without it the old type is read off the
-    rows, where pickled objects look like plain binary.
+    rows, where pickled objects look like plain binary, and nothing is taken to expire.
+    Values that are to expire from now on count as written at `stamp_ms`.
     """
+    is_stamped = declaration.ttl is not None
+    at: pa.Array | None = None
+    if held is not None and held.ttl is not None:
+        if is_stamped and _equal(parse_type(held.type), declaration.type):
+            return batch
+        at, plain = split(batch["value"])
+        batch = batch.set_column(batch.schema.names.index("value"), "value", plain)
+    rows = _reshaped(batch, declaration, key_type, operator, held)
+    if not is_stamped:
+        return rows
+    at = _same_stamp(rows["value"], stamp_ms) if at is None else at
+    stamped = joined(at, rows["value"], rows["live"])
+    return rows.set_column(rows.schema.names.index("value"), "value", stamped)
+
+
+def _same_stamp(values: pa.Array, stamp_ms: int) -> pa.Array:
+    if not pa.types.is_list(values.type):
+        return pa.array(np.full(len(values), stamp_ms, np.int64))
+    offsets, items, nulls = list_parts(values)
+    stamps = pa.array(np.full(len(items), stamp_ms, np.int64))
+    return pa.ListArray.from_arrays(offsets, stamps, mask=nulls)
+
+
+def _reshaped(
+    batch: pa.RecordBatch,
+    declaration: Declaration,
+    key_type: pa.DataType,
+    operator: str,
+    held: StateDecl | None,
+) -> pa.RecordBatch:
+    """Rows of plain values, in the declared type."""
     values = batch["value"]
     items = values.type.value_type if declaration.kind == "list" else values.type
     old = parse_type(items if held is None else held.type)
@@ -198,7 +244,7 @@ def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
         # Not from_arrays: under a null struct a NOT NULL field may hold anything.
         return pa.StructArray.from_buffers(type, len(array), [validity], children=children)
     if types.is_list(type):
-        offsets, items, nulls = _parts(array)
+        offsets, items, nulls = list_parts(array)
         return pa.ListArray.from_arrays(
             offsets, _cast(items, type.value_type), type=type, mask=nulls
         )
@@ -206,7 +252,7 @@ def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
         # Arrow's MapArray ignores that it is a slice; the list it is made of does not.
         entry = pa.struct([array.type.key_field, array.type.item_field])
         entries = array.cast(pa.list_(pa.field("entries", entry, nullable=False)))
-        offsets, pairs, nulls = _parts(entries)
+        offsets, pairs, nulls = list_parts(entries)
         return pa.MapArray.from_arrays(
             offsets,
             _cast(pairs.field(0), type.key_type),
@@ -215,15 +261,6 @@ def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
             mask=nulls,
         )
     return array.cast(type)
-
-
-def _parts(array: pa.ListArray) -> tuple[pa.Array, pa.Array, pa.Array | None]:
-    """Offsets from zero, the items they are of, and which lists are null."""
-    ends = array.offsets.to_numpy()
-    first, last = (int(ends[0]), int(ends[-1])) if len(ends) else (0, 0)
-    offsets = pa.array(ends - first if len(ends) else [0], pa.int32())
-    nulls = array.is_null() if array.null_count else None
-    return offsets, array.values.slice(first, last - first), nulls
 
 
 def _migrated(
@@ -239,7 +276,7 @@ def _migrated(
         dropped = np.fromiter((value is None for value in found), bool, len(found)) & was
         # Of a map, a stored None is a value and stays one.
         return {"value": _encoded(found, declaration), "live": pa.array(live & ~dropped)}
-    offsets, items, nulls = _parts(values)
+    offsets, items, nulls = list_parts(values)
     lengths = np.diff(offsets.to_numpy())
     owners = np.repeat(np.arange(len(batch)), lengths).tolist()
     found = _called(batch, items, owners, old, declaration, key_type, operator)

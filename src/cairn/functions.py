@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
 from cairn.state import Declaration, Map
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = TypeVar("Row")
 
@@ -62,6 +65,28 @@ class Context(Protocol):
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
 
 
+class BatchContext(Protocol):
+    """What a BatchProcess is told about the rows at hand and the epoch they belong to."""
+
+    keys: pa.Array
+    """The key of each row: the column, or a struct array where several columns make the key."""
+    times: pa.Array | None
+    """The event time of each row in microseconds, where one is declared."""
+    watermark_ms: int | None
+    late_ms: int | None
+    """What is older than this came too late."""
+    now_ms: int
+    epoch: int
+    subtask: int
+    parallelism: int
+
+    def count_late(self, rows: int) -> None:
+        """Tell of rows that the function itself has found to be late."""
+
+    def output(self, tag: str, batch: Any) -> None:
+        """Emit a record batch or a table on a side output."""
+
+
 class Function:
     """What all functions share: declared state, and a life in the slots.
 
@@ -75,6 +100,24 @@ class Function:
     """Rows of a key come in the order of their event time, where that is declared."""
     result_time: str | None = None
     """The column of what is emitted that tells the end, not included, of the time it is about."""
+
+    result_shift_us: int = -1
+    """From `result_time` to the event time of what is emitted, in microseconds."""
+    reads_times_us: ClassVar[bool] = False
+    """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
+
+    groups: int = 0
+    """Of a function that Spark can aggregate ahead for: the groups that an epoch's rows were in."""
+
+    def row_count(self, rows: pa.StructArray) -> int:
+        """How many rows of the stream these stand for."""
+        return len(rows)
+
+    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
+        """These rows as they leave on the side output of late ones."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_struct_array(rows)
 
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
@@ -109,6 +152,37 @@ class KeyedProcess(Function, Generic[Row]):
         Timers are set with `ctx.timers` and come in order of their times. One that is set
         here and is due already is called in the same epoch.
         """
+
+
+class BatchProcess(Function):
+    """Code and state by the batch: Arrow in, Arrow out. Subclass it, declare Value and Map state.
+
+    `process` and `end_epoch` return a record batch, a table, an iterable of them, or nothing;
+    columns are found by name. State is read and written for many keys at once:
+
+        keys = batch["k"]                        # as ctx.keys has them
+        values = self.total.get_many(keys)       # an array, null where there is none
+        self.total.put_many(keys, values)        # null clears
+
+    A batch holds rows of many keys, and a key may come in several batches of an epoch.
+    """
+
+    def begin_epoch(self, ctx: BatchContext) -> None:
+        """Before the first row of each attempt at an epoch."""
+
+    def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Any:
+        """Some rows, in order; `ctx.keys` are their keys and `ctx.times` their event times."""
+        raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
+
+    def end_epoch(self, ctx: BatchContext) -> Any:
+        """After the last row of each epoch, also of one without rows."""
+
+    def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
+        """By event time and by the clock: when `end_epoch` has something to do without a row.
+
+        Asked after `end_epoch`. An epoch is run then, even if the sources are silent.
+        """
+        return None, None
 
 
 def declared_state(function: Function) -> dict[str, Declaration]:

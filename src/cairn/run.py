@@ -20,10 +20,10 @@ from cairn.coordinator.ticker import Ticker, is_due, is_event_due, pending
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
-from cairn.functions import Function, KeyedProcess, declared_state
+from cairn.functions import Function, declared_state
 from cairn.ids import new_id
 from cairn.options import Options, check_options, check_parallelism
-from cairn.plan.check import check_function
+from cairn.plan.check import check_function, check_ttl
 from cairn.plan.deploy import job_spec, pickled_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.sinks.base import SinkContext
@@ -546,9 +546,7 @@ class Run:
         except Exception:
             _logger.warning("a rescale could not be prepared", exc_info=True)
 
-    def upgrade(
-        self, uid: str, function: KeyedProcess[Any], *, allow_dropped_state: bool = False
-    ) -> None:
+    def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool = False) -> None:
         """From the next epoch on, run this function in place of an operator's. It keeps its state.
 
         Refused when the state it declares cannot be made of what there is.
@@ -558,6 +556,8 @@ class Run:
             raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
         check_function(function, uid)
         self._check_same_time(uid, function)
+        event_time = self._coordinator.operators[uid].event_time
+        check_ttl(function, uid, has_event_time=event_time is not None)
         pickled = pickled_function(uid, function)
         self._check_upgrade(uid, pickled, allow_dropped_state)
 

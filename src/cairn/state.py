@@ -18,6 +18,13 @@ dropped, for others are told by their place.
 
     spent = state.Reducing("decimal(18,2)", operator.add, migrate=lambda cents: cents / 100)
 
+State may expire: `ttl="1 hour"` after the last write by the epoch's clock, `ttl=TTL(...)` by
+event time or counted from the last read too. Of a map each entry expires, of a list
+each item. What has expired is gone for everybody at once, whenever its space is freed. TTL may be
+turned on, changed and turned off between runs; values that had none count from then on.
+
+    seen = state.Map("string", "long", ttl=state.TTL("1 day", clock="event", refresh="read-write"))
+
 Always true here:
 - a declaration is immutable and holds no state; using it outside a running
   function raises;
@@ -27,8 +34,10 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any, Generic, Protocol, TypeVar, overload
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
+from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.types import parse_type, type_ddl
 
@@ -42,18 +51,59 @@ Out_co = TypeVar("Out_co", covariant=True)
 Migrate = Callable[[Any], Any]
 
 
+@dataclass(frozen=True)
+class TTL:
+    """How long a value lives, by which clock, and what makes it live on."""
+
+    duration: str
+    clock: Literal["processing", "event"] = "processing"
+    """The epoch's clock, or the event time of the row at hand (else the watermark)."""
+    refresh: Literal["write", "read-write"] = "write"
+    ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ms", duration_ms(self.duration, "ttl"))
+        for name, known in _TTL_WORDS.items():
+            if getattr(self, name) not in known:
+                raise PlanError(
+                    f"ttl: {name}={getattr(self, name)!r}\n  expected: one of {', '.join(known)}"
+                )
+        if self.ms <= 0:
+            raise PlanError(f"ttl must be longer than nothing, found {self.duration!r}")
+
+    @property
+    def text(self) -> str:
+        """As manifests have it."""
+        return f"{self.ms} ms, {self.clock}, {self.refresh}"
+
+    @staticmethod
+    def of(ttl: str | TTL | None) -> TTL | None:
+        """What was declared, or a `text`."""
+        if ttl is None or isinstance(ttl, TTL):
+            return ttl
+        if isinstance(ttl, str) and ttl.count(", ") == 2:
+            duration, clock, refresh = ttl.split(", ")
+            return TTL(duration, clock, refresh)  # type: ignore[arg-type]
+        return TTL(ttl)
+
+
+_TTL_WORDS = {"clock": ("processing", "event"), "refresh": ("write", "read-write")}
+Ttl = str | TTL | None
+
+
 class Declaration:
     """What all kinds share: a type, and a name given by the class that declares it."""
 
     kind: str = ""
 
-    def __init__(self, declared: Any, *, migrate: Migrate | None = None) -> None:
+    def __init__(self, declared: Any, *, migrate: Migrate | None = None, ttl: Ttl = None) -> None:
         self.declared = declared
         self.type = parse_type(declared)
         self.name = ""
         if migrate is not None and not callable(migrate):
             raise PlanError(f"migrate= needs a function of the stored value, found {migrate!r}")
         self.migrate = migrate
+        self.ttl = TTL.of(ttl)
 
     def __set_name__(self, owner: type, name: str) -> None:
         if self.name and self.name != name:
@@ -89,6 +139,15 @@ def _unbound(declaration: Declaration) -> PlanError:
     )
 
 
+def _not_by_batch(declaration: Declaration) -> PlanError:
+    return PlanError(
+        f"state {declaration.name!r} is asked for many keys at once\n"
+        "  expected: that in a running BatchProcess only\n"
+        "  next: run the function with .process_batch(...), or with cairn.testing.Harness",
+        state=declaration.name,
+    )
+
+
 class Value(Declaration, Generic[T]):
     """One value per key."""
 
@@ -101,15 +160,26 @@ class Value(Declaration, Generic[T]):
         *,
         default: T | None = None,
         migrate: Migrate | None = None,
+        ttl: Ttl = None,
     ) -> None: ...
     @overload
     def __init__(
-        self: Value[Any], declared: Any, *, default: Any = None, migrate: Migrate | None = None
+        self: Value[Any],
+        declared: Any,
+        *,
+        default: Any = None,
+        migrate: Migrate | None = None,
+        ttl: Ttl = None,
     ) -> None: ...
     def __init__(
-        self, declared: Any, *, default: Any = None, migrate: Migrate | None = None
+        self,
+        declared: Any,
+        *,
+        default: Any = None,
+        migrate: Migrate | None = None,
+        ttl: Ttl = None,
     ) -> None:
-        super().__init__(declared, migrate=migrate)
+        super().__init__(declared, migrate=migrate, ttl=ttl)
         self.default = default
 
     def get(self, default: T | None = None) -> T | None:
@@ -121,6 +191,17 @@ class Value(Declaration, Generic[T]):
 
     def clear(self) -> None:
         raise _unbound(self)
+
+    def get_many(self, keys: Any) -> Any:
+        """In a BatchProcess: the value of each key, as an Arrow array.
+
+        Where there is none: null, or the declared default.
+        """
+        raise _not_by_batch(self)
+
+    def put_many(self, keys: Any, values: Any) -> None:
+        """In a BatchProcess: set the value of each key; null clears. The last word counts."""
+        raise _not_by_batch(self)
 
 
 class List(Declaration, Generic[T]):
@@ -152,8 +233,10 @@ class Map(Declaration, MutableMapping[K, V]):
 
     kind = "map"
 
-    def __init__(self, key: Any, value: Any, *, migrate: Migrate | None = None) -> None:
-        super().__init__(value, migrate=migrate)
+    def __init__(
+        self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
+    ) -> None:
+        super().__init__(value, migrate=migrate, ttl=ttl)
         self.declared_entry = key
         self._entry_type = parse_type(key)
 
@@ -179,6 +262,28 @@ class Map(Declaration, MutableMapping[K, V]):
     def clear(self) -> None:
         raise _unbound(self)
 
+    def get_many(self, keys: Any, entries: Any) -> Any:
+        """In a BatchProcess: the value of an entry of each key, null where there is none."""
+        raise _not_by_batch(self)
+
+    def put_many(self, keys: Any, entries: Any, values: Any) -> None:
+        """In a BatchProcess: set an entry of each key; a null value deletes it."""
+        raise _not_by_batch(self)
+
+    def of_keys(self, keys: Any) -> tuple[Any, Any, Any]:
+        """In a BatchProcess: every entry of these keys, as (index into keys, entry, value).
+
+        Ordered by index, then by entry.
+        """
+        raise _not_by_batch(self)
+
+    def between(self, low: Any, high: Any) -> tuple[Any, Any, Any]:
+        """In a BatchProcess: (key, entry, value) wherever low < entry <= high, of any key here.
+
+        None is no bound. Ordered by entry, then by key.
+        """
+        raise _not_by_batch(self)
+
     __hash__ = Declaration.__hash__
     __eq__ = Declaration.__eq__
 
@@ -189,9 +294,14 @@ class Reducing(Declaration, Generic[T]):
     kind = "reducing"
 
     def __init__(
-        self, declared: Any, reduce: Callable[[T, T], T], *, migrate: Migrate | None = None
+        self,
+        declared: Any,
+        reduce: Callable[[T, T], T],
+        *,
+        migrate: Migrate | None = None,
+        ttl: Ttl = None,
     ) -> None:
-        super().__init__(declared, migrate=migrate)
+        super().__init__(declared, migrate=migrate, ttl=ttl)
         if not callable(reduce):
             raise PlanError(f"Reducing needs a function of two values, found {reduce!r}")
         self.reduce = reduce
@@ -224,9 +334,14 @@ class Aggregating(Declaration, Generic[V, Out]):
     kind = "aggregating"
 
     def __init__(
-        self, declared: Any, aggregate: Aggregate[V, Out], *, migrate: Migrate | None = None
+        self,
+        declared: Any,
+        aggregate: Aggregate[V, Out],
+        *,
+        migrate: Migrate | None = None,
+        ttl: Ttl = None,
     ) -> None:
-        super().__init__(declared, migrate=migrate)
+        super().__init__(declared, migrate=migrate, ttl=ttl)
         missing = [
             name
             for name in ("create", "add", "merge", "result")

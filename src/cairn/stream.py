@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function, KeyedProcess
+from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
     check_event_time,
     check_function,
@@ -32,6 +34,14 @@ from cairn.plan.graph import (
 from cairn.sinks.base import Sink
 from cairn.slot.outlet import LATE
 from cairn.types import parse_schema, schema_ddl
+from cairn.window_functions import (
+    WindowApply,
+    WindowFunction,
+    WindowReduce,
+    check_window_function,
+)
+from cairn.window_process import WindowPlan
+from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,12 +135,121 @@ class KeyedStream:
 
     def process(self, function: KeyedProcess[Any], *, schema: Any, uid: str) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
+        return self._run(function, KeyedProcess, schema, uid)
+
+    def process_batch(self, function: BatchProcess, *, schema: Any, uid: str) -> ProcessStream:
+        """Run a function over Arrow batches of rows of many keys."""
+        return self._run(function, BatchProcess, schema, uid)
+
+    def _run(
+        self, function: Function, kind: type[Function], schema: Any, uid: str
+    ) -> ProcessStream:
         job = self._stream._job
         check_uid(uid, job._nodes)
-        check_function(function, uid)
+        check_function(function, uid, kind)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(uid, self._stream._ports, self._columns, function, out, ())
         return ProcessStream(job, (Port(uid),), out)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        *,
+        allowed_lateness: str = "0 seconds",
+        early_every_rows: int | None = None,
+        early_every: str | None = None,
+    ) -> WindowedStream:
+        """Cut the rows of each key into windows: `windows.tumbling("1 hour")` and others.
+
+        A window emits when it is complete, and again for each row that comes no more than
+        `allowed_lateness` after that; rows later still go to `.side("late")`. Before it is
+        complete it emits after every `early_every_rows` rows, and `early_every` of
+        processing time after a row, counted from what it emitted last. Each result is of all
+        rows so far, so a later one replaces those before it.
+        """
+        if not isinstance(spec, WindowSpec):
+            raise PlanError(
+                f"window: {spec!r} is no description of windows\n"
+                "  next: take windows.tumbling, sliding, session or global_"
+            )
+        stream = self._stream
+        is_timed = united_time(stream._job._nodes, stream._ports) is not None
+        if spec.time == "event" and not isinstance(spec, Global) and not is_timed:
+            raise PlanError(
+                "windows by event time need one, and the stream has none\n"
+                "  next: give the source event_time=, or the windows time='processing'"
+            )
+        plan = WindowPlan(
+            spec,
+            duration_ms(allowed_lateness, "allowed_lateness of windows"),
+            early_every_rows,
+            None if early_every is None else duration_ms(early_every, "early_every of windows"),
+        )
+        return WindowedStream(self, plan)
+
+    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+        """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
+
+        A key that got rows in an epoch is emitted at its end: the key columns, then the
+        aggregates. Arguments are Spark SQL over the stream's columns; types and nulls are
+        Spark's. `first` and `last` go by event time where there is one, else by arrival.
+        An aggregate added later begins with the rows that come then.
+        """
+        return aggregated(self._stream, self._columns, uid, aggregates, None)
+
+
+class WindowedStream:
+    """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
+
+    def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
+        self.keyed = keyed
+        self.plan = plan
+
+    @property
+    def spec(self) -> WindowSpec:
+        return self.plan.windows
+
+    @property
+    def allowed_lateness_ms(self) -> int:
+        return self.plan.allowed_lateness_ms
+
+    @property
+    def early_rows(self) -> int | None:
+        return self.plan.early_rows
+
+    @property
+    def early_ms(self) -> int | None:
+        return self.plan.early_ms
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str) -> ProcessStream:
+        """Fold the rows of a window into one: `function(row, row)` gives a row of their schema.
+
+        Results: the key columns, `window_start`, `window_end`, and the other columns.
+        """
+        if not callable(function):
+            raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
+        schema, keys = self.keyed._stream.schema, self.keyed._columns
+        made = WindowReduce(self.plan, schema, keys, function)
+        return self.keyed.process(made, schema=made.schema, uid=uid)
+
+    def process(self, function: WindowFunction, *, schema: Any, uid: str) -> ProcessStream:
+        """Give all rows of a window to a function at once; they are kept until then.
+
+        Results: the key columns, `window_start`, `window_end`, and the columns of `schema`.
+        """
+        check_window_function(function, uid)
+        keyed = self.keyed
+        made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
+        return keyed.process(made, schema=made.schema, uid=uid)
+
+    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+        """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
+
+        Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
+        the end of an epoch, also those of early triggers.
+        """
+        keyed = self.keyed
+        return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
 
 
 class ProcessStream(Stream):
@@ -176,3 +295,60 @@ class ProcessStream(Stream):
                 "  next: leave the schema out, or give your own rows another tag"
             )
         return rows
+
+
+def aggregated(
+    stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: WindowPlan | None
+) -> ProcessStream:
+    """The two nodes of an aggregation; `plan` says which windows, None: running."""
+    job = stream._job
+    check_uid(uid, job._nodes)
+    function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
+    name = f"partial:{uid}"
+    job._nodes[name] = partial_node(name, stream._ports, uid, partials)
+    job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, ())
+
+    def keep_late_rows() -> None:
+        function, partials = aggregation(
+            job._spark(), job._nodes, stream._ports, keys, asked, plan, carries_rows=True
+        )
+        sides = ((LATE, stream.schema),)
+        job._nodes[name] = partial_node(name, stream._ports, uid, partials)
+        job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, sides)
+
+    is_late = plan is not None and plan.has_late_rows
+    return AggregateStream(job, uid, stream, function.schema, keep_late_rows if is_late else None)
+
+
+class AggregateStream(ProcessStream):
+    """What an aggregation emits. Of windows by event time, the late rows hang off it."""
+
+    def __init__(
+        self,
+        job: Job,
+        uid: str,
+        stream: Stream,
+        schema: pa.Schema,
+        keep_late_rows: Callable[[], None] | None,
+    ) -> None:
+        super().__init__(job, (Port(uid),), schema)
+        self._input = stream
+        self._keep_late_rows = keep_late_rows
+
+    def side(self, tag: str, schema: Any = None) -> Stream:
+        """`.side("late")`: the rows that came too late for all their windows, as they were."""
+        uid = self._ports[0].node
+        if tag != LATE:
+            raise PlanError(f"aggregation {uid!r} has no side output {tag!r}\n  expected: {LATE!r}")
+        if self._keep_late_rows is None:
+            raise PlanError(
+                f"aggregation {uid!r} has no late rows: only windows by event time do\n"
+                "  next: leave the side output out"
+            )
+        if schema is not None:
+            check_same_schema(self._input.schema, parse_schema(schema))
+        node = self._job._nodes[uid]
+        assert isinstance(node, ProcessNode)
+        if not node.sides:
+            self._keep_late_rows()
+        return Stream(self._job, (Port(uid, LATE),), self._input.schema)

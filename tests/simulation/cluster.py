@@ -208,6 +208,7 @@ class Cluster:
     ) -> None:
         """A task that Spark has given up, still at work while the next one begins."""
         runtime, old = self._begin(level, subtask, begin)
+        runtime.attach(old, lambda batch: None)
         for batch in batches[:1]:
             runtime.run(old, batch)
         self._begin(level, subtask, begin)

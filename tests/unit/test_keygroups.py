@@ -7,15 +7,18 @@ import math
 import struct
 from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.codec import codec
 from cairn.errors import PlanError
 from cairn.plan.keygroups import (
     groups_of,
     hash_key,
     key_group,
+    key_groups,
     key_hasher,
     spark_key_group_sql,
     subtask_of,
@@ -82,6 +85,25 @@ VECTORS = [
 def test_hash_is_the_one_spark_computed(types, values, expected):
     arrow_types = [parse_type(t) for t in types]
     assert hash_key(values, arrow_types) == key_hasher(arrow_types)(values) == expected
+
+
+@pytest.mark.parametrize(("types", "values", "expected"), VECTORS)
+def test_a_column_of_keys_has_the_groups_of_its_keys(types, values, expected):
+    arrow_types = [parse_type(t) for t in types]
+    columns = []
+    for type, value in zip(arrow_types, values, strict=True):
+        held = None if value is None else codec(type).normalise(value)
+        # Not at the start of its buffers, as slices of a batch are.
+        columns.append(codec(type).encode([None, held, None, held])[1:])
+    nulls = hash_key([None] * len(types), arrow_types)
+    hashes = [expected, nulls, expected]
+    fields = [pa.field(str(at), t) for at, t in enumerate(arrow_types)]
+    struct_keys = pa.StructArray.from_arrays(columns, fields=fields)
+    for keys in [struct_keys] if len(columns) > 1 else [struct_keys, columns[0]]:
+        for group_count in (1, 128, 40_000):
+            found = key_groups(keys, keys.type, group_count)
+            assert found.tolist() == [hash % group_count for hash in hashes]
+    assert key_groups(struct_keys[:0], struct_keys.type, 8).tolist() == []
 
 
 def test_every_nan_has_one_hash():

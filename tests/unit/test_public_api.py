@@ -32,7 +32,8 @@ LAYERS = [
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
-    "view", "evolution", "plan.keygroups",
+    "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
+    "window_functions",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
 TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}
@@ -138,6 +139,8 @@ def test_packages_only_re_export() -> None:
 
 def test_exported_names_are_these() -> None:
     assert sorted(cairn.__all__) == [
+        "BatchContext",
+        "BatchProcess",
         "CairnError",
         "CommitConflictError",
         "CommitError",
@@ -155,10 +158,12 @@ def test_exported_names_are_these() -> None:
         "StaleEpochError",
         "StateNotFoundError",
         "StateSchemaError",
+        "WindowFunction",
         "session",
         "sinks",
         "spark_config",
         "state",
+        "windows",
     ]
     assert sorted(cairn.sinks.__all__) == [
         "Collect",
@@ -182,6 +187,7 @@ def test_exported_names_are_these() -> None:
         "List",
         "Map",
         "Reducing",
+        "TTL",
         "Value",
     }
     for module in (cairn, cairn.sinks):

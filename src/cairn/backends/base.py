@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cairn.codec import Codec
 from cairn.storage.manifest import FileRef
@@ -69,6 +69,21 @@ class Rows(Protocol):
         list: (start, added), keep so many items, then these.
         """
 
+    def held_many(self, keys: Sequence[Any], /) -> list[Any]:
+        """`get` of each."""
+
+    def new_keys(self, keys: Iterable[Any], /) -> list[Any]:
+        """Those that are not held; also those of which that is not known without asking a disk."""
+
+    def scan(self, cursor: Any, count: int, /) -> tuple[list[tuple[Any, Any]], Any]:
+        """Some of `items`, about `count`, and the cursor for the next ones; None: that was all.
+
+        The first cursor is None. ABSENT for a key whose state must be asked for.
+        """
+
+    def compact(self) -> None:
+        """Give back memory, if many keys are gone."""
+
 
 @dataclass(frozen=True)
 class BaseTarget:
@@ -103,6 +118,9 @@ class Base(ABC):
 class Backend(ABC):
     """Holds the state of one operator in one slot."""
 
+    takes_columns: ClassVar[bool] = False
+    """Tables may hold their rows themselves, in arrays: its bases take them in."""
+
     @abstractmethod
     def open_state(
         self, name: str, kind: str, keys: Codec, values: Codec, entries: Codec | None
@@ -133,6 +151,15 @@ class Backend(ABC):
         Every state must be open, with rows for the groups.
         """
         return False
+
+    def repack(self, tables: Sequence[Table]) -> None:
+        """Few of many rows of these are left: bring them close together, to free memory.
+
+        Between epochs. If it raises, what is held is not to be trusted.
+        """
+
+    def compact(self) -> None:
+        """Give back the disk that removed rows took. Takes its time; from any thread."""
 
     @abstractmethod
     def close(self) -> None:

@@ -12,24 +12,15 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
+from cairn.backends.scope import Scope as Scope
+from cairn.backends.scope import name_state as _name_state
+from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.codec import ValueTypeError
 from cairn.state import Aggregating, Declaration, List, Map, Reducing, Value
 from cairn.types import OBJECT
-
-
-class Scope(Protocol):
-    """Which key is at hand."""
-
-    key: Any
-    group: int
-
-
-def _name_state(handle: Declaration, error: ValueTypeError) -> TypeError:
-    where = f".{error.path}" if error.path else ""
-    return TypeError(f"state {handle.name!r}{where}: {error.reason}")
 
 
 class ValueHandle(Value[Any]):
@@ -39,6 +30,7 @@ class ValueHandle(Value[Any]):
         self._rows: list[Any] = table.rows
         self._changes = table.changes
         self._normalise = table.values.normalise
+        self._exact = table.values.exact
         # In the form of a stored value, so that nobody can change it for all keys.
         default = declaration.default
         self._default = None if default is None else self._normalise(default)
@@ -47,22 +39,22 @@ class ValueHandle(Value[Any]):
         scope = self._scope
         group = scope.group
         key = scope.key
-        value = self._changes[group].get(key, ABSENT)
-        if value is ABSENT:
-            # Not get(): `[]` runs at C speed in every backend, and is None for none.
-            value = self._rows[group][key]
+        changes = self._changes[group]
+        # Not get(): `in` and `[]` are quicker, and rows give None for what they do not have.
+        value = changes[key] if key in changes else self._rows[group][key]
         if value is None:
             return self._default if default is None else default
         return value
 
     def set(self, value: Any) -> None:
-        if value is None:
-            self.clear()
-            return
-        try:
-            value = self._normalise(value)
-        except ValueTypeError as error:
-            raise _name_state(self, error) from None
+        if type(value) is not self._exact:
+            if value is None:
+                self.clear()
+                return
+            try:
+                value = self._normalise(value)
+            except ValueTypeError as error:
+                raise _name_state(self, error) from None
         scope = self._scope
         self._changes[scope.group][scope.key] = value
 
@@ -92,19 +84,22 @@ class PickledValueHandle(ValueHandle):
         return self._restore(stored)
 
 
+Cell = ValueHandle | ExpiringValueHandle
+
+
 class _Folded:
     """What reducing and aggregating state share: a stored value behind `add`."""
 
-    _cell: ValueHandle
+    _cell: Cell
 
     def clear(self) -> None:
         self._cell.clear()
 
 
 class ReducingHandle(_Folded, Reducing[Any]):
-    def __init__(self, declaration: Reducing[Any], table: ValueTable, scope: Scope) -> None:
+    def __init__(self, declaration: Reducing[Any], cell: Cell) -> None:
         self.name = declaration.name
-        self._cell = _value_handle(declaration, table, scope)
+        self._cell = cell
         self.reduce = declaration.reduce
 
     def add(self, value: Any) -> None:
@@ -116,9 +111,9 @@ class ReducingHandle(_Folded, Reducing[Any]):
 
 
 class AggregatingHandle(_Folded, Aggregating[Any, Any]):
-    def __init__(self, declaration: Aggregating[Any, Any], table: ValueTable, scope: Scope) -> None:
+    def __init__(self, declaration: Aggregating[Any, Any], cell: Cell) -> None:
         self.name = declaration.name
-        self._cell = _value_handle(declaration, table, scope)
+        self._cell = cell
         self.aggregate = declaration.aggregate
 
     def add(self, value: Any) -> None:
@@ -279,7 +274,9 @@ class MapHandle(Map[Any, Any]):
             self._put(entry, ABSENT)
 
 
-def _value_handle(declaration: Any, table: ValueTable, scope: Scope) -> ValueHandle:
+def _cell(declaration: Any, table: ValueTable, scope: Scope) -> Cell:
+    if declaration.ttl is not None:
+        return ExpiringValueHandle(table, scope)
     if not isinstance(declaration, Value):
         value: Value[Any] = Value(declaration.declared)
         value.name = declaration.name
@@ -291,15 +288,21 @@ def _value_handle(declaration: Any, table: ValueTable, scope: Scope) -> ValueHan
 def make_handle(table: Table, scope: Scope) -> Declaration:
     """The handle for a table, of the kind its declaration asks for."""
     declaration = table.declaration
+    expires = declaration.ttl is not None
     if isinstance(table, ListTable):
         assert isinstance(declaration, List)
+        if expires:
+            return ExpiringListHandle(table, scope)
         return ListHandle(declaration, table, scope)
     if isinstance(table, MapTable):
         assert isinstance(declaration, Map)
+        if expires:
+            return ExpiringMapHandle(table, scope)
         return MapHandle(declaration, table, scope)
     assert isinstance(table, ValueTable)
+    cell = _cell(declaration, table, scope)
     if isinstance(declaration, Reducing):
-        return ReducingHandle(declaration, table, scope)
+        return ReducingHandle(declaration, cell)
     if isinstance(declaration, Aggregating):
-        return AggregatingHandle(declaration, table, scope)
-    return _value_handle(declaration, table, scope)
+        return AggregatingHandle(declaration, cell)
+    return cell

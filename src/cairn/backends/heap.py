@@ -12,11 +12,14 @@ Always true here:
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import filterfalse, repeat
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from cairn.backends.base import (
     ABSENT,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from cairn.backends.overlay import Table
 
 BASE_PIECE_ROWS = 8 * 1024
+# A dict takes 30 to 120 bytes a row as it grows.
+COMPACT_ROW_BYTES = 400
+COMPACT_BYTES_MIN = 4096
 
 
 class HeapRows(dict[Any, Any]):
@@ -74,6 +80,23 @@ class HeapRows(dict[Any, Any]):
             if held is ABSENT:
                 del captured[key]
         return captured
+
+    def held_many(self, keys: Sequence[Any]) -> list[Any]:
+        return list(map(self.get, keys))
+
+    def new_keys(self, keys: Iterable[Any]) -> list[Any]:
+        return list(filterfalse(self.__contains__, keys))
+
+    def scan(self, cursor: Any, count: int) -> tuple[list[tuple[Any, Any]], Any]:
+        return list(self.items()), None
+
+    def compact(self) -> None:
+        # A dict never shrinks by itself.
+        if sys.getsizeof(self) > COMPACT_BYTES_MIN + COMPACT_ROW_BYTES * len(self):
+            with self.lock:
+                kept = dict(self)
+                self.clear()
+                self.update(kept)
 
     def _undo_after_capture(self) -> dict[Any, Any] | None:
         return None
@@ -151,6 +174,8 @@ def empty_rows(kind: str) -> HeapRows:
 class HeapBackend(Backend):
     """The fastest backend, for state that fits in memory."""
 
+    takes_columns = True
+
     def __init__(self) -> None:
         self._states: dict[str, tuple[str, Any, Any, Any]] = {}
         self._rows: dict[tuple[str, int], HeapRows] = {}
@@ -179,13 +204,32 @@ class HeapBackend(Backend):
             self._base.cancel()
         self._rows.pop((name, group_index), None)
 
+    def repack(self, tables: Sequence[Table]) -> None:
+        if self._base is not None:
+            return
+        # Python gives back an arena when it is empty. So everything goes before anything
+        # comes back: moved one by one, rows would fill the holes that others have left.
+        packed = [(table, list(table.dump())) for table in tables]
+        for table in tables:
+            for group in table.groups:
+                self.rows(table.name, group).clear()
+                if table.expiry is not None:
+                    table.expiry.assign(group)
+        for table, batches in packed:
+            for batch in batches:
+                table.apply(batch)
+
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         assert self._base is None, "one base at a time"
-        parts = {
-            name: (table, [(group, self.rows(name, group)) for group in groups])
-            for name, table in sorted(tables.items())
-        }
-        self._base = HeapBase(parts, self._base_closed)
+        parts: _Parts = {}
+        frozen: dict[str, Iterator[pa.RecordBatch]] = {}
+        for name, table in sorted(tables.items()):
+            columns = table.freeze()
+            if columns is None:
+                parts[name] = (table, [(group, self.rows(name, group)) for group in groups])
+            else:
+                frozen[name] = columns
+        self._base = HeapBase(parts, self._base_closed, frozen)
         return self._base
 
     def _base_closed(self) -> None:
@@ -203,8 +247,14 @@ _Parts = dict[str, tuple["Table", list[tuple[int, HeapRows]]]]
 class HeapBase(Base):
     """A segment with everything, group after group."""
 
-    def __init__(self, parts: _Parts, closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        parts: _Parts,
+        closed: Callable[[], None],
+        frozen: Mapping[str, Iterator[pa.RecordBatch]],
+    ) -> None:
         self._parts = parts
+        self._frozen = frozen
         self._closed: Callable[[], None] | None = closed
         self._cancelled = False
         for _, rows in self._all_rows():
@@ -236,15 +286,12 @@ class HeapBase(Base):
                     file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
                 )
                 for name, (table, rows) in self._parts.items():
-                    begun = False
-                    for batch in table.layout.pieces(self._captured(rows), BASE_PIECE_ROWS):
-                        if not begun:
-                            writer.begin_state(name, batch.schema)
-                            begun = True
-                        writer.write(batch)
-                        pace()
+                    pieces = table.layout.pieces(self._captured(rows), BASE_PIECE_ROWS)
+                    _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
                     for _, encoded in rows:
                         encoded.undo = None
+                for name, pieces in self._frozen.items():
+                    _write_state(writer, name, pieces, pace)
                 written = writer.finish()
                 file.flush()
                 if self._cancelled:
@@ -272,3 +319,18 @@ class HeapBase(Base):
                 raise BaseCancelledError
             if captured:
                 yield group, captured
+
+
+def _write_state(
+    writer: SegmentWriter,
+    name: str,
+    pieces: Iterator[pa.RecordBatch],
+    pace: Callable[[], None],
+) -> None:
+    begun = False
+    for batch in pieces:
+        if not begun:
+            writer.begin_state(name, batch.schema)
+            begun = True
+        writer.write(batch)
+        pace()

@@ -25,7 +25,9 @@ from cairn.backends.base import ABSENT as ABSENT
 from cairn.backends.base import Backend, Rows
 from cairn.backends.heap import empty_rows
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
+from cairn.backends.ttl import Expiry, leave_out_expired
 from cairn.codec import Codec, codec
+from cairn.codec.stamped import stamped_codec
 from cairn.state import Declaration
 
 BASE_BATCH_ROWS = 64 * 1024
@@ -41,7 +43,8 @@ class Table(ABC):
         self.declaration = declaration
         self.name = declaration.name
         self.keys = codec(key_type)
-        self.values = codec(declaration.type)
+        ttl = declaration.ttl
+        self.values = codec(declaration.type) if ttl is None else stamped_codec(declaration.type)
         entry_type = declaration.entry_type
         entries = None if entry_type is None else codec(entry_type)
         kind = declaration.kind
@@ -52,6 +55,7 @@ class Table(ABC):
         self.rows: list[Rows] = [empty_rows(kind) for _ in range(group_count)]
         self.changes: list[dict[Any, Any]] = [{} for _ in range(group_count)]
         self.groups = range(0)
+        self.expiry = None if ttl is None else Expiry(self, ttl)
 
     def assign(self, groups: range) -> None:
         """Own these key groups: keep what is there already, drop what no longer belongs."""
@@ -60,9 +64,13 @@ class Table(ABC):
                 self.backend.drop(self.name, group)
                 self.rows[group] = empty_rows(self.declaration.kind)
                 self.changes[group] = {}
+                if self.expiry is not None:
+                    self.expiry.release(group)
         for group in groups:
             if group not in self.groups:
                 self.rows[group] = self.backend.rows(self.name, group)
+                if self.expiry is not None:
+                    self.expiry.assign(group)
         self.groups = groups
 
     def forget(self, groups: range) -> None:
@@ -72,12 +80,16 @@ class Table(ABC):
                 self.backend.drop(self.name, group)
                 self.rows[group] = self.backend.rows(self.name, group)
                 self.changes[group] = {}
+                if self.expiry is not None:
+                    self.expiry.assign(group)
 
     def promote(self) -> None:
         """The epoch is committed: its changes are the state now."""
         for group in self.groups:
             changes = self.changes[group]
             if changes:
+                if self.expiry is not None:
+                    self.expiry.promoting(group, changes)
                 self.rows[group].promote(changes)
                 self.changes[group] = {}
 
@@ -105,6 +117,13 @@ class Table(ABC):
         if groups:
             yield self._dump(groups, mappings)
 
+    def freeze(self) -> Iterator[pa.RecordBatch] | None:
+        """The committed rows as of now, where the table holds them itself; None: the backend does.
+
+        Read on another thread, while later epochs run.
+        """
+        return None
+
     def delta(self) -> pa.RecordBatch | None:
         """What the epoch changed."""
         groups = [group for group in self.groups if self.changes[group]]
@@ -112,6 +131,19 @@ class Table(ABC):
 
     def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
         return self.layout.batch(groups, mappings)
+
+    def leave_out_expired(
+        self, batch: pa.RecordBatch, floor_ms: int | None = None, *, keep_rows: bool = False
+    ) -> pa.RecordBatch:
+        """Stored rows that had not expired before `floor_ms`, or before that of the last epoch."""
+        ttl, expiry = self.declaration.ttl, self.expiry
+        if ttl is None or expiry is None:
+            return batch
+        floor = expiry.floor_ms if floor_ms is None else floor_ms
+        if floor is None:
+            return batch
+        kind = self.declaration.kind
+        return leave_out_expired(batch, kind, floor - ttl.ms, keep_rows=keep_rows)
 
     @abstractmethod
     def keys_changed(self) -> int:

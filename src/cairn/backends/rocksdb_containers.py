@@ -11,7 +11,7 @@ Always true here:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cairn.backends.base import ABSENT
@@ -165,18 +165,6 @@ class RocksMapRows(RocksRows):
         self.know((key,))
         return self[key]
 
-    def know(self, keys: Iterable[Any]) -> None:
-        """Have the headers of these keys in memory."""
-        young = dict.__contains__
-        keys = [key for key in keys if not young(self, key) and not self.recall(key)]
-        if keys:
-            key_bytes, frozen = self.packing.key, self.frozen
-            raws = self.read_many([self.prefix + key_bytes(key) for key in keys])
-            self.fill(keys, raws, frozen)
-
-    def read_many(self, keys: list[bytes]) -> list[bytes | None]:
-        return [None] * len(keys) if self.database is None else self.database.get_many(keys)
-
     def promote(self, changes: Mapping[Any, Any]) -> None:
         self.know(changes)
         self._know_entries(changes)
@@ -250,6 +238,14 @@ class ListView(Sequence[Any]):
         return self.below + len(self.tail)
 
     def __getitem__(self, index: Any) -> Any:
+        # One item, near the end or by itself, does not take the whole list.
+        if type(index) is int and self.below and index >= 0:
+            if index >= self.below:
+                return self.tail[index - self.below]
+            rows = self.rows
+            (raw,) = rows.read_many([rows.prefix + self.key_bytes + _INDEX.pack(index)])
+            if raw is not None:
+                return rows.packing.value_of(raw)
         return self.load()[index]
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -114,6 +115,8 @@ class Database:
         """How many rows objects keep their rows here."""
         self._tuning = tuning
         self._runs = 0
+        self._closing = threading.Lock()
+        self._closed = False
         access = rocksdict.AccessType
         self._db = rocksdict.Rdict(
             folder,
@@ -142,18 +145,19 @@ class Database:
         found: list[bytes | None] = self._db.get(keys) if keys else []  # type: ignore[arg-type,assignment]
         return found
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key begins with this, in order."""
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key begins with this, in order; those from `start` on."""
         end = after(prefix)
+        first = max(prefix, start)
         last: bytes | None = None
-        for pair in self._db.items(from_key=prefix):
+        for pair in self._db.items(from_key=first):
             if pair[0] >= end:  # type: ignore[operator]
                 return
             last = pair[0]  # type: ignore[assignment]
             yield pair  # type: ignore[misc]
         # The iterator swallows errors; ask again for what came after the last row.
         check = self._db.iter()
-        check.seek(last if last is not None else prefix)
+        check.seek(last if last is not None else first)
         if last is not None and check.valid():
             check.next()
         try:
@@ -190,10 +194,15 @@ class Database:
         rocksdict.Checkpoint(self._db).create_checkpoint(folder)
 
     def compact(self) -> None:
-        self._db.compact_range(None, None)
+        """Merge all files into one run; a slow affair, beside everything else."""
+        with self._closing:
+            if not self._closed:
+                self._db.compact_range(None, None)
 
     def close(self) -> None:
-        self._db.close()
+        with self._closing:
+            self._closed = True
+            self._db.close()
 
     def destroy(self) -> None:
         self.close()

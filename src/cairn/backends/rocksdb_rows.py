@@ -15,11 +15,12 @@ Always true here:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
-from cairn.backends.rocksdb_database import Database, Op
+from cairn.backends.base import ABSENT
+from cairn.backends.rocksdb_database import Database, Op, after
 from cairn.backends.rocksdb_packing import Packing, sampled_size
 
 # What a decoded value costs: its share of the dict, and small objects for key and value.
@@ -149,6 +150,42 @@ class RocksRows(dict[Any, Any]):
         if self.database is not None:
             yield from scan_rows(self.database, self.prefix, self.packing)
 
+    def held_many(self, keys: Sequence[Any]) -> list[Any]:
+        self.know(keys)
+        return list(map(self.get, keys))
+
+    def know(self, keys: Iterable[Any]) -> None:
+        """Have these keys in memory."""
+        young = dict.__contains__
+        keys = [key for key in keys if not young(self, key) and not self.recall(key)]
+        if keys:
+            key_bytes, frozen = self.packing.key, self.frozen
+            raws = self.read_many([self.prefix + key_bytes(key) for key in keys])
+            self.fill(keys, raws, frozen)
+
+    def read_many(self, keys: list[bytes]) -> list[bytes | None]:
+        return [None] * len(keys) if self.database is None else self.database.get_many(keys)
+
+    def new_keys(self, keys: Iterable[Any]) -> list[Any]:
+        young = dict.__contains__
+        return [key for key in keys if not ((young(self, key) or self.recall(key)) and key in self)]
+
+    def scan(self, cursor: bytes | None, count: int) -> tuple[list[tuple[Any, Any]], bytes | None]:
+        if cursor is None:
+            # Of these the newest word may be a part of the row. Asked for in this order, so
+            # that none is missed which a writer takes down meanwhile.
+            unwritten = {**self.dirty, **self.frozen}
+            return [(key, ABSENT) for key in unwritten], b""
+        if self.database is None:
+            return [], None
+        found = list(islice(scan_rows(self.database, self.prefix, self.packing, cursor), count))
+        if len(found) < count:
+            return found, None
+        return found, after(self.prefix + self.packing.key(found[-1][0]))
+
+    def compact(self) -> None:
+        pass
+
     def rotate(self) -> int:
         """Forget what was not touched since the last rotation; how many bytes that were."""
         forgotten = self.old_bytes
@@ -196,17 +233,19 @@ class RocksRows(dict[Any, Any]):
             ]
 
 
-def scan_rows(database: Database, prefix: bytes, packing: Packing) -> Iterator[tuple[Any, Any]]:
-    """Every key of a state and group in a database, with what is held of it."""
+def scan_rows(
+    database: Database, prefix: bytes, packing: Packing, start: bytes = b""
+) -> Iterator[tuple[Any, Any]]:
+    """Every key of a state and group in a database (from `start` on), with what is held of it."""
     cut = len(prefix)
     if packing.kind not in ("map", "list"):
-        for row, raw in database.scan(prefix):
+        for row, raw in database.scan(prefix, start):
             yield packing.key_of(row[cut:]), packing.value_of(raw)
         return
     is_map = packing.kind == "map"
     header = b""
     held: Any = None
-    for row, raw in database.scan(prefix):
+    for row, raw in database.scan(prefix, start):
         if header and row.startswith(header):
             if is_map:
                 held[packing.entry_of(row[len(header) :])] = packing.value_of(raw)

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn import errors
 from cairn.coordinator.epoch import Outcome
+from cairn.coordinator.partials import PartialChoice
 from cairn.errors import CairnError, EpochError, PlanError
 from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
 from cairn.plan.graph import Graph
@@ -59,6 +60,7 @@ class SparkDriver:
         self.run_id = run_id
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
+        self._partials = PartialChoice()
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
         self.deploy(spec, parallelism)
@@ -155,6 +157,7 @@ class SparkDriver:
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
+        self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
             planned = self.planner.epoch(rows, observed=is_batch)
             acks = planned.collect()
@@ -167,7 +170,9 @@ class SparkDriver:
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
         self._reports.value = []
         self._watch_placement(reports)
-        return Outcome([ack_decoder.decode(row.ack) for row in acks], reports, event_times)
+        outcome = Outcome([ack_decoder.decode(row.ack) for row in acks], reports, event_times)
+        self._partials.learn(outcome.acks)
+        return outcome
 
     def _use(self, session: SparkSession) -> None:
         """Plan epochs in this session: Spark makes one for each query, a copy of the user's."""

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
-from cairn.coordinator.measured import announced, metrics_of, timings_of
+from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
 from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
@@ -384,6 +384,7 @@ class Coordinator:
             for ack in outcome.acks
             for operator in ack.operators
         }
+        held = state_keys_of(outcome.reports)
         operators = {}
         for uid, spec in self.operators.items():
             operators[uid] = OperatorEntry(
@@ -393,7 +394,13 @@ class Coordinator:
                 states=self.states[uid],
                 parallelism=self.parallelism,
                 ranges=[
-                    advance(part, by_operator[uid, subtask], begin.epoch, slices)
+                    advance(
+                        part,
+                        by_operator[uid, subtask],
+                        begin.epoch,
+                        slices,
+                        held.get((uid, subtask)),
+                    )
                     for subtask, part in enumerate(ranges[uid])
                 ],
             )
@@ -462,7 +469,12 @@ def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
     from cairn.functions import declared_state
 
     return {
-        name: StateDecl(kind=d.kind, type=d.ddl, entry_type=d.entry_ddl)
+        name: StateDecl(
+            kind=d.kind,
+            type=d.ddl,
+            entry_type=d.entry_ddl,
+            ttl=None if d.ttl is None else d.ttl.text,
+        )
         for name, d in declared_state(spec.load()).items()
     }
 

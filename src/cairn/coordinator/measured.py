@@ -8,13 +8,27 @@ from typing import Any
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.storage.manifest import Epoch
 
-_SUMMED = ("rows_in", "rows_out", "keys_changed", "state_keys", "late_rows", "untimed_rows")
+_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows")
 
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
-    """What slots have written in the background, each file once, older ones first."""
-    found = {file.stored.id: file for report in reports for file in report.compacted}
+    """What slots have written in the background, each file once, older ones first.
+
+    Files are named by content: empty bases of two ranges have one name.
+    """
+    found = {
+        (file.stored.id, file.uid, file.first_group): file
+        for report in reports
+        for file in report.compacted
+    }
     return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
+
+
+def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
+    """How many keys each operator holds in each subtask."""
+    return {
+        (uid, report.subtask): keys for report in reports for uid, keys in report.state_keys.items()
+    }
 
 
 def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
@@ -55,11 +69,14 @@ def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]
         for op in ack.operators:
             sums = operators.setdefault(
                 op.uid,
-                dict.fromkeys(_SUMMED, 0) | {"delta_bytes": 0},
+                dict.fromkeys((*_SUMMED, "state_keys", "delta_bytes"), 0),
             )
             for name in _SUMMED:
                 sums[name] += getattr(op, name)
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+    for (uid, _), keys in state_keys_of(reports).items():
+        if uid in operators:
+            operators[uid]["state_keys"] += keys
     compacted = announced(reports)
     return {
         "operators": operators,

@@ -151,9 +151,14 @@ def take_in(
 
 
 def advance(
-    part: RangeState, ack: OperatorAck, epoch: int, slices: Mapping[str, Slice]
+    part: RangeState,
+    ack: OperatorAck,
+    epoch: int,
+    slices: Mapping[str, Slice],
+    state_keys: int | None = None,
 ) -> RangeState:
-    """A range after an epoch: its delta comes last."""
+    """A range after an epoch: its delta comes last. `state_keys` as the slot counted, if it did."""
+    keys = part.state_keys if state_keys is None else state_keys
     files = list(part.files)
     version = part.version
     if ack.delta is not None:
@@ -166,8 +171,8 @@ def advance(
         group_count=part.group_count,
         version=version,
         files=files,
-        state_keys=ack.state_keys,
-        state_bytes=_state_bytes(files, ack.state_keys),
+        state_keys=keys,
+        state_bytes=_state_bytes(files, keys),
     )
 
 

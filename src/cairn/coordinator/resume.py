@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from cairn.errors import PlanError, StateSchemaError
 from cairn.evolution import IncompatibleError, compare
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.state import Declaration
 from cairn.storage.manifest import Epoch, OperatorEntry
 from cairn.storage.spark_log import match_sources
@@ -120,10 +121,12 @@ def _fits(
             if allow_dropped_state:
                 fits = False
                 continue
+            is_timer = name in (EVENT_TIMERS, PROCESSING_TIMERS)
+            again = "give it on_timer() again" if is_timer else "declare it again"
             raise StateSchemaError(
                 f"{where}\n  operator {entry.uid!r}: the epoch holds state {name!r}, which the "
                 "function does not declare\n"
-                "  next: declare it again, or pass allow_dropped_state=True to lose it",
+                f"  next: {again}, or pass allow_dropped_state=True to lose it",
                 operator=entry.uid,
                 state=name,
             )

@@ -11,9 +11,10 @@ import pyarrow as pa
 from cairn.codec import ValueTypeError, codec, is_hashable
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import KeyedProcess, declared_state
+from cairn.functions import BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.graph import Watermark, is_time
-from cairn.types import type_ddl
+from cairn.state import Map, Value
+from cairn.types import OBJECT, type_ddl
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -102,13 +103,33 @@ def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
         )
 
 
-def check_function(function: Any, uid: str) -> None:
+def check_function(function: Any, uid: str, kind: type[Function] | None = None) -> None:
+    """`kind`: KeyedProcess or BatchProcess; None takes either."""
     if isinstance(function, type):
         raise PlanError(f"operator {uid!r}: give an object, {function.__name__}(), not the class")
-    if not isinstance(function, KeyedProcess):
-        raise PlanError(f"operator {uid!r}: {type(function).__name__} is no KeyedProcess")
-    if type(function).process is KeyedProcess.process:
-        raise PlanError(f"operator {uid!r}: {type(function).__name__} has no process(row, ctx)")
+    found = type(function).__name__
+    if isinstance(function, KeyedProcess):
+        if kind is BatchProcess:
+            raise PlanError(
+                f"operator {uid!r}: {found} is a KeyedProcess\n  next: run it with .process(...)"
+            )
+        if type(function).process is KeyedProcess.process:
+            raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
+    elif isinstance(function, BatchProcess):
+        if kind is KeyedProcess:
+            raise PlanError(
+                f"operator {uid!r}: {found} is a BatchProcess\n"
+                "  next: run it with .process_batch(...)"
+            )
+        if type(function).process is BatchProcess.process:
+            raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
+        _check_batch_state(function, uid)
+    else:
+        expected = "BatchProcess" if kind is BatchProcess else "KeyedProcess"
+        raise PlanError(
+            f"operator {uid!r}: {found} is no {expected}\n  next: subclass cairn.{expected}, with "
+            f"the code in its process(...), and give an object of that class"
+        )
     for declaration in declared_state(function).values():
         entry = declaration.entry_type
         if entry is not None and not is_hashable(entry):
@@ -126,3 +147,41 @@ def check_function(function: Any, uid: str) -> None:
                     f"{error}",
                     state=declaration.name,
                 ) from None
+
+
+def _check_batch_state(function: BatchProcess, uid: str) -> None:
+    for name, declaration in declared_state(function).items():
+        if not isinstance(declaration, Value | Map):
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: a BatchProcess has Value and Map state only, "
+                f"found {type(declaration).__name__}\n"
+                "  next: use one of them, or a KeyedProcess with .process(...)",
+                state=name,
+            )
+        if declaration.type is OBJECT:
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: pickled objects do not fit into columns\n"
+                "  next: declare a type",
+                state=name,
+            )
+
+
+def check_ttl(function: Function, uid: str, *, has_event_time: bool) -> None:
+    """State that expires needs a clock, and code that runs row by row."""
+    for name, declaration in declared_state(function).items():
+        if declaration.ttl is None:
+            continue
+        if not isinstance(function, KeyedProcess):
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: state that expires is for functions that run "
+                f"row by row, found {type(function).__name__}\n"
+                "  next: use a KeyedProcess with .process(...), or leave ttl= out",
+                state=name,
+            )
+        if declaration.ttl.clock == "event" and not has_event_time:
+            raise PlanError(
+                f"operator {uid!r}, state {name!r}: its ttl counts event time, which the rows do "
+                "not have\n"
+                "  next: declare event_time= at the source, or use clock='processing'",
+                state=name,
+            )

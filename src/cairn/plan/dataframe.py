@@ -34,7 +34,7 @@ from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
 from cairn.plan.deploy import direct_inputs, lanes_out, taps
-from cairn.plan.graph import Edge, Graph, Level, Port, SourceNode, TransformNode
+from cairn.plan.graph import Edge, Graph, Level, PartialNode, Port, SourceNode, TransformNode
 from cairn.plan.keygroups import spark_key_group_sql
 from cairn.slot.forward import Forward
 from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
@@ -113,6 +113,8 @@ class Planner:
         self.parallelism = parallelism
         self._taps = taps(graph)
         self._persisted: list[DataFrame] = []
+        self.grouped: frozenset[str] = frozenset()
+        """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
         self._observations: dict[str, list[str]] = {}
         """Of the epoch planned last: the origins whose times each of them tells."""
@@ -219,10 +221,13 @@ class Planner:
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
+        return rows.select(*self._columns_of(columns))
+
+    def _columns_of(self, columns: Sequence[str]) -> list[Column]:
         for text in columns:
             if text not in self._parsed:
                 self._parsed[text] = F.expr(text)
-        return rows.select(*(self._parsed[text] for text in columns))
+        return [self._parsed[text] for text in columns]
 
     # A level's input: lane, group, subtask, [time, tie], a struct per lane, [ack].
 
@@ -285,14 +290,14 @@ class Planner:
             united, *others = [self._transform(rows, port, frames) for port in inputs]
             for other in others:
                 united = united.unionByName(other)
-            frame = node.function(united)
+            if isinstance(node, PartialNode):
+                frame = self._partial(united, node)
+            else:
+                frame = node.function(united)
             types = {field.name: field.type for field in node.schema}
             declared = self._declared(port)
             frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
-            if any(
-                isinstance(other, TransformNode) and port in self.graph.bare(other.inputs)
-                for other in self.graph.nodes.values()
-            ):
+            if self._is_read_again(port):
                 frame = frame.persist()
                 self._persisted.append(frame)
         elif isinstance(node, SourceNode):
@@ -306,6 +311,29 @@ class Planner:
             frame = rows.where(F.col("lane") == lane).select(f"{lane_name(lane)}.*")
         frames[port] = frame
         return frame
+
+    def _is_read_again(self, port: Port) -> bool:
+        """Whether what a transform gives is read more than once, or may be: by transforms."""
+        readers = [
+            node
+            for node in self.graph.nodes.values()
+            if isinstance(node, TransformNode) and port in self.graph.bare(node.inputs)
+        ]
+        if not readers:
+            return False
+        # Partials read their rows once.
+        edges = [edge for edge in self.graph.edges if port in edge.inputs]
+        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode)
+
+    def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
+        """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""
+        partials = node.partials
+        if partials.grouping is None or node.uid not in self.grouped:
+            return self._project(rows, partials.rows)
+        groups = rows.groupBy(*self._columns_of(partials.grouping))
+        grouped = groups.agg(*self._columns_of(partials.grouped))
+        # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
+        return grouped.coalesce(self.parallelism)
 
     def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
         per_source: list[tuple[str, list[Edge]]] = []

@@ -8,6 +8,7 @@ import pyarrow as pa
 from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
+from cairn.plan.check import check_ttl
 from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
 from cairn.slot.spec import (
     JobSpec,
@@ -92,6 +93,7 @@ def _operator(
     graph: Graph, node: ProcessNode, level: Level, tap_lanes: dict[Port, int]
 ) -> OperatorSpec:
     edge = next(e for e in level.edges if e.consumer == node.uid)
+    check_ttl(node.function, node.uid, has_event_time=edge.event_time is not None)
     function = pickled_function(node.uid, node.function)
     outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
     return OperatorSpec(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.sinks.base import Sink
@@ -67,6 +68,18 @@ class TransformNode:
     function: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
+
+
+@dataclass(frozen=True)
+class PartialNode(TransformNode):
+    """What an aggregation is fed: partials that Spark makes row by row, or aggregates ahead.
+
+    The two give the same results; which one it is is chosen epoch by epoch.
+    """
+
+    uid: str = field(kw_only=True)
+    """The operator it feeds."""
+    partials: Partials = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
@@ -260,25 +273,32 @@ def port_event_time(nodes: dict[str, Node], port: Port) -> str | None:
 def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
     """The event time of a stream: it follows the column's name through operators."""
     node = nodes[port.node]
-    if isinstance(node, SourceNode | TimeNode):
+    if isinstance(node, SourceNode | TimeNode | PartialNode):
         return None if node.event_time is None else EventTime(node.event_time)
     if isinstance(node, SinkNode):
         raise AssertionError("a sink has no output")
-    time = united_time(nodes, node.inputs)
+    time = united_time(nodes, _rows_before(nodes, node) if port.tag else node.inputs)
     if isinstance(node, TransformNode):
         return time if time is not None and time.column == node.event_time else None
     schema = port_schema(nodes, port)
     result = node.function.result_time
     if port.tag is None and result is not None and result in schema.names:
-        # Results about the time up to an end that is no part of it.
-        return EventTime(result, -1)
+        # Results about the time up to an end that is, as a rule, no part of it.
+        return EventTime(result, node.function.result_shift_us)
     if time is None or time.column not in schema.names:
         return None
-    before = united_schema([port_schema(nodes, upstream) for upstream in node.inputs])
+    inputs = _rows_before(nodes, node) if port.tag else node.inputs
+    before = united_schema([port_schema(nodes, upstream) for upstream in inputs])
     type_ = schema.field(time.column).type
     # A column of another type may well count in other units.
     is_same = type_ == before.field(time.column).type or pa.types.is_timestamp(type_)
     return time if is_same else None
+
+
+def _rows_before(nodes: dict[str, Node], node: TransformNode | ProcessNode) -> tuple[Port, ...]:
+    """The streams that a side output has the rows of: those before they became partials."""
+    fed = [nodes[port.node] for port in node.inputs]
+    return fed[0].inputs if isinstance(fed[0], PartialNode) else node.inputs
 
 
 def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:

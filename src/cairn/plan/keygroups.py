@@ -7,6 +7,7 @@ ranges of groups. The hash here is Spark's xxhash64 bit for bit: XXH64 with seed
 Always true here:
 - hash_key(values, types) equals Spark's xxhash64 over columns of those types;
 - every NaN hashes alike, and -0.0 hashes as 0.0, at any depth;
+- key_groups(column) has the key_group of each of its keys;
 - groups_of partitions range(group_count) and agrees with subtask_of;
 - a type whose hash Spark refuses (a map inside) is refused here.
 """
@@ -21,9 +22,12 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh64_intdigest
 
+from cairn.codec import codec
 from cairn.errors import PlanError
 from cairn.types import OBJECT, contains_map, type_ddl
 
@@ -67,6 +71,13 @@ def hash_key(values: Sequence[Any], types: Sequence[pa.DataType]) -> int:
 def key_group(values: Sequence[Any], types: Sequence[pa.DataType], group_count: int) -> int:
     """The index of the key's group, from 0 to group_count - 1."""
     return hash_key(values, types) % group_count
+
+
+def key_groups(keys: pa.Array, type: pa.DataType, group_count: int) -> npt.NDArray[np.int64]:
+    """The group of each key of a column: of the one key column, or a struct of several."""
+    seeds = np.full(len(keys), _SEED, np.uint64)
+    groups: npt.NDArray[np.int64] = _hash_column(keys, type, seeds).view(np.int64) % group_count
+    return groups
 
 
 def subtask_of(group: int, parallelism: int, group_count: int) -> int:
@@ -120,6 +131,100 @@ def _built_hasher(type: pa.DataType) -> _Hasher:
         return _list_hasher(_hasher(type.value_type))
     assert pa.types.is_struct(type), "types come from parse_type"
     return _struct_hasher([_hasher(field.type) for field in type])
+
+
+# By the column: the same arithmetic, on all values at once.
+
+_Hashes = npt.NDArray[np.uint64]
+_P1, _P2, _P3, _P4, _P5 = (
+    np.uint64(prime)
+    for prime in (
+        0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5,
+    )
+)  # fmt: skip
+
+
+def _hash_column(array: pa.Array, type: pa.DataType, seeds: _Hashes) -> _Hashes:
+    """The next seed of each row; nulls leave theirs as it is."""
+    if pa.types.is_struct(type):
+        # Flattened, a field is null where the struct is.
+        for field, column in zip(type, array.flatten(), strict=True):
+            seeds = _hash_column(column, field.type, seeds)
+        return seeds
+    if type not in _WIDTHS:
+        hash_value = _hasher(type)
+        pairs = zip(codec(type).decode(array), seeds.tolist(), strict=True)
+        hashed = (seed if value is None else hash_value(value, seed) for value, seed in pairs)
+        return np.fromiter(hashed, np.uint64, len(array))
+    if _WIDTHS[type] == 8:
+        hashes = _hash_longs(_numbers(array, np.dtype(np.int64)).view(np.uint64), seeds)
+    else:
+        narrow = _numbers(array, np.dtype(np.int32)).view(np.uint32)
+        hashes = _hash_ints(narrow.astype(np.uint64), seeds)
+    if array.null_count:
+        hashes = np.where(array.is_valid().to_numpy(zero_copy_only=False), hashes, seeds)
+    return hashes
+
+
+def _numbers(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The bits that are hashed, as integers; under a null anything."""
+    if pa.types.is_boolean(array.type):
+        flags: npt.NDArray[Any] = array.fill_null(False).to_numpy(zero_copy_only=False)
+        return flags.astype(dtype)
+    kind = "f" if pa.types.is_floating(array.type) else "i"
+    if not len(array):
+        return np.empty(0, dtype)
+    stored = np.dtype(f"{kind}{array.type.bit_width // 8}")
+    numbers = np.frombuffer(array.buffers()[1], stored, array.offset + len(array))[array.offset :]
+    if kind == "f":
+        floats: npt.NDArray[Any] = numbers + stored.type(0.0)  # A copy, without -0.0.
+        floats[np.isnan(floats)] = np.nan
+        return floats.view(dtype)
+    return np.ascontiguousarray(numbers, dtype)
+
+
+def _hash_longs(numbers: _Hashes, seeds: _Hashes) -> _Hashes:
+    hashes = seeds + _P5 + np.uint64(8)
+    hashes ^= _rotated(numbers * _P2, 31) * _P1
+    hashes = _rotated(hashes, 27) * _P1 + _P4
+    return _avalanche(hashes)
+
+
+def _hash_ints(numbers: _Hashes, seeds: _Hashes) -> _Hashes:
+    hashes = seeds + _P5 + np.uint64(4)
+    hashes ^= numbers * _P1
+    hashes = _rotated(hashes, 23) * _P2 + _P3
+    return _avalanche(hashes)
+
+
+def _rotated(values: _Hashes, bits: int) -> _Hashes:
+    return (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
+
+
+def _avalanche(hashes: _Hashes) -> _Hashes:
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _P2
+    hashes ^= hashes >> np.uint64(29)
+    hashes *= _P3
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+_WIDTHS: dict[pa.DataType, int] = {
+    pa.bool_(): 4,
+    pa.int8(): 4,
+    pa.int16(): 4,
+    pa.int32(): 4,
+    pa.int64(): 8,
+    pa.float32(): 4,
+    pa.float64(): 8,
+    pa.date32(): 4,
+    pa.timestamp("us", "UTC"): 8,
+    pa.timestamp("us"): 8,
+    pa.duration("us"): 8,
+}
+"""Bytes that are hashed, of the types that are hashed by the column."""
 
 
 def _hash_int(value: int, seed: int) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from cairn.durations import MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import Timers
 
@@ -13,10 +14,13 @@ class SlotContext:
     """Also the scope of the state handles: they read `group` and `key` from here."""
 
     __slots__ = (
+        "count_late",
         "epoch",
         "event_time_ms",
+        "floor_ms",
         "group",
         "key",
+        "keys",
         "late_ms",
         "now_ms",
         "parallelism",
@@ -24,16 +28,23 @@ class SlotContext:
         "subtask",
         "timer_kind",
         "timers",
+        "times",
+        "times_us",
         "watermark_ms",
     )
 
     def __init__(self) -> None:
         self.key: Any = None
         self.group = 0
+        self.keys: Any = None
+        """In a BatchProcess: the keys of the batch at hand, and below their event times."""
+        self.times: Any = None
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
         """What is older than this came too late."""
+        self.floor_ms = MIN_MS
+        """For state that expires by event time: no row counts as earlier than this."""
         self.now_ms = 0
         self.epoch = 0
         self.subtask = 0
@@ -42,6 +53,10 @@ class SlotContext:
         """Of the key at hand; given by the operator."""
         self.timer_kind: Literal["event", "processing"] | None = None
         self.sides: dict[str, Callable[[Any], None]] = {}
+        self.count_late: Callable[[int], None] = lambda rows: None
+        """Tell of rows that the function itself has found to be late."""
+        self.times_us: Iterator[int] | None = None
+        """The event times of the rows to come, for a function that reads them."""
 
     def output(self, tag: str, row: Any) -> None:
         emit = self.sides.get(tag)

@@ -4,7 +4,8 @@
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
-How a function is called is its runner's affair: `records` calls it row by row.
+How a function is called is its runner's affair: `records` calls it row by row, `batches`
+by the batch.
 
 Always true here:
 - state is named by version, a digest of its history, never by an epoch number alone;
@@ -22,11 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
+from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
+from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import EVENT_TIMERS, Function, KeyedProcess, declared_state
+from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
+from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import LATE, Outlet, short
 from cairn.slot.protocol import Begin, Piece
@@ -47,17 +51,25 @@ class Runner(Protocol):
     handles_late: bool
     """Late rows are the function's affair: they come to it like all others."""
 
+    def reset(self) -> None:
+        """An attempt begins: nothing of the one before is left."""
+
     def begin_rows(self) -> None:
         """Before the first row of an epoch."""
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Some rows, in order, each with its key group and its event time in microseconds."""
 
+    def flush(self) -> None:
+        """Process what was gathered, without waiting for more."""
+
     def end_rows(self) -> None:
         """After the last row."""
 
 
 def make_runner(operator: Operator, function: Function) -> Runner:
+    if isinstance(function, BatchProcess):
+        return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess)
     return RecordRunner(operator, function)
 
@@ -74,6 +86,7 @@ class Operator:
         """The version that the epoch just finished would have, once it is committed."""
         self.backend = backend
         self.context = SlotContext()
+        self.context.count_late = self._count_late
         self.function: Function | None = None
         self.function_version = ""
         self.told_of: int | None = None
@@ -187,20 +200,66 @@ class Operator:
         self.late_us = None
         if passed_ms is not None and not self._runner().handles_late:
             self.late_us = passed_ms * 1000
+        self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
 
+    def _set_floor(self, begin: Begin) -> None:
+        floor_ms = self.event_floor_ms(begin)
+        self.context.floor_ms = MIN_MS if floor_ms is None else floor_ms
+        for table in self.tables.values():
+            if table.expiry is not None:
+                table.expiry.begin(self.floor_ms(table, begin))
+
+    def event_floor_ms(self, begin: Begin) -> int | None:
+        """No row of the epoch counts as earlier. The end of all input is no time of day."""
+        is_behind = self.spec.is_downstream or begin.is_draining
+        passed_ms = begin.passed_ms if is_behind else begin.watermark_ms
+        return None if passed_ms is None or passed_ms >= MAX_MS else passed_ms
+
+    def floor_ms(self, table: Table, begin: Begin) -> int | None:
+        """What of a table has expired up to here is seen by nobody any more."""
+        ttl = table.declaration.ttl
+        if ttl is None:
+            return None
+        return begin.now_ms if ttl.clock == "processing" else self.event_floor_ms(begin)
+
+    def reclaim(self, seconds: float) -> bool:
+        """Remove state that has expired, for about so long; True when there is more."""
+        more = False
+        for table in self.tables.values():
+            if table.expiry is not None:
+                more = table.expiry.reclaim(seconds) or more
+        return more
+
+    def tidy(self) -> bool:
+        """After much was removed: pack what is left. True if the backend should compact."""
+        emptied = [t for t in self.tables.values() if t.expiry and t.expiry.is_emptied()]
+        sparse = [t for t in emptied if t.expiry and t.expiry.is_sparse()]
+        if sparse:
+            try:
+                self.backend.repack(sparse)
+            except BaseException:
+                self.version, self.pending = INCOMPLETE, None
+                raise
+        return bool(emptied)
+
     def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type
+        by_batch = isinstance(function, BatchProcess)
+        make = make_batch_table if by_batch else make_table
         for name, declaration in declared_state(function).items():
             table = self.tables.get(name)
             if table is None:
-                table = make_table(declaration, key_type, self.backend, self.group_count)
+                table = make(declaration, key_type, self.backend, self.group_count)
                 table.assign(self.groups)
                 self.tables[name] = table
             table.declaration = declaration
-            if name.isidentifier():
+            if by_batch:
+                setattr(function, name, make_batch_handle(table, self.group_count))
+            elif name.isidentifier():
                 setattr(function, name, make_handle(table, self.context))
         if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
             self.timers = Timers(self.tables)
@@ -216,7 +275,8 @@ class Operator:
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
-        self.rows_in += len(rows)
+        assert self.function is not None, "rows come after open"
+        self.rows_in += self.function.row_count(rows)
         if times is not None:
             in_time = self._in_time(times)
             if in_time is not None:
@@ -233,11 +293,18 @@ class Operator:
         return None if in_time.true_count == len(times) else in_time
 
     def _put_aside(self, times: pa.Array, rows: pa.StructArray, aside: pa.Array) -> None:
+        assert self.function is not None, "rows come after open"
         late = rows.filter(aside)
-        self.untimed_rows += times.null_count
-        self.late_rows += len(late) - times.null_count
+        untimed = self.function.row_count(rows.filter(times.is_null())) if times.null_count else 0
+        self.untimed_rows += untimed
+        self.late_rows += self.function.row_count(late) - untimed
         if self.late is not None:
-            self.late.pass_on(pa.RecordBatch.from_struct_array(late))
+            batch = self.function.late_rows(late)
+            if batch is not None:
+                self.late.pass_on(batch)
+
+    def _count_late(self, rows: int) -> None:
+        self.late_rows += rows
 
     def _runner(self) -> Runner:
         assert self.runner is not None, "rows come after open"
@@ -260,7 +327,8 @@ class Operator:
         return parts
 
     def flush(self) -> None:
-        """Pass on what is emitted so far."""
+        """Process all rows that came, and pass on what they caused."""
+        self._runner().flush()
         for outlet in self.outlets:
             outlet.flush()
 
@@ -276,6 +344,8 @@ class Operator:
 
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
+        if isinstance(self.function, BatchProcess):
+            return self.function.next_timer(self.context)
         if self.timers is None:
             return None, None
         self.timers.build()
@@ -337,7 +407,10 @@ class Operator:
 def _form(table: Table) -> tuple[Any, ...]:
     """What state must agree in to be the same state: value, reducing and aggregating do."""
     declaration = table.declaration
-    return type(table), declaration.type, declaration.entry_type
+    ttl = declaration.ttl
+    # With another ttl it is restored: what had expired must not live again.
+    lives = None if ttl is None else (ttl.clock, ttl.ms)
+    return type(table), declaration.type, declaration.entry_type, lives
 
 
 def _overlap(piece: Piece, groups: range) -> range:

@@ -102,7 +102,6 @@ class OperatorAck(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     keys_changed: int
-    state_keys: int
     delta: Stored | None
     late_rows: int = 0
     untimed_rows: int = 0
@@ -110,6 +109,8 @@ class OperatorAck(msgspec.Struct, frozen=True):
     event_timer_ms: int | None = None
     """The earliest timer that is left, by event time."""
     processing_timer_ms: int | None = None
+    groups: int = 0
+    """Of an aggregation: into how many groups its rows fell, or would have."""
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -138,6 +139,8 @@ class Report(msgspec.Struct, frozen=True):
     """What the epoch waited for: delta and sink output made durable."""
     compacted: tuple[Compacted, ...] = ()
     """What was written beside the epochs since; announced until it is settled."""
+    state_keys: dict[str, int] = {}
+    """Per operator, how many keys it holds, expired ones included that are still there."""
     base_failed: str = ""
     """Why a file could not be written in the background; it is tried again."""
 

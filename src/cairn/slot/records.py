@@ -2,13 +2,13 @@
 
 This loop is the hottest code there is: a microsecond here is a second per million rows.
 
-Timers are due up to the epoch's watermark and clock. No row of a source is older than the
-watermark, so they come before the first row, and those that rows set after the last. Rows of
-other operators may be older: there event timers come in time order with the rows.
+Timers are due up to the epoch's watermark and clock. Where no row is older than the watermark
+they come before the first row, and those that rows set after the last. Rows of other operators
+may be older, and rows that have no watermark: there event timers come in time order with them.
 
 Always true here:
-- rows are processed in the order they come, and what they cause is emitted in that order;
-- what a batch caused has left the slot before the next batch is read;
+- rows of a key are processed in the order they come; among event timers, all rows are;
+- what gathered rows caused has left the slot before more are gathered;
 - a timer is gone from the state before `on_timer` is called for it;
 - which timers are called, and in which order, depends on state, rows and the epoch alone.
 """
@@ -28,6 +28,7 @@ from cairn.backends.base import Backend
 from cairn.codec import codec
 from cairn.errors import FunctionError
 from cairn.functions import KeyedProcess
+from cairn.slot.gather import Gather
 from cairn.slot.outlet import short
 from cairn.slot.timers import (
     KeyTimers,
@@ -80,6 +81,11 @@ class RecordRunner:
             self._key_timers = KeyTimers(operator.context, self._timers)
         self._event_until = self._processing_until = -FOREVER
         """Timers up to here are due in this epoch."""
+        self._fires_between_rows = False
+        self._gather = Gather()
+
+    def reset(self) -> None:
+        self._gather.reset()
 
     def begin_rows(self) -> None:
         operator = self._operator
@@ -95,12 +101,30 @@ class RecordRunner:
             watermark_ms = context.watermark_ms
             self._event_until = -FOREVER if watermark_ms is None else watermark_ms
             self._processing_until = context.now_ms
-        if operator.spec.is_downstream:
+        spec = operator.spec
+        # Such rows may be older than the watermark without being late.
+        self._fires_between_rows = (
+            (spec.is_downstream or not spec.has_watermark)
+            and spec.event_time is not None
+            and self._event_until > -FOREVER
+        )
+        if self._fires_between_rows:
             self._fire("processing", timers.processing, self._processing_until)
         else:
             self._fire_due()
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
+        if self._fires_between_rows:
+            self._process(groups, times, rows)
+        elif self._gather.add(groups, times, rows):
+            self.flush()
+
+    def flush(self) -> None:
+        gathered = self._gather.take()
+        if gathered is not None:
+            self._process(*gathered)
+
+    def _process(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         columns = [
             column.decode(array)
             for column, array in zip(self._columns, rows.flatten(), strict=True)
@@ -109,6 +133,8 @@ class RecordRunner:
         times_ms: Iterable[int | None] = repeat(None)
         if times is not None:
             times_ms = np.floor_divide(times.to_numpy(), 1000).tolist()
+            if self._function.reads_times_us:
+                self._operator.context.times_us = iter(times.to_numpy().tolist())
         row_tuples = map(self._row, zip(*columns, strict=True))
         keys = self._keys(columns, rows)
         operator = self._operator
@@ -116,7 +142,8 @@ class RecordRunner:
             keys = list(keys)
             operator.backend.prefetch(group_list, keys)
         scoped: Iterator[Any] = zip(group_list, keys, times_ms, row_tuples, strict=False)
-        if self._timers is not None and times is not None and operator.spec.is_downstream:
+        if self._fires_between_rows:
+            assert self._timers is not None
             scoped = self._with_timers(scoped, self._timers.event)
         context = operator.context
         main = operator.main
@@ -147,6 +174,7 @@ class RecordRunner:
             raise operator.failed("process()", error, row) from error
 
     def end_rows(self) -> None:
+        self.flush()
         if self._timers is not None:
             self._fire_due()
             self._timers.release()

@@ -20,13 +20,15 @@ from cairn.backends.base import Base, BaseTarget
 from cairn.backends.files import RowsReader, open_rows
 from cairn.crash import crash_point
 from cairn.errors import RestoreError
-from cairn.evolution import reshape
+from cairn.evolution import reshape, revives
 from cairn.slot.compactor import Pace, Work
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
+from cairn.snapshots.reader import EpochReader
+from cairn.state import Declaration
 from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log
-from cairn.storage.manifest import FileRef, OperatorEntry, RangeState, StateDecl
+from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
 from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
 
@@ -40,27 +42,75 @@ def restore(
     epoch_number: int,
     missing: Sequence[range],
     scratch: str,
+    begin: Begin | None = None,
 ) -> None:
-    """Bring these key groups, which are empty, to a committed epoch."""
-    entry = _entry(operator.spec.uid, log.epoch(epoch_number).operators)
+    """Bring these key groups, which are empty, to a committed epoch.
+
+    What had expired before the epoch that begins is left out.
+    """
+    epoch = log.epoch(epoch_number)
+    entry = _entry(operator.spec.uid, epoch.operators)
     names = operator.tables.keys() & entry.states.keys()
+    revived = {n for n in names if revives(entry.states[n], operator.tables[n].declaration)}
+    into = _Into(operator, epoch, begin)
     for part in entry.ranges:
         for ref in part.files:
             for groups in filter(None, (_overlap(gap, ref) for gap in missing)):
-                if ref.kind == "base" and operator.backend.load(store, ref, groups, scratch):
-                    continue
+                if ref.kind == "base" and not revived:
+                    if operator.backend.load(store, ref, groups, scratch):
+                        continue
                 with open_rows(store, ref, scratch) as reader:
-                    for name in names & set(reader.states):
-                        _apply(operator, name, reader, groups, entry.states[name])
+                    for name in (names - revived) & set(reader.states):
+                        for batch in reader.read(name, groups):
+                            into.apply(name, batch, is_whole=ref.kind == "base")
+    for gap in missing if revived else ():
+        _restore_visible(into, store, scratch, gap, sorted(revived))
 
 
-def _apply(
-    operator: Operator, name: str, reader: RowsReader, groups: range, held: StateDecl
+def _restore_visible(
+    into: _Into, store: Store, scratch: str, groups: range, names: list[str]
 ) -> None:
-    table, uid = operator.tables[name], operator.spec.uid
-    for batch in reader.read(name, groups):
-        rows = reshape(batch, table.declaration, operator.spec.key_type, operator=uid, held=held)
+    """State that is to live longer than it did: what had expired stays gone, item by item."""
+    uid = into.operator.spec.uid
+    with EpochReader(store, into.epoch, scratch) as reader:
+        columns = reader.columns(uid)
+        for chunk in reader.chunks(uid, groups, names):
+            for name, batches in chunk.rows.items():
+                for batch in batches:
+                    into.apply(name, columns[name].to_stored(batch), is_whole=True)
+
+
+class _Into:
+    """The operator that is restored: stored rows come to it in the declared form."""
+
+    def __init__(self, operator: Operator, epoch: Epoch, begin: Begin | None) -> None:
+        self.operator = operator
+        self.epoch = epoch
+        self._begin = begin
+        self._states = epoch.operators[operator.spec.uid].states
+
+    def apply(self, name: str, batch: pa.RecordBatch, *, is_whole: bool) -> None:
+        operator, table = self.operator, self.operator.tables[name]
+        rows = reshape(
+            batch,
+            table.declaration,
+            operator.spec.key_type,
+            operator=operator.spec.uid,
+            held=self._states[name],
+            stamp_ms=stamp_ms(table.declaration, self.epoch),
+        )
+        floor_ms = None if self._begin is None else operator.floor_ms(table, self._begin)
+        if floor_ms is not None:
+            # Of a delta they delete what the files before it may hold.
+            rows = table.leave_out_expired(rows, floor_ms, keep_rows=not is_whole)
         table.apply(rows)
+
+
+def stamp_ms(declaration: Declaration, epoch: Epoch) -> int:
+    """When values count as written that had no time of their own before."""
+    ttl = declaration.ttl
+    is_event = ttl is not None and ttl.clock == "event"
+    return epoch.watermark_ms if is_event and epoch.watermark_ms is not None else epoch.now_ms
 
 
 def base_work(operator: Operator, store: Store, begin: Begin, scratch: str) -> Work:

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
+from cairn.backends.ttl import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
@@ -35,6 +36,7 @@ from cairn.slot.operator import Operator
 from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.spec import JobSpec, LevelSpec, OperatorSpec, SinkSpec, envelope_schema, lane_name
+from cairn.slot.sweeper import Sweeper
 from cairn.storage.files import StatePart, encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION
@@ -42,6 +44,10 @@ from cairn.storage.pack import write_segment
 from cairn.storage.store import Store, open_store
 
 Send = Callable[[pa.RecordBatch], None]
+
+RECLAIM_S_MIN = 0.005
+RECLAIM_SHARE = 0.05
+"""How long an epoch removes expired state, of the time that the rows of the last one took."""
 
 
 class StaleTokenError(EpochError):
@@ -61,6 +67,7 @@ class Runtime:
     ) -> None:
         self.spec_id = ""
         self.compactor = Compactor(is_busy, threaded=threaded)
+        self.sweeper = Sweeper(self._sweep, is_busy)
         self._scratch = scratch
         self._store = store
         self._levels: dict[int, LevelRuntime] = {}
@@ -90,7 +97,11 @@ class Runtime:
     def level(self, index: int) -> LevelRuntime:
         return self._levels[index]
 
+    def _sweep(self, seconds: float) -> bool:
+        return any(level.sweep(seconds) for level in list(self._levels.values()))
+
     def close(self) -> None:
+        self.sweeper.close()
         self.compactor.close()
         for level in self._levels.values():
             level.close()
@@ -174,6 +185,7 @@ class LevelRuntime:
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
+        self.state_keys: dict[str, int] = {}
         self._consumers: list[Operator | SinkRuntime] = [
             *self.operators,
             *(sink for sink in self.sinks.values() if sink.spec.lane is not None),
@@ -227,6 +239,7 @@ class LevelRuntime:
             for operator in self.operators:
                 self._bring_to_parent(operator, begin, subtask)
                 operator.open(begin, subtask)
+                operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
             self.begin_ms = (time.perf_counter() - started) * 1000
@@ -245,7 +258,7 @@ class LevelRuntime:
         missing = operator.bring_to(version, groups, pieces)
         if missing and version != EMPTY_VERSION:
             assert begin.parent is not None, "state without a parent epoch"
-            restore(operator, self.log, self.store, begin.parent, missing, self.scratch)
+            restore(operator, self.log, self.store, begin.parent, missing, self.scratch, begin)
             self.restored = True
             crash_point("slot.restored")
         operator.version = version
@@ -314,6 +327,7 @@ class LevelRuntime:
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
             operators = [self._finish_operator(op, begin) for op in self.operators]
+            self.state_keys = {op.spec.uid: op.state_keys() for op in self.operators}
             crash_point("slot.delta.written")
             committables = {}
             for uid, sink in self.sinks.items():
@@ -334,12 +348,12 @@ class LevelRuntime:
             rows_in=operator.rows_in,
             rows_out=sum(outlet.rows_out for outlet in operator.outlets),
             keys_changed=operator.keys_changed(),
-            state_keys=operator.state_keys(),
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
+            groups=0 if operator.function is None else operator.function.groups,
         )
 
     def report(self, *, executor: str, log: str, started_ms: int) -> Report:
@@ -358,6 +372,7 @@ class LevelRuntime:
             process_ms=self.process_ms,
             snapshot_ms=self.snapshot_ms,
             compacted=(*self._rewritten, *written),
+            state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
         )
 
@@ -376,6 +391,19 @@ class LevelRuntime:
             if token == self._newest:
                 for sink in self.sinks.values():
                     sink.abort()
+
+    def sweep(self, seconds: float) -> bool:
+        """Between epochs: remove state that has expired; True when there is more."""
+        with self._lock:
+            operators = [op for op in self.operators if not op.is_adopted]
+            if any(operator.reclaim(seconds) for operator in operators):
+                return True
+            emptied = [operator for operator in operators if operator.tidy()]
+        for operator in emptied:
+            operator.backend.compact()
+        if emptied:
+            trim_memory()
+        return False
 
     def retire(self, successor: LevelRuntime | None) -> None:
         """Another version of this level takes over; whoever still works here is superseded."""

@@ -113,6 +113,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         # Python's collector is off while rows are processed (see process.py); what an
         # epoch left behind is looked at once, here, after the driver has its answer.
         gc.collect(1)
+        self.runtime.sweeper.wake()
 
     def _exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
         call = call_decoder.decode(descriptor.command)

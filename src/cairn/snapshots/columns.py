@@ -2,22 +2,28 @@
 
 A state is a table of rows `group, key, value`; map state has an `entry` beside the key, and
 the value of list state is a list. In Parquet the first column is called `key_group`.
+State that expires has a last column `at`, the time of the last write in milliseconds (of list
+state a list, item by item).
 
 Always true here:
+- rows that have expired as of `floor_ms` are not among those that come from stored ones;
 - no code of the user is needed: types come from the DDL that the manifest holds;
 - `from_parquet` gives back what `to_parquet` took, for every type that can be declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.codec import Codec, codec
-from cairn.state import Declaration, List, Map, Value
+from cairn.codec.stamped import joined, list_parts, split, stamped_type
+from cairn.state import TTL, Declaration, List, Map, Value
 from cairn.storage.manifest import StateDecl
 from cairn.types import parse_type
 
@@ -30,8 +36,19 @@ _FILLER: Final = pa.field("_", pa.bool_())
 class StateColumns:
     """One state of an operator: its declaration, and its columns with their types."""
 
-    def __init__(self, name: str, decl: StateDecl, key_types: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        decl: StateDecl,
+        key_types: dict[str, str],
+        floor_ms: Mapping[str, int | None] | None = None,
+    ) -> None:
+        """`floor_ms`: what time it is, by each clock of a ttl."""
         self.name = name
+        self.ttl = TTL.of(decl.ttl)
+        self.floor_ms = None
+        if self.ttl is not None and floor_ms is not None:
+            self.floor_ms = floor_ms[self.ttl.clock]
         self.decl = decl
         self.key_names = list(key_types)
         self.key_type = _key_type(key_types)
@@ -46,6 +63,8 @@ class StateColumns:
         value = self.values.arrow
         columns["value"] = pa.list_(pa.field("element", value)) if decl.kind == "list" else value
         self._whole_values = codec(columns["value"]) if decl.kind == "list" else self.values
+        if self.ttl is not None:
+            columns["at"] = pa.list_(pa.int64()) if decl.kind == "list" else pa.int64()
         self.schema = pa.schema(list(columns.items()))
         self.parquet_schema = pa.schema(
             [
@@ -53,7 +72,12 @@ class StateColumns:
                 for name, type in columns.items()
             ]
         )
-        self.stored_schema = pa.schema(_stored_fields(self.schema, decl.kind))
+        self.stored_schema = pa.schema(_stored_fields(self.schema, decl))
+
+    @property
+    def place_names(self) -> list[str]:
+        """The columns that say whose a row is."""
+        return [name for name in self.schema.names if name in ("key", "entry")]
 
     @property
     def is_ordered_by_arrow(self) -> bool:
@@ -70,7 +94,12 @@ class StateColumns:
 
     def of_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a base, all live and lists whole, as plain rows."""
-        columns = [_cast(batch[name], self.schema.field(name).type) for name in self.schema.names]
+        found = {name: batch[name] for name in batch.schema.names}
+        if self.ttl is not None:
+            found["at"], found["value"] = split(batch["value"])
+            if self.floor_ms is not None:
+                found = _visible(found, self.floor_ms - self.ttl.ms)
+        columns = [_cast(found[name], self.schema.field(name).type) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def to_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -80,8 +109,12 @@ class StateColumns:
             "start": lambda: pa.nulls(count, pa.int64()).fill_null(0),
             "live": lambda: pa.nulls(count, pa.bool_()).fill_null(True),
         }
+        found = {name: batch[name] for name in batch.schema.names}
+        if self.ttl is not None:
+            found["value"] = joined(batch["at"], batch["value"], extra["live"]())
         columns = [
-            extra[name]() if name in extra else batch[name] for name in self.stored_schema.names
+            extra[field.name]() if field.name in extra else _cast(found[field.name], field.type)
+            for field in self.stored_schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.stored_schema)
 
@@ -140,19 +173,45 @@ def _declaration(name: str, decl: StateDecl) -> Declaration:
     # Reducing and aggregating state hold a value; the function that folds them is not needed.
     declaration: Declaration
     if decl.kind == "map":
-        declaration = Map(decl.entry_type, decl.type)
+        declaration = Map(decl.entry_type, decl.type, ttl=decl.ttl)
     elif decl.kind == "list":
-        declaration = List(decl.type)
+        declaration = List(decl.type, ttl=decl.ttl)
     else:
-        declaration = Value(decl.type)
+        declaration = Value(decl.type, ttl=decl.ttl)
     declaration.name = name
     return declaration
 
 
-def _stored_fields(schema: pa.Schema, kind: str) -> list[Any]:
-    *head, value = schema
-    start = [pa.field("start", pa.int64())] if kind == "list" else []
+def _stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
+    head = [field for field in schema if field.name not in ("value", "at")]
+    start = [pa.field("start", pa.int64())] if decl.kind == "list" else []
+    value = schema.field("value")
+    if decl.ttl is not None:
+        if decl.kind == "list":
+            items = value.type.value_field
+            value = value.with_type(pa.list_(items.with_type(stamped_type(items.type))))
+        else:
+            value = value.with_type(stamped_type(value.type))
     return [*head, *start, value, pa.field("live", pa.bool_())]
+
+
+def _visible(columns: dict[str, Any], dead_ms: int) -> dict[str, Any]:
+    """Rows, and items of lists, that were written later than that."""
+    at = columns["at"]
+    if not pa.types.is_list(at.type):
+        kept = pc.greater(at, dead_ms)
+        return {name: column.filter(kept) for name, column in columns.items()}
+    offsets, stamps, _ = list_parts(at)
+    _, items, _ = list_parts(columns["value"])
+    kept = pc.greater(stamps, dead_ms)
+    counts = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])
+    ends = pa.array(counts[offsets.to_numpy()], pa.int32())
+    columns = columns | {
+        "at": pa.ListArray.from_arrays(ends, stamps.filter(kept)),
+        "value": pa.ListArray.from_arrays(ends, items.filter(kept)),
+    }
+    some = pa.array(np.diff(ends.to_numpy()) > 0)
+    return {name: column.filter(some) for name, column in columns.items()}
 
 
 def _parquet_type(type: pa.DataType) -> pa.DataType:

@@ -137,9 +137,11 @@ def _diff_operator(
     # A state that became another kind, or got other keys, is one that went and one that came.
     gone = _one_sided(uid, old_columns, shared, "before")
     come = _one_sided(uid, new_columns, shared, "after")
-    # Equal files say nothing about a state that one of the epochs does not declare.
-    for piece in _differing(before, after, skip_equal=not gone and not come):
-        keys = None if gone or come else _changed_keys(old, new, piece, new_columns)
+    # Equal files say nothing about a state that one of the epochs does not declare, nor about
+    # what has expired between the two.
+    by_files = not gone and not come and not _expire_between(old_columns, new_columns)
+    for piece in _differing(before, after, skip_equal=by_files):
+        keys = _changed_keys(old, new, piece, new_columns) if by_files else None
         left = _read(old, uid, piece.groups, old_columns, keys)
         right = _read(new, uid, piece.groups, new_columns, keys)
         for name, diff in shared.items():
@@ -162,6 +164,13 @@ def _is_comparable(left: StateColumns, right: StateColumns) -> bool:
     folded = {"reducing": "value", "aggregating": "value"}
     kinds = {folded.get(each.decl.kind, each.decl.kind) for each in (left, right)}
     return len(kinds) == 1 and left.key_type == right.key_type
+
+
+def _expire_between(before: dict[str, StateColumns], after: dict[str, StateColumns]) -> bool:
+    return any(
+        (columns.ttl, columns.floor_ms) != (before[name].ttl, before[name].floor_ms)
+        for name, columns in after.items()
+    )
 
 
 def _one_sided(

@@ -4,7 +4,7 @@ Rows come in chunks of a few key groups, so memory is bounded by CHUNK_ROWS stor
 by one key group, where that is larger), however large the state is.
 
 Always true here:
-- of each key there is the last word, and none of what was deleted;
+- of each key there is the last word, and none of what was deleted or has expired;
 - of each file only the blocks of the key groups it counts for are read;
 - key groups come in ascending order, and the keys of a group in an order of their own that
   does not depend on how the state came about.
@@ -67,12 +67,17 @@ class EpochReader:
     def columns(self, uid: str) -> dict[str, StateColumns]:
         """The states of an operator, by name."""
         entry = self._entry(uid)
+        floor_ms = {"processing": self.epoch.now_ms, "event": self.epoch.watermark_ms}
         return {
-            name: StateColumns(name, decl, entry.key_types) for name, decl in entry.states.items()
+            name: StateColumns(name, decl, entry.key_types, floor_ms)
+            for name, decl in entry.states.items()
         }
 
     def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a state: `group, key, value`, or `group, key, entry, value` for maps."""
+        """The rows of a state: `group, key, value`, or `group, key, entry, value` for maps.
+
+        Of state that expires with the time of the last write, `at`.
+        """
         if state not in self._entry(uid).states:
             known = ", ".join(self._entry(uid).states) or "none"
             raise StateNotFoundError(
@@ -191,13 +196,15 @@ def _merged(
     merged = [columns.of_stored(batch) for batch in table.dump()]
     table.assign(range(0))
     if not plain:
-        return merged
+        return [batch for batch in merged if batch.num_rows]
     rows = pa.Table.from_batches([*plain, *merged]).combine_chunks()
     # Nulls first, as tables have them.
-    places = rows.drop_columns("value").append_column("has_key", rows["key"].is_valid())
-    names = [GROUP, "has_key", *columns.schema.names[1:-1]]
+    places = rows.select([GROUP, *columns.place_names])
+    places = places.append_column("has_key", rows["key"].is_valid())
+    names = [GROUP, "has_key", *columns.place_names]
     order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in names])
-    return rows.take(order).combine_chunks().to_batches()  # type: ignore[no-any-return]
+    ordered = rows.take(order).combine_chunks().to_batches()
+    return [batch for batch in ordered if batch.num_rows]
 
 
 def _unchanged(

@@ -1,7 +1,7 @@
 """A savepoint: one epoch in a folder of its own, that anything can read.
 
     savepoint.json                          what is in it; written last
-    state/<uid>/<state>/<nnnnn>.parquet     key_group, key, [entry,] value; sorted by key group
+    state/<uid>/<state>/<nnnnn>.parquet     key_group, key, [entry,] value [, at]; by key group
     sources/<index>/…                       what Spark's sources keep beside their offsets
 
 It knows nothing of the backend, the parallelism or the place it was made in: paths are
@@ -65,10 +65,11 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     entry_type: str | None
     rows: int
     files: list[StateFile]
+    ttl: str | None = None
 
     @property
     def decl(self) -> StateDecl:
-        return StateDecl(kind=self.kind, type=self.type, entry_type=self.entry_type)
+        return StateDecl(kind=self.kind, type=self.type, entry_type=self.entry_type, ttl=self.ttl)
 
 
 class SavedOperator(msgspec.Struct, frozen=True, kw_only=True):

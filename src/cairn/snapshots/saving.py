@@ -252,6 +252,7 @@ class _StateWriter:
             entry_type=decl.entry_type,
             rows=sum(file.rows for file in self._files),
             files=self._files,
+            ttl=decl.ttl,
         )
 
     def _end_row_group(self) -> None:

@@ -104,6 +104,8 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     type: str
     entry_type: str | None = None
+    ttl: str | None = None
+    """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,9 +39,9 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import KeyedProcess
+from cairn.functions import BatchProcess, Function
 from cairn.ids import new_id
-from cairn.plan.check import check_event_time, check_function, check_keys
+from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
 from cairn.slot.outlet import LATE
@@ -61,6 +61,7 @@ from cairn.types import contains_map, parse_schema, row_class
 UID = "harness"
 GROUP_COUNT = 128
 DRAIN_EPOCHS_MAX = 100
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Harness:
@@ -68,7 +69,7 @@ class Harness:
 
     def __init__(
         self,
-        function: KeyedProcess[Any],
+        function: Function,
         schema: Any,
         key_by: str | Iterable[str],
         out: Any,
@@ -83,6 +84,7 @@ class Harness:
         check_function(function, UID)
         check_keys(keys, self.schema)
         check_event_time(event_time, self.schema, UID)
+        check_ttl(function, UID, has_event_time=event_time is not None)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
         if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
             raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
@@ -123,22 +125,27 @@ class Harness:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
         What timers emit that are due when the epoch begins is part of it.
+        A BatchProcess gets the rows of one call as one batch.
+
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
         given = rows if isinstance(rows, list) else [rows]
         fitted = [self._fit(row) for row in given]
-        if self._spec.event_time is not None:
-            fitted = self._in_time(fitted)
+        encoded = self._input.encode(fitted)
+        times = self._times(encoded)
+        if times is not None:
+            order = self._in_time(fitted, times)
+            fitted = [fitted[at] for at in order]
+            encoded, times = encoded.take(pa.array(order)), times.take(pa.array(order))
         before = len(self._emitted[None])
         if not self._running:
             self._begin()
         groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
-        encoded = self._input.encode(fitted)
-        times = self._times(encoded)
         self._see(times)
         try:
             self._operator.run(pa.array(groups, pa.int32()), times, encoded)
+            self._operator.flush()
         except BaseException:
             self.rollback()
             raise
@@ -170,8 +177,11 @@ class Harness:
                 f"{type(self.function).__name__} declares no state {name!r}\n  found: {known}",
                 state=name,
             )
+        group, canonical = self._scope(key)
+        if isinstance(self.function, BatchProcess):
+            return self._batch_state(handle, canonical)
         context = self._operator.context
-        context.group, context.key = self._scope(key)
+        context.group, context.key = group, canonical
         if isinstance(handle, List):
             return list(handle)
         if isinstance(handle, Map):
@@ -269,7 +279,7 @@ class Harness:
             at = write_segment(self._store, segment, self._term)
             stored = Stored(segment.id, at.length, segment.rows, path=at.path)
         operator.finished(None if stored is None else stored.id)
-        self._append(advance(part, self._ack(stored), self.epoch, {}))
+        self._append(self._advance(part, stored))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = False
         self._settle()
@@ -307,25 +317,41 @@ class Harness:
 
     # Helpers
 
+    def _batch_state(self, handle: Declaration, key: Any) -> Any:
+        keys = codec(self._spec.key_type).encode([key])
+        if isinstance(handle, Map):
+            _, entries, values = handle.of_keys(keys)
+            names = codec(entries.type).decode_keys(entries)
+            return dict(zip(names, codec(values.type).decode(values), strict=True))
+        values = handle.get_many(keys)  # type: ignore[attr-defined]
+        return codec(values.type).decode(values)[0]
+
     def _fit(self, row: Any) -> Any:
         try:
             return self._input.normalise(row)
         except ValueTypeError as error:
             raise TypeError(f"pushed row {row!r} does not fit the schema: {error}") from None
 
-    def _in_time(self, rows: list[Any]) -> list[Any]:
-        """Spark's order: by event time, nulls first, ties by a hash of the row."""
-        name = self._spec.event_time
+    def _in_time(self, rows: list[Any], times: pa.Array) -> list[int]:
+        """Places of the rows in Spark's order: by event time, nulls first, ties by a hash."""
         types = [field.type for field in self.schema]
         hash_row = (lambda row: 0) if any(map(contains_map, types)) else key_hasher(types)
-
-        return sorted(rows, key=lambda row: (row[name] is not None, row[name], hash_row(row)))
+        known = times.to_pylist()
+        return sorted(
+            range(len(rows)), key=lambda at: (known[at] is not None, known[at], hash_row(rows[at]))
+        )
 
     def _times(self, rows: pa.StructArray) -> pa.Array | None:
+        """As Spark reads them, in a session whose time zone is UTC."""
         if self._spec.event_time is None:
             return None
         times = rows.field(self._spec.event_time)
-        return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+        if pa.types.is_timestamp(times.type) or pa.types.is_date(times.type):
+            zone = getattr(times.type, "tz", None)
+            return times.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        if pa.types.is_integer(times.type):
+            return pc.multiply(times.cast(pa.int64()), 1000)
+        return pa.array([_parsed_us(text) for text in times.to_pylist()], pa.int64())
 
     def _see(self, times: pa.Array | None) -> None:
         """Rows with these event times came in."""
@@ -376,6 +402,7 @@ class Harness:
         self._running = True
         try:
             self._operator.open(self._begun(is_draining=is_draining), 0)
+            self._operator.reclaim(seconds=0.005)
             self._operator.begin_rows()
         except BaseException:
             self.rollback()
@@ -415,22 +442,21 @@ class Harness:
         base.close()
         based = take_in(part, written, {})
         assert based is not None, "a base of the newest epoch fits"
-        self._append(advance(based, self._ack(None), self.epoch, {}))
+        self._append(self._advance(based, None))
 
-    def _ack(self, delta: Stored | None) -> OperatorAck:
+    def _advance(self, part: RangeState, delta: Stored | None) -> RangeState:
         operator = self._operator
-        changed, held = operator.keys_changed(), operator.state_keys()
         event_ms, processing_ms = operator.earliest_timers()
-        return OperatorAck(
+        ack = OperatorAck(
             UID,
             operator.rows_in,
             0,
-            changed,
-            held,
+            operator.keys_changed(),
             delta,
             event_timer_ms=event_ms,
             processing_timer_ms=processing_ms,
         )
+        return advance(part, ack, self.epoch, {}, operator.state_keys())
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms
@@ -455,3 +481,13 @@ class Harness:
                 operators={UID: entry},
             )
         )
+
+
+def _parsed_us(text: str | None) -> int | None:
+    """Microseconds since 1970; None where the text is no time."""
+    try:
+        time = dt.datetime.fromisoformat((text or "").strip())
+    except ValueError:
+        return None
+    aware = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+    return (aware - _EPOCH) // dt.timedelta(microseconds=1)

@@ -92,7 +92,7 @@ def test_a_range_has_few_files_however_old_the_job_is(
                 each = take_in(each, file, {}) or each
                 rewritten += file.stored.length
             delta = Stored(f"{epoch}-{subtask}", chance.randrange(1, 20_000), 1, path="d")
-            after.append(advance(each, OperatorAck("op", 1, 1, 1, 1, delta), epoch, {}))
+            after.append(advance(each, OperatorAck("op", 1, 1, 1, delta), epoch, {}, 1))
             written += delta.length
         held = entry(*after)
         assert max(len(each.files) for each in after) <= files_max

@@ -18,8 +18,8 @@ def groups(part: RangeState) -> range:
     return range(part.first_group, part.first_group + part.group_count)
 
 
-def ack(delta: Stored | None = None, state_keys: int = 7) -> OperatorAck:
-    return OperatorAck("op", 1, 1, 1, state_keys, delta)
+def ack(delta: Stored | None = None) -> OperatorAck:
+    return OperatorAck("op", 1, 1, 1, delta)
 
 
 STORED = Stored("new", 50, 5, path="state/new")
@@ -112,7 +112,7 @@ def test_more_subtasks_than_key_groups_leaves_some_with_none() -> None:
 
 def test_an_epoch_without_a_delta_changes_neither_version_nor_files() -> None:
     before = part(range(0, 4), ref("a", range(0, 4)))
-    after = advance(before, ack(), 2, {})
+    after = advance(before, ack(), 2, {}, 7)
     assert (after.version, after.files) == (before.version, before.files)
     assert after.state_keys == 7
 

@@ -52,6 +52,7 @@ class Driven:
         function: KeyedProcess[Any],
         *,
         is_downstream: bool = False,
+        has_watermark: bool = True,
         event_time: str | None = "at",
         backend: str = "heap",
         scratch: str = "",
@@ -64,7 +65,8 @@ class Driven:
             event_time,
             cloudpickle.dumps(function),
             (OutletSpec(None, OUT, (), ()),),
-            is_downstream,
+            is_downstream=is_downstream,
+            has_watermark=has_watermark,
         )
         self.operator = Operator(spec, make_backend(backend, scratch), group_count=GROUP_COUNT)
         self.batches: list[list[tuple[Any, ...]]] = []
@@ -97,6 +99,7 @@ class Driven:
             times = array.field("at").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
         groups = pa.array([k % GROUP_COUNT for k, _, _ in rows], pa.int32())
         self.operator.run(groups, times, array)
+        self.operator.flush()
 
     def end(self, *, commit: bool = True) -> list[tuple[Any, ...]]:
         """Finish the epoch; gives what it emitted."""
@@ -172,8 +175,9 @@ def test_what_rows_set_that_is_due_comes_after_the_last_row() -> None:
     ]
 
 
-def test_downstream_timers_come_in_time_order_with_the_rows() -> None:
-    driven = Driven(Asked(), is_downstream=True)
+@pytest.mark.parametrize("given", [{"is_downstream": True}, {"has_watermark": False}])
+def test_timers_come_in_time_order_with_rows_that_may_be_older(given: dict[str, bool]) -> None:
+    driven = Driven(Asked(), **given)
     driven.epoch((1, 0, "event 5, event 8, event 12, processing 1"))
     rows = [(2, 4, "event 6"), (2, 5, ""), (3, 7, ""), (3, 11, ""), (3, 12, "")]
     assert driven.epoch(*rows, watermark=10, now=2) == [
@@ -539,3 +543,41 @@ def test_timers_outside_a_key_are_refused() -> None:
     begin = Begin("run", 1, 9, 0, 8, 1, None, 1, {}, {}, 0)
     with pytest.raises(FunctionError, match="no key is at hand"):
         driven.operator.open(begin, 0)
+
+
+def test_a_new_function_finds_the_timers_of_the_old_one() -> None:
+    class New(Asked):
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return ("new", ctx.key, time_ms)
+
+    old, new = Driven(Asked()), Driven(New())
+    old.epoch((1, 0, "event 5, event 7"))
+    old.begin(watermark=5)
+    old.push((2, 9, "event 6"))
+    assert new.operator.adopt(old.operator)
+    version = old.operator.version
+    assert not new.operator.bring_to(version, range(GROUP_COUNT), [])
+    assert new.epoch(watermark=9) == [("new", 1, 5), ("new", 1, 7)]
+
+
+def test_a_function_that_gains_timers_keeps_its_state() -> None:
+    class Counted(KeyedProcess[Any]):
+        n = state.Value("long", default=0)
+
+        def process(self, row: Any, ctx: Any) -> None:
+            self.n.set((self.n.get() or 0) + 1)
+
+    class Timed(Counted):
+        def process(self, row: Any, ctx: Any) -> None:
+            super().process(row, ctx)
+            ctx.timers.event(5)
+
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return ("event", ctx.key, self.n.get())
+
+    old, new = Driven(Counted()), Driven(Timed())
+    old.epoch((1, 0, ""))
+    assert new.operator.adopt(old.operator)
+    new.epoch((1, 0, ""))
+    assert new.epoch(watermark=5) == [("event", 1, 2)]
+    assert not Driven(Counted()).operator.adopt(new.operator)

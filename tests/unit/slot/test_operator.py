@@ -74,6 +74,7 @@ class Driven:
             times = array.field(name)
             times = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
         self.operator.run(pa.array([0] * len(rows), pa.int32()), times, array)
+        self.operator.flush()
         return self.rows[None][before:]
 
 

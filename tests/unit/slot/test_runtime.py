@@ -383,6 +383,7 @@ def test_a_function_that_raises_names_operator_key_row_and_line(tmp_path: Path) 
     slot.begin(token_of(begin), begin, 0)
     with pytest.raises(FunctionError) as caught:
         slot.run(token_of(begin), batch_of([(1, 1), (5, 13), (2, 2)]))
+        slot.finish(token_of(begin))
     error = caught.value
     assert (error.operator, error.key, error.row) == ("count", "5", "Row(k=5, v=13)")
     assert "ValueError: unlucky" in str(error) and "test_runtime.py" in str(error)
@@ -418,6 +419,7 @@ def test_a_sink_that_cannot_be_written_is_not_blamed_on_the_function(tmp_path: P
     slot.begin(token_of(begin), begin, 0)
     with pytest.raises(EpochError, match="sink 'out' could not be written: "):
         slot.run(token_of(begin), batch_of([(1, 1)]))
+        slot.finish(token_of(begin))
 
 
 def test_closing_a_slot_closes_functions_and_forgets_output(

@@ -197,3 +197,47 @@ def test_the_late_side_has_the_schema_of_the_rows() -> None:
             sides={"late": "x string"},
             event_time="at",
         )
+
+
+@pytest.mark.parametrize(
+    ("type_", "early", "late", "expected"),
+    [
+        ("long", 86_400_000, 2 * 86_400_000, 1),
+        ("int", 1000, 2000, 1),
+        ("date", dt.date(1970, 1, 2), dt.date(1970, 1, 3), 1),
+        ("timestamp_ntz", dt.datetime(1970, 1, 2), dt.datetime(1970, 1, 3), 1),
+        ("string", "1970-01-02", "1970-01-03T00:00:00Z", 1),
+        ("string", "some day", "1970-01-03 00:00", 0),
+    ],
+)
+def test_event_time_may_be_of_any_type_that_spark_reads(
+    type_: str, early: Any, late: Any, expected: int
+) -> None:
+    class Times(KeyedProcess[Any]):
+        def process(self, row: Any, ctx: Any) -> Any:
+            return (ctx.event_time_ms,)
+
+    with Harness(Times(), f"k long, at {type_}", "k", "at long", event_time="at") as harness:
+        times = [row.at for row in harness.push([(1, late), (1, early), (1, None)])]
+        assert len(times) == 1 + expected
+        assert times == sorted(times)
+        assert times[-1] == (2000 if type_ == "int" else 2 * 86_400_000)
+        assert len(harness.side("late")) == 2 - expected
+
+
+@pytest.mark.parametrize("key", [float("nan"), -0.0, None])
+def test_timers_of_odd_keys_are_found_again(key: float | None) -> None:
+    class Odd(KeyedProcess[Any]):
+        def process(self, row: Any, ctx: Any) -> None:
+            ctx.timers.processing(5000)
+
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return (time_ms,)
+
+    with Harness(Odd(), "k double", "k", "at long") as harness:
+        harness.push([(key,), (key,)])
+        harness.snapshot_and_restore()
+        harness.push((key,))
+        assert harness.timers(key)["processing"] == [5000]
+        harness.clock.advance_ms(5000)
+        assert harness.tick() == [(5000,)]

@@ -1,0 +1,1 @@
+"""Aggregates on columns: what is asked for, what Spark prepares, how the slot merges it."""

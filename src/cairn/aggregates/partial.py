@@ -1,0 +1,182 @@
+"""What Spark sends to an aggregation: partials, row by row or aggregated already, as SQL.
+
+    rows      a projection: sum -> v, count -> 1 or 0, stddev -> (1, v, 0), ...
+    grouped   the same columns, of a groupBy over keys (and panes of windows)
+
+The slot merges either, so the choice is free epoch by epoch.
+
+Always true here:
+- both plans give the same columns in the same order, and merge to the same results;
+- in both, the partials of a group of rows are a function of the rows, not of their order
+  (but for first and last without event time, which go by arrival).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cairn.aggregates.accumulate import Aggregate
+from cairn.aggregates.objects import Distinct, Edge
+from cairn.aggregates.parse import Call
+from cairn.aggregates.parts import Count, Moments, Part
+from cairn.types import type_ddl
+
+_EMPTY = "cast(array() AS array<bigint>)"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the columns of the partial stream are."""
+
+    keys: tuple[str, ...]
+    time: str | None
+    row: str | None
+    """A struct of the whole row, for those that come too late."""
+    count: str
+    """How many rows a partial stands for."""
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Partials:
+    """SQL for both plans, each column under its name; `grouping` None: row by row only."""
+
+    layout: Layout
+    schema: pa.Schema
+    rows: tuple[str, ...]
+    grouping: tuple[str, ...] | None
+    grouped: tuple[str, ...]
+
+
+def make_partials(
+    schema: pa.Schema,
+    keys: Sequence[str],
+    aggregates: Sequence[Aggregate],
+    *,
+    order: str | None,
+    time: str | None = None,
+    pane: str | None = None,
+    carries_rows: bool = False,
+    may_group: bool = True,
+) -> Partials:
+    """`order`: SQL of the event time in microseconds, for first and last. `time`: SQL of the
+    timestamp partials carry, `pane` of the start of the pane it falls into.
+    """
+    mark = _mark(keys)
+    fields = [schema.field(key) for key in keys]
+    rows = [_named(_quoted(key), key) for key in keys]
+    grouping = list(rows)
+    grouped: list[str] = []
+    if time is not None:
+        fields.append(pa.field(f"{mark}time", pa.timestamp("us", "UTC")))
+        rows.append(_named(time, f"{mark}time"))
+        grouping.append(_named(pane or time, f"{mark}time"))
+    if carries_rows:
+        struct = pa.struct(list(schema))
+        fields.append(pa.field(f"{mark}row", struct))
+        inner = ", ".join(_quoted(name) for name in schema.names)
+        rows.append(_named(f"struct({inner})", f"{mark}row"))
+    fields.append(pa.field(f"{mark}count", pa.int64()))
+    rows.append(_named("1L", f"{mark}count"))
+    grouped.append(_named("count(1)", f"{mark}count"))
+    names: list[str] = []
+    for aggregate in aggregates:
+        for part in aggregate.parts:
+            if isinstance(part, Count) and aggregate.call.argument is None:
+                names.append(f"{mark}count")
+                continue
+            one_row, many = _part_sql(aggregate.call, part, order)
+            for type_, by_row, by_group in zip(part.partial_types, one_row, many, strict=True):
+                name = f"{mark}p{len(names)}"
+                names.append(name)
+                fields.append(pa.field(name, type_))
+                rows.append(_named(_cast(by_row, type_), name))
+                grouped.append(_named(_cast(by_group, type_), name))
+    may_group = may_group and not carries_rows and all(map(_can_group, aggregates))
+    return Partials(
+        Layout(
+            tuple(keys),
+            None if time is None else f"{mark}time",
+            f"{mark}row" if carries_rows else None,
+            f"{mark}count",
+            tuple(names),
+        ),
+        pa.schema(fields),
+        tuple(rows),
+        tuple(grouping) if may_group else None,
+        tuple(grouped),
+    )
+
+
+def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], list[str]]:
+    """(of one row, of a group of rows): SQL for each column of a part."""
+    x = f"({call.argument})"
+    if isinstance(part, Count):
+        return [f"if({x} IS NULL, 0L, 1L)"], [f"count{x}"]
+    if isinstance(part, Moments):
+        x = f"cast({x} AS double)"
+        return (
+            [f"if({x} IS NULL, 0L, 1L)", f"coalesce({x}, 0D)", "0D"],
+            [f"count({x})", f"coalesce(avg({x}), 0D)", f"coalesce(var_pop({x}) * count({x}), 0D)"],
+        )
+    if isinstance(part, Edge):
+        return _edge_sql(call, part, x, order)
+    if isinstance(part, Distinct):
+        # Sorted: what a set gives first is left to chance, and a stage that runs again must agree.
+        return (
+            [f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"],
+            [f"sort_array(collect_set(if({x} IS NULL, null, xxhash64({x}))))"],
+        )
+    if part.names == ("sum",):
+        total = f"cast({x} AS {_summand(part)})"
+        return [total], [f"sum({total})"]
+    return [x], [f"{call.function}{x}"]
+
+
+def _summand(part: Part) -> str:
+    (type_,) = part.types
+    return type_ddl(type_)
+
+
+def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[str], list[str]]:
+    at = order if part.is_timed and order is not None else "0L"
+    seen = f"{at} IS NOT NULL" + (f" AND {x} IS NOT NULL" if call.skips_nulls else "")
+    choose = {
+        (True, False): "min",
+        (True, True): "max",
+        (False, False): "first",
+        (False, True): "last",
+    }[part.is_timed, part.is_last]
+    chosen = f"{choose}(named_struct('at', {at}, 'x', {x})) FILTER (WHERE {seen})"
+    return [f"if({seen}, {at}, null)", x], [f"({chosen}).at", f"({chosen}).x"]
+
+
+def _can_group(aggregate: Aggregate) -> bool:
+    # Spark and the slot may not agree on the order of nested values.
+    return not any(
+        isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type)
+        for part in aggregate.parts
+    )
+
+
+def _mark(keys: Collection[str]) -> str:
+    """A beginning that no key column has."""
+    mark = "_"
+    while any(key.startswith(mark) for key in keys):
+        mark += "_"
+    return mark
+
+
+def _cast(sql: str, type_: pa.DataType) -> str:
+    return f"cast({sql} AS {type_ddl(type_)})"
+
+
+def _named(sql: str, name: str) -> str:
+    return f"{sql} AS {_quoted(name)}"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,293 @@
+"""Handles of state that expires: like those in `handles`, for values with their time.
+
+A value is visible while its time plus the ttl is later than the clock: the epoch's `now`, or the
+event time of the row at hand. What expired before the epoch's *floor* (the clock's earliest
+reading in it) may have been removed from this slot already, or may not.
+
+Always true here:
+- what is expired is never seen;
+- what an epoch writes does not depend on what was removed and what was not: of rows that expired
+  before the floor nothing is written, neither a deletion nor a place in a list;
+- by event time a later write never makes a value expire earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
+from cairn.backends.scope import Scope, name_state
+from cairn.codec import ValueTypeError, codec
+from cairn.state import TTL, List, Map, Value
+
+Clock = Callable[[Scope], int]
+
+
+def processing_ms(scope: Scope) -> int:
+    return scope.now_ms
+
+
+def event_ms(scope: Scope) -> int:
+    at, floor = scope.event_time_ms, scope.floor_ms
+    return floor if at is None or at < floor else at
+
+
+def event_floor_ms(scope: Scope) -> int:
+    return scope.floor_ms
+
+
+def clocks(ttl: TTL) -> tuple[Clock, Clock]:
+    """(what time it is, the epoch's floor)."""
+    if ttl.clock == "event":
+        return event_ms, event_floor_ms
+    return processing_ms, processing_ms
+
+
+class _Expiring:
+    """What they share: the table, the clock and the codec of what users see."""
+
+    name: str
+
+    def _bind(self, table: Table, scope: Scope) -> None:
+        declaration = table.declaration
+        assert declaration.ttl is not None
+        self.name = declaration.name
+        self._scope = scope
+        self._rows: list[Any] = table.rows
+        self._changes = table.changes
+        self._ttl_ms = declaration.ttl.ms
+        self._clock, self._floor = clocks(declaration.ttl)
+        self._is_event = declaration.ttl.clock == "event"
+        self._refreshes = declaration.ttl.refresh == "read-write"
+        values = codec(declaration.type)
+        self._normalise = values.normalise
+        self._exact = values.exact
+        self._restore = values.restore
+
+
+class ExpiringValueHandle(_Expiring, Value[Any]):
+    def __init__(self, table: ValueTable, scope: Scope) -> None:
+        self._bind(table, scope)
+        default = getattr(table.declaration, "default", None)
+        self._default = None if default is None else self._normalise(default)
+
+    def _held(self) -> Any:
+        scope = self._scope
+        group = scope.group
+        key = scope.key
+        changes = self._changes[group]
+        return changes[key] if key in changes else self._rows[group][key]
+
+    def get(self, default: Any = None) -> Any:
+        held = self._held()
+        if held is not None:
+            clock = self._clock(self._scope)
+            if held[0] + self._ttl_ms > clock:
+                if self._refreshes and held[0] < clock:
+                    self._changes[self._scope.group][self._scope.key] = (clock, held[1])
+                return self._restore(held[1])
+        if default is not None or self._default is None:
+            return default
+        return self._restore(self._default)
+
+    def set(self, value: Any) -> None:
+        if type(value) is not self._exact:
+            if value is None:
+                self.clear()
+                return
+            try:
+                value = self._normalise(value)
+            except ValueTypeError as error:
+                raise name_state(self, error) from None
+        scope = self._scope
+        at = self._clock(scope)
+        if self._is_event:
+            held = self._held()
+            if held is not None and held[0] > at:
+                at = held[0]
+        self._changes[scope.group][scope.key] = (at, value)
+
+    def clear(self) -> None:
+        scope = self._scope
+        held = self._rows[scope.group][scope.key]
+        if held is not None and held[0] + self._ttl_ms > self._floor(scope):
+            self._changes[scope.group][scope.key] = None
+        else:
+            self._changes[scope.group].pop(scope.key, None)
+
+
+class ExpiringMapHandle(_Expiring, Map[Any, Any]):
+    def __init__(self, table: MapTable, scope: Scope) -> None:
+        self._bind(table, scope)
+        self._entries = table.entries
+
+    def _entry(self, entry: Any) -> Any:
+        if entry is None:
+            raise TypeError(f"state {self.name!r}: a map key cannot be None")
+        try:
+            return self._entries.normalise_key(entry)
+        except ValueTypeError as error:
+            raise name_state(self, error) from None
+
+    def _stored(self, entry: Any) -> Any:
+        """The pair of an entry, expired or not, or ABSENT."""
+        scope = self._scope
+        changed = self._changes[scope.group].get(scope.key)
+        if changed is not None and entry in changed:
+            return changed[entry]
+        held = self._rows[scope.group].get(scope.key)
+        return ABSENT if held is None else held.get(entry, ABSENT)
+
+    def _visible(self, entry: Any) -> Any:
+        pair = self._stored(entry)
+        if pair is not ABSENT and pair[0] + self._ttl_ms > self._clock(self._scope):
+            return pair
+        return ABSENT
+
+    def _put(self, entry: Any, pair: Any) -> None:
+        scope = self._scope
+        self._changes[scope.group].setdefault(scope.key, {})[entry] = pair
+
+    def __getitem__(self, entry: Any) -> Any:
+        name = self._entry(entry)
+        pair = self._visible(name)
+        if pair is ABSENT:
+            raise KeyError(entry)
+        at, value = pair
+        if self._refreshes:
+            clock = self._clock(self._scope)
+            if at < clock:
+                self._put(name, (clock, value))
+        return None if value is None else self._restore(value)
+
+    def __setitem__(self, entry: Any, value: Any) -> None:
+        entry = self._entry(entry)
+        if value is not None:
+            try:
+                value = self._normalise(value)
+            except ValueTypeError as error:
+                raise name_state(self, error) from None
+        at = self._clock(self._scope)
+        if self._is_event:
+            pair = self._stored(entry)
+            if pair is not ABSENT and pair[0] > at:
+                at = pair[0]
+        self._put(entry, (at, value))
+
+    def __delitem__(self, entry: Any) -> None:
+        name = self._entry(entry)
+        if self._visible(name) is ABSENT:
+            raise KeyError(entry)
+        self._put(name, ABSENT)
+
+    def _later_than(self, clock: int) -> list[Any]:
+        """The entries that had not expired at some time."""
+        scope = self._scope
+        held = self._rows[scope.group].get(scope.key, {})
+        changed = self._changes[scope.group].get(scope.key)
+        merged = held.copy() if changed else held
+        if changed:
+            merged.update(changed)
+        dead = clock - self._ttl_ms
+        return [e for e, pair in merged.items() if pair is not ABSENT and pair[0] > dead]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(in_order(self._later_than(self._clock(self._scope))))
+
+    def __len__(self) -> int:
+        return len(self._later_than(self._clock(self._scope)))
+
+    def __contains__(self, entry: object) -> bool:
+        return self._visible(self._entry(entry)) is not ABSENT
+
+    def clear(self) -> None:
+        # Those too that are expired by the row's time only: a later row may be of before that.
+        for entry in self._later_than(self._floor(self._scope)):
+            self._put(entry, ABSENT)
+
+
+class ExpiringListHandle(_Expiring, List[Any]):
+    """Items expire one by one, but leave the rows only with the whole list, or with a rewrite.
+
+    A change says how many of the items before it are kept, so these must be the same items
+    in every slot. When the middle one has expired, an append writes the list anew.
+    """
+
+    def __init__(self, table: ListTable, scope: Scope) -> None:
+        self._bind(table, scope)
+
+    def _items(self) -> Sequence[Any]:
+        scope = self._scope
+        held: Sequence[Any] = self._rows[scope.group].get(scope.key, ())
+        changed = self._changes[scope.group].get(scope.key)
+        if changed is None:
+            return held
+        start, added = changed
+        return [*held[:start], *added] if start else added
+
+    def _later_than(self, clock: int) -> list[Any]:
+        dead = clock - self._ttl_ms
+        return [pair for pair in self._items() if pair[0] > dead]
+
+    def __iter__(self) -> Iterator[Any]:
+        clock = self._clock(self._scope)
+        pairs = self._later_than(clock)
+        if self._refreshes and any(at < clock for at, _ in pairs):
+            dead = clock - self._ttl_ms
+            kept = self._later_than(self._floor(self._scope))
+            self._replace([(max(at, clock) if at > dead else at, value) for at, value in kept])
+        return map(self._restore, [value for _, value in pairs])
+
+    def __len__(self) -> int:
+        return len(self._later_than(self._clock(self._scope)))
+
+    def _stamped(self, values: Iterable[Any]) -> list[Any]:
+        at = self._clock(self._scope)
+        try:
+            return [(at, self._normalise(value)) for value in values]
+        except ValueTypeError as error:
+            raise name_state(self, error) from None
+
+    def append(self, value: Any) -> None:
+        self._add(self._stamped((value,)))
+
+    def extend(self, values: Iterable[Any]) -> None:
+        self._add(self._stamped(values))
+
+    def _add(self, added: list[Any]) -> None:
+        if not added:
+            return
+        scope = self._scope
+        changed = self._changes[scope.group].get(scope.key)
+        if changed is not None:
+            changed[1].extend(added)
+            return
+        held = self._rows[scope.group].get(scope.key, ())
+        count = len(held)
+        if count:
+            dead = self._floor(scope) - self._ttl_ms
+            if held[count // 2][0] <= dead:
+                self._replace([*(pair for pair in held if pair[0] > dead), *added])
+                return
+        self._changes[scope.group][scope.key] = (count, added)
+
+    def _replace(self, pairs: list[Any]) -> None:
+        scope = self._scope
+        self._changes[scope.group][scope.key] = (0, pairs)
+
+    def set(self, values: Iterable[Any]) -> None:
+        replaced = self._stamped(values)
+        if replaced:
+            self._replace(replaced)
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        scope = self._scope
+        held = self._rows[scope.group].get(scope.key, ())
+        dead = self._floor(scope) - self._ttl_ms
+        if any(at > dead for at, _ in held):
+            self._replace([])
+        else:
+            self._changes[scope.group].pop(scope.key, None)

@@ -1,0 +1,129 @@
+"""From `.aggregate(...)` to nodes of the graph: partials from Spark, and the function that merges.
+
+Types are Spark's own: it is asked by planning the expressions on no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.aggregates.accumulate import Accumulators, Aggregate, make_aggregate
+from cairn.aggregates.assign import pane_us
+from cairn.aggregates.parse import Call, parse_calls
+from cairn.aggregates.partial import Partials, make_partials
+from cairn.aggregates.running import Aggregation, RunningAggregate
+from cairn.aggregates.windowed import WindowAggregate
+from cairn.errors import PlanError
+from cairn.plan.graph import (
+    Node,
+    PartialNode,
+    Port,
+    port_schema,
+    united_schema,
+    united_time,
+)
+from cairn.window_functions import WINDOW_COLUMNS
+from cairn.window_process import WindowPlan
+from cairn.windows import Session, Sliding, Tumbling
+
+
+def aggregation(
+    spark: Any,
+    nodes: dict[str, Node],
+    ports: tuple[Port, ...],
+    keys: Sequence[str],
+    asked: Mapping[str, str],
+    plan: WindowPlan | None,
+    *,
+    carries_rows: bool = False,
+) -> tuple[Aggregation, Partials]:
+    """The function of an aggregation and what it is fed. `plan`: of windows, None: running.
+
+    `carries_rows`: late rows are wanted, whole.
+    """
+    schema = united_schema([port_schema(nodes, port) for port in ports])
+    order = _order(nodes, ports, schema)
+    taken = [*keys] if plan is None else [*keys, *WINDOW_COLUMNS]
+    calls = parse_calls(asked, taken)
+    found = [_typed(spark, schema, call, is_timed=order is not None) for call in calls]
+    if plan is None:
+        return _running(schema, keys, found, order)
+    return _windowed(schema, keys, found, order, plan, carries_rows=carries_rows)
+
+
+def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partials) -> PartialNode:
+    return PartialNode(
+        name, ports, None, partials.schema, partials.layout.time, uid=uid, partials=partials
+    )
+
+
+def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
+    """SQL of the event time in microseconds, where the streams have one."""
+    from cairn.plan.dataframe import quoted, time_sql
+
+    time = united_time(nodes, ports)
+    if time is None:
+        return None
+    sql = time_sql(quoted(time.column), schema.field(time.column).type)
+    return f"({sql} + ({time.shift_us}))" if time.shift_us else sql
+
+
+def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
+    from cairn.plan.dataframe import transformed_schema
+
+    argument = "1" if call.argument is None else call.argument
+    try:
+        given = transformed_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
+        result = transformed_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
+    except PlanError as error:
+        raise PlanError(
+            f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name
+        ) from error
+    return make_aggregate(call, given.field("x").type, result.field("x").type, is_timed=is_timed)
+
+
+def _running(
+    schema: pa.Schema, keys: Sequence[str], aggregates: Sequence[Aggregate], order: str | None
+) -> tuple[Aggregation, Partials]:
+    partials = make_partials(schema, keys, aggregates, order=order)
+    result = pa.schema([*(schema.field(key) for key in keys), *(a.field for a in aggregates)])
+    return RunningAggregate(Accumulators(aggregates), partials.layout, result), partials
+
+
+def _windowed(
+    schema: pa.Schema,
+    keys: Sequence[str],
+    aggregates: Sequence[Aggregate],
+    order: str | None,
+    plan: WindowPlan,
+    *,
+    carries_rows: bool,
+) -> tuple[Aggregation, Partials]:
+    spec = plan.windows
+    time = pane = None
+    may_group = True
+    if plan.has_late_rows and order is not None:
+        time = f"timestamp_micros({order})"
+        may_group = not isinstance(spec, Session)
+        if isinstance(spec, Tumbling | Sliding):
+            length = pane_us(spec)
+            may_group = length is not None
+            offset = spec.offset_ms * 1000
+            pane = f"timestamp_micros({order} - pmod({order} - {offset}L, {length}L))"
+    partials = make_partials(
+        schema,
+        keys,
+        aggregates,
+        order=order,
+        time=time,
+        pane=pane,
+        carries_rows=carries_rows,
+        may_group=may_group,
+    )
+    bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
+    fields = [*(schema.field(key) for key in keys), *bounds, *(a.field for a in aggregates)]
+    made = WindowAggregate(plan, Accumulators(aggregates), partials.layout, pa.schema(fields))
+    return made, partials
