@@ -56,6 +56,8 @@ STOP_PATIENCE_S = 60.0
 DRAIN_EPOCHS_MAX = 100
 SILENCE_S = 0.5
 """After an epoch, what Spark may need to begin the next one."""
+CHANGE_S = 2.0
+"""So long a change waits for rows to come with, at least."""
 
 
 class _StoppingError(Exception):
@@ -297,7 +299,7 @@ class Run:
         newest = self._coordinator.newest
         if not is_silent or newest is None:
             return False
-        if self._change is not None and now >= self._asked + interval_s:
+        if self._change is not None and now >= self._asked + max(interval_s, CHANGE_S):
             return True
         return is_due(newest, self._coordinator.origins, clock_ms())
 
