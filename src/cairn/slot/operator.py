@@ -236,14 +236,20 @@ class Operator:
 
     def tidy(self) -> bool:
         """After much was removed: pack what is left. True if the backend should compact."""
-        emptied = [t for t in self.tables.values() if t.expiry and t.expiry.is_emptied()]
-        sparse = [t for t in emptied if t.expiry and t.expiry.is_sparse()]
-        if sparse:
-            try:
-                self.backend.repack(sparse)
-            except BaseException:
-                self.version, self.pending = INCOMPLETE, None
-                raise
+        emptied = {
+            table: table.expiry
+            for table in self.tables.values()
+            if table.expiry is not None and table.expiry.is_emptied()
+        }
+        sparse = [table for table, expiry in emptied.items() if expiry.is_sparse()]
+        try:
+            if sparse and not self.backend.repack(sparse):
+                return False
+        except BaseException:
+            self.version, self.pending = INCOMPLETE, None
+            raise
+        for expiry in emptied.values():
+            expiry.tidied()
         return bool(emptied)
 
     def _declare(self, function: Function) -> None:
