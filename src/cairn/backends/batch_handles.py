@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cairn.backends.base import ABSENT, Backend
 from cairn.backends.columns import ColumnTable, name_order
-from cairn.backends.overlay import MapTable, Table, ValueTable, make_table
+from cairn.backends.entry_index import IndexedMapTable
+from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import type_ddl
@@ -225,7 +225,9 @@ class RowValueHandle(_ByBatch, Value[Any]):
 class RowMapHandle(_ByBatch, Map[Any, Any]):
     """Map state in the rows of a backend."""
 
-    def __init__(self, declaration: Map[Any, Any], table: MapTable, group_count: int) -> None:
+    def __init__(
+        self, declaration: Map[Any, Any], table: IndexedMapTable, group_count: int
+    ) -> None:
         self.name = declaration.name
         self._table = table
         self._typed = _Typed(table)
@@ -283,30 +285,27 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
-        keys: list[Any] = []
-        entries: list[Any] = []
-        values: list[Any] = []
-        for group in table.groups:
-            held = {key for key, _ in table.rows[group].items()} | table.changes[group].keys()
-            for key in held:
-                for entry, value in self._entries(group, key):
-                    keys.append(key)
-                    entries.append(entry)
-                    values.append(value)
-        names = [table.entries.encode(entries), table.keys.encode(keys)]
-        inside = names[0].is_valid()
-        for bound, compare in ((low, pc.greater), (high, pc.less_equal)):
-            if bound is not None:
-                inside = pc.and_(inside, compare(names[0], _bound(bound, self._typed)))
-        order = name_order(names)
-        order = order[inside.to_numpy(zero_copy_only=False)[order]]
-        at = pa.array(order)
-        return names[1].take(at), names[0].take(at), table.values.encode(values).take(at)
+        found = table.between(self._bound(low), self._bound(high))
+        keys, entries, values = zip(*found, strict=True) if found else ((), (), ())
+        names = [table.entries.encode(list(entries)), table.keys.encode(list(keys))]
+        order = pa.array(name_order(names))
+        encoded = table.values.encode(list(values))
+        return names[1].take(order), names[0].take(order), encoded.take(order)
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
-        _, entries, _ = self.between(low, None)
-        return entries[0].as_py() if len(entries) else None
+        entry: int | None = self._table.first_above(self._bound(low))
+        return entry
+
+    def _bound(self, bound: Any) -> Any:
+        """A bound as entries are held; a plain number may stand for a time."""
+        if bound is None:
+            return None
+        entries = self._table.entries
+        if isinstance(bound, int) and pa.types.is_temporal(entries.arrow):
+            width = pa.int32() if entries.arrow.bit_width == 32 else pa.int64()
+            return entries.decode_keys(pa.array([bound], width).view(entries.arrow))[0]
+        return entries.normalise_key(bound)
 
     def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
         table = self._table
@@ -325,20 +324,14 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
     __eq__ = Declaration.__eq__
 
 
-def _bound(bound: Any, typed: _Typed) -> pa.Scalar:
-    type = typed._entry_type
-    if isinstance(bound, int) and pa.types.is_temporal(type):
-        width = pa.int32() if type.bit_width == 32 else pa.int64()
-        return pa.array([bound], width).view(type)[0]
-    return pa.scalar(bound, type)
-
-
 def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
     """The table of a state that is used by the batch."""
     if backend.takes_columns:
         return ColumnTable(declaration, key_type, backend, group_count)
+    if declaration.kind == "map":
+        return IndexedMapTable(declaration, key_type, backend, group_count)
     return make_table(declaration, key_type, backend, group_count)
 
 
@@ -349,7 +342,7 @@ def make_batch_handle(table: Table, group_count: int) -> Declaration:
             return ColumnMapHandle(declaration, table)
         assert isinstance(declaration, Value)
         return ColumnValueHandle(declaration, table)
-    if isinstance(table, MapTable):
+    if isinstance(table, IndexedMapTable):
         assert isinstance(declaration, Map)
         return RowMapHandle(declaration, table, group_count)
     assert isinstance(table, ValueTable) and isinstance(declaration, Value)

@@ -201,8 +201,10 @@ class ColumnTable(Table):
             keys, entries = keys.filter(inside), entries.filter(inside)
             positions = positions[inside.to_numpy(zero_copy_only=False)]
         order = name_order([entries, keys])
-        at = pa.array(order)
-        return keys.take(at), entries.take(at), self.read(positions[order])
+        at, positions = pa.array(order), positions[order]
+        keys, entries = keys.take(at), entries.take(at)
+        self._asked = ([keys, entries], positions)
+        return keys, entries, self.read(positions)
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Keys and values that the epoch at hand has set, in the order it first came to them."""
@@ -235,7 +237,7 @@ class ColumnTable(Table):
         count = len(self._index)
         if len(firsts):
             self._reserve(count)
-            fresh = names[0] if len(firsts) == len(missing) else names[0].take(pa.array(firsts))
+            fresh = names[0].take(pa.array(firsts))
             new = slice(count - len(firsts), count)
             self._groups[new] = key_groups(fresh, self.keys.arrow, self._group_count)
         if len(missing) == len(positions):
