@@ -72,8 +72,8 @@ class TtlJob:
         self.store = store or open_store("memory:")
         self.clock = clock or ManualClock(1_000_000)
         self.epochs = 0
-        self.watermark_ms: int | None = None
         self.passed_ms: int | None = None
+        """The watermark that epochs before have run with."""
         self.lead(parallelism, ttl)
 
     def graph(self, function: KeyedProcess[Any], sink: Collect) -> Graph:
@@ -131,7 +131,7 @@ class TtlJob:
             lambda begin: self.cluster.execute(
                 {"rows": array},
                 msgspec.structs.replace(
-                    begin, watermark_ms=self.watermark_ms, passed_ms=self.passed_ms
+                    begin, watermark_ms=self.passed_ms, passed_ms=self.passed_ms
                 ),
             ),
         )
