@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cairn.snapshots import (
 from cairn.state import TTL
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.store import open_store
+from tests.simulation.cluster import Trouble
 from tests.unit.slot.ttl_job import GROUP_COUNT, TtlJob, rows_of
 
 NOTHING = (None, None, [], [])
@@ -56,6 +58,33 @@ def test_removal_changes_neither_deltas_nor_versions(tmp_path: Path) -> None:
                 job.sweep()
         found.append([part.version for part in job.newest.operators["keep"].ranges])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("clock", ["processing", "event"])
+@pytest.mark.parametrize("refresh", ["write", "read-write"])
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_slots_reruns_and_removal_change_nothing_that_is_seen(
+    make: Make, tmp_path: Path, seed: int, refresh: Any, clock: Any
+) -> None:
+    """Slots that run a stage again must acknowledge the same, whatever they have removed."""
+    ttl = TTL("1 minute", clock=clock, refresh=refresh)
+    chance = random.Random(seed)
+    troubled = make(ttl, trouble=Trouble(random.Random(seed), 0.05))
+    (tmp_path / "calm").mkdir()
+    calm = TtlJob(tmp_path / "calm", ttl, parallelism=1)
+    for step in range(25):
+        if chance.random() < 0.1:
+            troubled.lead(chance.choice([1, 2, 3]), ttl)
+        elif chance.random() < 0.5:
+            troubled.sweep()
+        now_ms = step * 11_000
+        passed_ms = calm.passed_ms = troubled.passed_ms = max(0, now_ms - 30_000)
+        keys = chance.sample(range(12), chance.randrange(6))
+        rows = [
+            (key, chance.choice([None, key]), chance.randrange(passed_ms, now_ms + 10_000))
+            for key in keys
+        ]
+        assert troubled.run(*rows, after_ms=11_000) == calm.run(*rows, after_ms=11_000)
 
 
 def test_a_new_driver_with_another_parallelism_keeps_the_times(make: Make) -> None:
