@@ -57,7 +57,8 @@ class TTL:
 
     duration: str
     clock: Literal["processing", "event"] = "processing"
-    """The epoch's clock, or the event time of the row at hand (else the watermark)."""
+    """The epoch's clock; or the event time of the row or timer at hand, and where there is
+    none, the watermark that the epoch before ran with."""
     refresh: Literal["write", "read-write"] = "write"
     ms: int = field(init=False)
 

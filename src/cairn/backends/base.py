@@ -152,11 +152,12 @@ class Backend(ABC):
         """
         return False
 
-    def repack(self, tables: Sequence[Table]) -> None:
+    def repack(self, tables: Sequence[Table]) -> bool:
         """Few of many rows of these are left: bring them close together, to free memory.
 
-        Between epochs. If it raises, what is held is not to be trusted.
+        Between epochs; False: not now. If it raises, what is held is not to be trusted.
         """
+        return True
 
     def compact(self) -> None:
         """Give back the disk that removed rows took. Takes its time; from any thread."""

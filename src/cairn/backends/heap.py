@@ -204,9 +204,9 @@ class HeapBackend(Backend):
             self._base.cancel()
         self._rows.pop((name, group_index), None)
 
-    def repack(self, tables: Sequence[Table]) -> None:
+    def repack(self, tables: Sequence[Table]) -> bool:
         if self._base is not None:
-            return
+            return False
         # Python gives back an arena when it is empty. So everything goes before anything
         # comes back: moved one by one, rows would fill the holes that others have left.
         packed = [(table, list(table.dump())) for table in tables]
@@ -218,6 +218,7 @@ class HeapBackend(Backend):
         for table, batches in packed:
             for batch in batches:
                 table.apply(batch)
+        return True
 
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         assert self._base is None, "one base at a time"

@@ -37,6 +37,8 @@ _PIECE_KEYS: Final = 1024
 _SCAN_KEYS: Final = 4096
 _EXTRA_KEYS: Final = 256
 _EMPTIED_KEYS_MIN: Final = 50_000
+_QUIET_S: Final = 2.0
+_TIDY_S_MAX: Final = 60.0
 # Moving so many takes about a second.
 _REPACK_KEYS_MAX: Final = 500_000
 _KEPT: Final = object()
@@ -87,7 +89,8 @@ class Expiry:
         """Key groups to be looked through, and how far that has come."""
         self.removed_keys = 0
         self._peak_keys = 0
-        self._tidied_at = 0
+        self._tidied_at = self._removed_before = 0
+        self._tidied_s = self._removed_s = time.monotonic()
 
     def begin(self, floor_ms: int | None) -> None:
         """An epoch begins; None: its floor is not known."""
@@ -152,20 +155,23 @@ class Expiry:
     # Removal
 
     def is_emptied(self) -> bool:
-        """Whether much was removed since this was last said: time to give something back."""
+        """Whether much was removed since `tidied`: time to give something back."""
+        now_s = time.monotonic()
+        if self.removed_keys != self._removed_before:
+            self._removed_before, self._removed_s = self.removed_keys, now_s
         removed = self.removed_keys - self._tidied_at
         if removed < max(_EMPTIED_KEYS_MIN, self._held_keys()):
             return False
-        self._tidied_at = self.removed_keys
-        return True
+        # Not in the middle of a wave: the rest of it would leave holes again.
+        return now_s - self._removed_s >= _QUIET_S or now_s - self._tidied_s >= _TIDY_S_MAX
 
     def is_sparse(self) -> bool:
-        """Whether what is left is little, of what there was and to move; said once."""
-        held = self._held_keys()
-        if held > min(self._peak_keys // 4, _REPACK_KEYS_MAX):
-            return False
-        self._peak_keys = held
-        return True
+        """Whether what is left is little, of what there was and to move."""
+        return self._held_keys() <= min(self._peak_keys // 4, _REPACK_KEYS_MAX)
+
+    def tidied(self) -> None:
+        self._tidied_at, self._tidied_s = self.removed_keys, time.monotonic()
+        self._peak_keys = self._held_keys()
 
     def reclaim(self, seconds: float) -> bool:
         """Work for about so long; True when there is more to do."""
@@ -262,7 +268,8 @@ def leave_out_expired(
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the system, where the allocator has to be told."""
+    """Give freed memory back to the system, where allocators have to be told."""
+    pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -26,7 +26,7 @@ from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
-from cairn.durations import MAX_MS, MIN_MS
+from cairn.durations import MIN_MS
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
 from cairn.plan.keygroups import groups_of
@@ -207,24 +207,19 @@ class Operator:
             outlet.reset()
 
     def _set_floor(self, begin: Begin) -> None:
-        floor_ms = self.event_floor_ms(begin)
-        self.context.floor_ms = MIN_MS if floor_ms is None else floor_ms
+        # Not the watermark: timers that are due by it fire at their own times, as far back
+        # as where those of the parent epoch ended.
+        self.context.floor_ms = MIN_MS if begin.passed_ms is None else begin.passed_ms
         for table in self.tables.values():
             if table.expiry is not None:
                 table.expiry.begin(self.floor_ms(table, begin))
-
-    def event_floor_ms(self, begin: Begin) -> int | None:
-        """No row of the epoch counts as earlier. The end of all input is no time of day."""
-        is_behind = self.spec.is_downstream or begin.is_draining
-        passed_ms = begin.passed_ms if is_behind else begin.watermark_ms
-        return None if passed_ms is None or passed_ms >= MAX_MS else passed_ms
 
     def floor_ms(self, table: Table, begin: Begin) -> int | None:
         """What of a table has expired up to here is seen by nobody any more."""
         ttl = table.declaration.ttl
         if ttl is None:
             return None
-        return begin.now_ms if ttl.clock == "processing" else self.event_floor_ms(begin)
+        return begin.now_ms if ttl.clock == "processing" else begin.passed_ms
 
     def reclaim(self, seconds: float) -> bool:
         """Remove state that has expired, for about so long; True when there is more."""
@@ -236,14 +231,20 @@ class Operator:
 
     def tidy(self) -> bool:
         """After much was removed: pack what is left. True if the backend should compact."""
-        emptied = [t for t in self.tables.values() if t.expiry and t.expiry.is_emptied()]
-        sparse = [t for t in emptied if t.expiry and t.expiry.is_sparse()]
-        if sparse:
-            try:
-                self.backend.repack(sparse)
-            except BaseException:
-                self.version, self.pending = INCOMPLETE, None
-                raise
+        emptied = {
+            table: table.expiry
+            for table in self.tables.values()
+            if table.expiry is not None and table.expiry.is_emptied()
+        }
+        sparse = [table for table, expiry in emptied.items() if expiry.is_sparse()]
+        try:
+            if sparse and not self.backend.repack(sparse):
+                return False
+        except BaseException:
+            self.version, self.pending = INCOMPLETE, None
+            raise
+        for expiry in emptied.values():
+            expiry.tidied()
         return bool(emptied)
 
     def _declare(self, function: Function) -> None:

@@ -67,7 +67,8 @@ class EpochReader:
     def columns(self, uid: str) -> dict[str, StateColumns]:
         """The states of an operator, by name."""
         entry = self._entry(uid)
-        floor_ms = {"processing": self.epoch.now_ms, "event": self.epoch.watermark_ms}
+        # By event time: what timers that are due in the next epoch may still see is there.
+        floor_ms = {"processing": self.epoch.now_ms, "event": self.epoch.passed_ms}
         return {
             name: StateColumns(name, decl, entry.key_types, floor_ms)
             for name, decl in entry.states.items()

@@ -66,14 +66,16 @@ class TtlJob:
         parallelism: int = 2,
         store: Store | None = None,
         clock: ManualClock | None = None,
+        trouble: Trouble | None = None,
     ) -> None:
         self.backend = backend
         self.scratch = str(scratch)
         self.store = store or open_store("memory:")
         self.clock = clock or ManualClock(1_000_000)
+        self.trouble = trouble or Trouble(random.Random(7))
         self.epochs = 0
-        self.watermark_ms: int | None = None
         self.passed_ms: int | None = None
+        """The watermark that epochs before have run with."""
         self.lead(parallelism, ttl)
 
     def graph(self, function: KeyedProcess[Any], sink: Collect) -> Graph:
@@ -98,12 +100,11 @@ class TtlJob:
             {"out": self.sink},
             parallelism=parallelism,
             retained_epochs=50,
+            attempts_max=20,
             clock=self.clock,
-            sleep=self.clock.sleep,
+            sleep=lambda seconds: None,
         )
-        self.cluster = Cluster(
-            graph, spec, self.store, self.scratch, Trouble(random.Random(epoch_seed(self.epochs)))
-        )
+        self.cluster = Cluster(graph, spec, self.store, self.scratch, self.trouble)
         newest = self.coordinator.take_over()
         if newest is not None:
             rewrite = check_resume(
@@ -131,7 +132,7 @@ class TtlJob:
             lambda begin: self.cluster.execute(
                 {"rows": array},
                 msgspec.structs.replace(
-                    begin, watermark_ms=self.watermark_ms, passed_ms=self.passed_ms
+                    begin, watermark_ms=self.passed_ms, passed_ms=self.passed_ms
                 ),
             ),
         )
@@ -158,10 +159,6 @@ class TtlJob:
         for slot in self.cluster.slots.values():
             while slot.level(0).sweep(1.0):
                 pass
-
-
-def epoch_seed(epochs: int) -> int:
-    return 7 + epochs
 
 
 def rows_of(reader: EpochReader | Savepoint, name: str) -> dict[Any, Any]:

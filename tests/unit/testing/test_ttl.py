@@ -254,3 +254,56 @@ def test_a_ttl_survives_being_text() -> None:
 def test_event_time_that_rows_do_not_have_is_refused() -> None:
     with pytest.raises(PlanError, match="'value': its ttl counts event time"):
         Harness(make_function(BY_EVENT), "k long, op string, v long", "k", "seen string")
+
+
+class Remind(KeyedProcess[Any]):
+    """A timer half a minute after each row looks at what lives for a minute."""
+
+    last = state.Value("long", ttl=BY_EVENT)
+
+    def process(self, row: Any, ctx: Any) -> None:
+        self.last.set(row.v)
+        ctx.timers.event(after="30 seconds")
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        return (repr((time_ms // SECOND, self.last.get())),)
+
+
+def remind() -> Harness:
+    return Harness(
+        Remind(), "k long, v long, ts timestamp", "k", "seen string",
+        event_time="ts", watermark="1 second",
+    )  # fmt: skip
+
+
+def row(key: int, v: int, at: float) -> tuple[Any, ...]:
+    return key, v, dt.datetime.fromtimestamp(at, dt.UTC)
+
+
+def test_a_timer_sees_what_was_visible_at_its_time_however_far_the_watermark_jumps() -> None:
+    with remind() as harness:
+        harness.push([row(1, 5, 100)])
+        harness.commit()
+        # From 99 to 9999: all of it has expired by then, but not at the timer's time.
+        harness.push([row(2, 6, 10_000)])
+        harness.commit()
+        assert [ast.literal_eval(out.seen) for out in harness.tick()] == [(130, 5)]
+        harness.tick()
+        assert harness._operator.tables["last"].keys_held() == 1
+
+
+def test_a_timer_after_a_restore_sees_it_too() -> None:
+    with remind() as harness:
+        harness.push([row(1, 5, 100)])
+        harness.commit()
+        harness.push([row(2, 6, 10_000)])
+        harness.snapshot_and_restore(base=True)
+        assert [ast.literal_eval(out.seen) for out in harness.tick()] == [(130, 5)]
+
+
+def test_when_the_input_ends_timers_see_what_lives_at_their_times() -> None:
+    with remind() as harness:
+        harness.push([row(1, 5, 100), row(1, 7, 120)])
+        harness.commit()
+        seen = [ast.literal_eval(out.seen) for out in harness.drain()]
+        assert seen == [(130, 7), (150, 7)]
