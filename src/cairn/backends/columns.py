@@ -227,11 +227,11 @@ class ColumnTable(Table):
         return zip(self._form.dtypes, self._form.is_validity, strict=True)
 
     def _placed(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
-        """Positions for names that have none."""
+        """Positions for names that have just not been found."""
         if len(missing) < len(positions):
             rows = pa.array(missing)
             names = [array.take(rows) for array in names]
-        placed, firsts = self._index.place(names)
+        placed, firsts = self._index.add(names)
         count = len(self._index)
         if len(firsts):
             self._reserve(count)

@@ -30,6 +30,9 @@ _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
 _FREE = -1
+_MARK_SHIFT = 32
+_MARKS = np.uint64((1 << 31) - 1)
+_POSITION = (1 << 32) - 1
 _NULL_BITS_MAX = 31
 """Of a part: key and entry together must fit an integer."""
 
@@ -60,6 +63,10 @@ class NameIndex:
     def place(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
         """The position of each name, and the rows of those that got theirs now, in its order."""
         return self._index.place(self._names(arrays, add=True))
+
+    def add(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
+        """Like `place`, for names that `find` has not found."""
+        return self._index.add(self._names(arrays, add=True))
 
     def arrays(self, positions: Ints) -> list[pa.Array]:
         """The names at these positions, by part."""
@@ -96,54 +103,105 @@ class NameIndex:
 
 
 class IntIndex:
-    """Open addressing, linear probing, over rows of `width` integers."""
+    """Open addressing, linear probing, over rows of `width` integers.
+
+    A slot holds a position and, above it, 31 bits of the name's hash: of names that are not the
+    one looked for, hardly any need be looked at.
+    """
 
     def __init__(self, width: int) -> None:
         self.count = 0
         self.columns: list[Ints] = [np.empty(0, np.int64) for _ in range(width)]
         self.nulls: Ints | None = None
         self._bits = _SLOTS_MIN_BITS
-        self._slots = np.full(1 << self._bits, _FREE, np.int32)
+        self._slots = np.full(1 << self._bits, _FREE, np.int64)
 
     def names(self, positions: Ints) -> Names:
         nulls = None if self.nulls is None else self.nulls[positions]
         return Names([column[positions] for column in self.columns], nulls)
 
     def find(self, names: Names) -> Ints:
-        found = np.empty(len(names.columns[0]), np.int64)
+        found = np.full(len(names.columns[0]), -1, np.int64)
         if not self.count:
-            found.fill(-1)
             return found
         slots, mask = self._slots, (1 << self._bits) - 1
-        at = self._home(names)
+        at, marks = self._homes(names)
         looking: Ints | None = None
         while True:
-            candidates = slots[at]
-            is_free = candidates < 0
-            is_same = self._same(candidates, names)
-            is_same &= ~is_free
-            result = np.where(is_same, candidates, -1)
-            if looking is None:
-                found[:] = result
-            else:
-                found[looking] = result
-            rest = np.flatnonzero(~(is_same | is_free))
+            held = slots[at]
+            hits = np.flatnonzero((held >> _MARK_SHIFT) == marks)
+            positions = held[hits] & _POSITION
+            rows = hits if looking is None else looking[hits]
+            is_same = self._same(positions, names, rows)
+            if not is_same.all():
+                rows, hits, positions = rows[is_same], hits[is_same], positions[is_same]
+            found[rows] = positions
+            goes_on = held >= 0
+            goes_on[hits] = False
+            rest = np.flatnonzero(goes_on)
             if not len(rest):
                 return found
             looking = rest if looking is None else looking[rest]
             at = (at[rest] + 1) & mask
-            names = _rows(names, rest)
+            marks = marks[rest]
 
     def place(self, names: Names) -> tuple[Ints, Ints]:
+        """Positions, and the rows of names that are new, in the order of theirs."""
         positions = self.find(names)
         missing = np.flatnonzero(positions < 0)
         if not len(missing):
             return positions, missing
         fresh = names if len(missing) == len(positions) else _rows(names, missing)
-        self.reserve(self.count + len(missing))
-        placed, firsts = self._insert(fresh)
+        placed, firsts = self.add(fresh)
         positions[missing] = placed
         return positions, missing[firsts]
+
+    def add(self, names: Names) -> tuple[Ints, Ints]:
+        """Like `place`, for names that are known to be new. One may be given twice."""
+        self.reserve(self.count + len(names.columns[0]))
+        if names.nulls is not None and self.nulls is None:
+            self.nulls = np.zeros(len(self.columns[0]), np.int64)
+        slots, mask = self._slots, (1 << self._bits) - 1
+        found = np.empty(len(names.columns[0]), np.int64)
+        looking: Ints = np.arange(len(found))
+        at, marks = self._homes(names)
+        firsts: list[Ints] = []
+        while len(looking):
+            held = slots[at]
+            free = np.flatnonzero(held < 0)
+            if len(free):
+                # All write their row to the slot they want; who can read it back has it.
+                wanted = at[free]
+                claims = -2 - free
+                slots[wanted] = claims
+                won = slots[wanted] == claims
+                winners, taken = (free, wanted) if won.all() else (free[won], wanted[won])
+                new = np.arange(self.count, self.count + len(winners))
+                rows = looking[winners]
+                self._store(new, names, rows)
+                slots[taken] = (marks[winners] << _MARK_SHIFT) | new
+                found[rows] = new
+                firsts.append(rows)
+                self.count += len(winners)
+                held[winners] = _FREE
+                losers = free[~won]
+                held[losers] = slots[at[losers]]
+                goes_on = np.ones(len(looking), np.bool_)
+                goes_on[winners] = False
+            else:
+                goes_on = np.ones(len(looking), np.bool_)
+            hits = np.flatnonzero((held >> _MARK_SHIFT) == marks)
+            if len(hits):
+                positions = held[hits] & _POSITION
+                is_same = self._same(positions, names, looking[hits])
+                hits, positions = hits[is_same], positions[is_same]
+                found[looking[hits]] = positions
+                goes_on[hits] = False
+            rest = np.flatnonzero(goes_on)
+            looking = looking[rest]
+            at = (at[rest] + 1) & mask
+            marks = marks[rest]
+        return found, np.concatenate(firsts) if firsts else looking
 
     def reserve(self, count: int) -> None:
         """Room for so many names."""
@@ -157,74 +215,43 @@ class IntIndex:
             bits += 1
         if bits != self._bits:
             self._bits = bits
-            self._slots = np.full(1 << bits, _FREE, np.int32)
+            self._slots = np.full(1 << bits, _FREE, np.int64)
             self._link()
-
-    def _insert(self, names: Names) -> tuple[Ints, Ints]:
-        """Positions of names that are not there yet, though some may be given twice."""
-        slots, mask = self._slots, (1 << self._bits) - 1
-        if names.nulls is not None and self.nulls is None:
-            self.nulls = np.zeros(len(self.columns[0]), np.int64)
-        found = np.empty(len(names.columns[0]), np.int64)
-        looking: Ints = np.arange(len(found))
-        at = self._home(names)
-        firsts: list[Ints] = []
-        while len(looking):
-            candidates = slots[at]
-            free = np.flatnonzero(candidates < 0)
-            if len(free):
-                # All write their row to the slot they want; who can read it back has it.
-                claims = (-2 - free).astype(np.int32)
-                wanted = at[free]
-                slots[wanted] = claims
-                winners = free[slots[wanted] == claims]
-                new = np.arange(self.count, self.count + len(winners))
-                self._store(new, _rows(names, winners))
-                slots[at[winners]] = new
-                firsts.append(looking[winners])
-                self.count += len(winners)
-                candidates = slots[at]
-            is_same = self._same(candidates, names)
-            found[looking[is_same]] = candidates[is_same]
-            rest = np.flatnonzero(~is_same)
-            looking = looking[rest]
-            at = (at[rest] + 1) & mask
-            names = _rows(names, rest)
-        return found, np.concatenate(firsts) if firsts else looking
 
     def _link(self) -> None:
         """Every name into the slots, which are empty. They differ, so none need be compared."""
         slots, mask = self._slots, (1 << self._bits) - 1
-        looking = np.arange(self.count, dtype=np.int32)
         nulls = None if self.nulls is None else self.nulls[: self.count]
-        at = self._home(Names([column[: self.count] for column in self.columns], nulls))
-        while len(looking):
+        at, marks = self._homes(Names([column[: self.count] for column in self.columns], nulls))
+        entries = (marks << _MARK_SHIFT) | np.arange(self.count)
+        while len(entries):
             free = np.flatnonzero(slots[at] < 0)
-            slots[at[free]] = looking[free]
-            rest = np.flatnonzero(slots[at] != looking)
-            looking = looking[rest]
+            slots[at[free]] = entries[free]
+            rest = np.flatnonzero(slots[at] != entries)
+            entries = entries[rest]
             at = (at[rest] + 1) & mask
 
-    def _store(self, positions: Ints, names: Names) -> None:
+    def _store(self, positions: Ints, names: Names, rows: Ints) -> None:
         first, last = positions[0], positions[-1] + 1
         for column, values in zip(self.columns, names.columns, strict=True):
-            column[first:last] = values
+            column[first:last] = values[rows]
         if self.nulls is not None:
-            self.nulls[first:last] = 0 if names.nulls is None else names.nulls
+            self.nulls[first:last] = 0 if names.nulls is None else names.nulls[rows]
 
-    def _same(self, positions: npt.NDArray[Any], names: Names) -> npt.NDArray[np.bool_]:
-        """Whether the names at these positions (-1: of anyone) are these."""
-        is_same: npt.NDArray[np.bool_] = self.columns[0][positions] == names.columns[0]
-        for column, values in zip(self.columns[1:], names.columns[1:], strict=True):
-            is_same &= column[positions] == values
+    def _same(self, positions: Ints, names: Names, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the names at these positions are those of the rows."""
+        is_all = len(rows) == len(names.columns[0])  # Rows ascend, so these are all of them.
+        is_same = np.ones(len(rows), np.bool_)
+        for column, values in zip(self.columns, names.columns, strict=True):
+            is_same &= column[positions] == (values if is_all else values[rows])
         if self.nulls is not None:
-            is_same &= self.nulls[positions] == (0 if names.nulls is None else names.nulls)
+            is_same &= self.nulls[positions] == (0 if names.nulls is None else names.nulls[rows])
         elif names.nulls is not None:
-            is_same &= names.nulls == 0
+            is_same &= names.nulls[rows] == 0
         return is_same
 
-    def _home(self, names: Names) -> Ints:
-        """The slot where the search for each name begins."""
+    def _homes(self, names: Names) -> tuple[Ints, Ints]:
+        """The slot where the search for each name begins, and the mark that it leaves there."""
         hashed = _mixed(names.columns[0].view(np.uint64))
         for column in names.columns[1:]:
             hashed += column.view(np.uint64)
@@ -232,8 +259,9 @@ class IntIndex:
         if names.nulls is not None:
             hashed += names.nulls.view(np.uint64) * _FIRST
         hashed *= _FIRST
+        marks = (hashed & _MARKS).view(np.int64)
         hashed >>= np.uint64(64 - self._bits)
-        return hashed.view(np.int64)
+        return hashed.view(np.int64), marks
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
