@@ -490,10 +490,26 @@ def name_order(columns: Sequence[pa.Array]) -> Ints:
             places.setdefault(row, []).append(at)
         ordered = [at for row in in_order(places) for at in places[row]]
         return np.asarray(ordered, np.int64)
+    if all(is_fixed(column.type) and _is_ordered_as_integers(column.type) for column in flat):
+        if not any(column.null_count for column in flat):
+            return _integer_order([form_of(column.type).split(column)[1] for column in flat])
     table = pa.table(flat, names=[str(at) for at in range(len(flat))])
     keys = [(name, "ascending") for name in table.column_names]
     order: Ints = pc.sort_indices(table, sort_keys=keys).to_numpy()
     return order.astype(np.int64)
+
+
+def _integer_order(columns: Sequence[Array | None]) -> Ints:
+    """Like Arrow's, several times faster."""
+    order: Ints | None = None
+    for column in reversed(columns):
+        assert column is not None
+        if order is None:
+            order = np.argsort(column, kind="stable")
+        elif (column != column[:1]).any():
+            order = order[np.argsort(column[order], kind="stable")]
+    assert order is not None
+    return order
 
 
 def _flat(column: pa.Array) -> list[pa.Array]:

@@ -1,7 +1,8 @@
 """From names to positions, by the batch: which row of the arrays a key's state lies in.
 
 A name is a key, or a key and an entry of its map. Each part of fixed width counts as one or two
-integers (bits, for floats); anything else gets a number through a dict when it is first seen.
+integers (bits, for floats), and so does a short text: its bytes and its length. Anything else
+gets a number through a dict when it is first seen.
 So a name is a row of integers, and those are found in a hash table with open addressing whose
 every step is one numpy call for all names that are still looking.
 
@@ -19,9 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cairn.backends.spread import form_of, is_fixed, validity
+from cairn.backends.spread import form_of, is_fixed, valid_buffer, validity
 from cairn.codec import codec
+from cairn.plan.keygroups import text_words
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,6 +36,8 @@ _FREE = -1
 _MARK_SHIFT = 32
 _MARKS = np.uint64((1 << 31) - 1)
 _POSITION = (1 << 32) - 1
+_SHORT_BYTES_MAX = 15
+_BYTE_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64).view(np.int64)
 _NULL_BITS_MAX = 31
 """Of a part: key and entry together must fit an integer."""
 
@@ -362,6 +367,61 @@ class _NumberedPart(_Part):
         return self._codec.encode(found)
 
 
+class _TextPart(_Part):
+    """Text or binary: up to 15 bytes are the name themselves, longer ones get a number."""
+
+    width = 2
+
+    def __init__(self, type: pa.DataType) -> None:
+        self._type = type
+        self._numbers: dict[bytes, int] = {}
+        self._values: list[bytes] = []
+
+    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
+        starts, lengths, data = text_words(array)
+        words = data.view(np.int64)
+        valid = validity(array)
+        if valid is not None:
+            lengths = np.where(valid, lengths, 0)
+        first = words[starts] & _BYTE_MASKS[np.minimum(lengths, 8)]
+        second = words[starts + 8] & _BYTE_MASKS[np.clip(lengths - 8, 0, 7)]
+        second |= lengths << 56
+        is_long = np.flatnonzero(lengths > _SHORT_BYTES_MAX)
+        if len(is_long):
+            first[is_long] = self._numbered(array, is_long, add=add)
+            second[is_long] = -1
+        return [first, second], None if valid is None else (~valid).astype(np.int64)
+
+    def _numbered(self, array: pa.Array, rows: Ints, *, add: bool) -> list[int]:
+        found = array.take(pa.array(rows)).cast(pa.binary()).to_pylist()
+        numbers, values = self._numbers, self._values
+        if add:
+            for value in found:
+                if value not in numbers:
+                    numbers[value] = len(values)
+                    values.append(value)
+        return [numbers.get(value, -1) for value in found]
+
+    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
+        first, second = names.columns[at : at + 2]
+        is_long = second < 0
+        lengths = np.where(is_long, 0, second >> 56)
+        each = np.stack([first, second], axis=1).view(np.uint8)
+        offsets = np.zeros(len(first) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        data = each[np.arange(16) < lengths[:, None]]
+        valid = _valid(names, bit) if nullable else None
+        buffers = [valid_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+        array = pa.Array.from_buffers(self._type, len(first), buffers)
+        if is_long.any():
+            values = self._values
+            longer = [values[number] for number in first[is_long].tolist()]
+            array = pc.replace_with_mask(
+                array, pa.array(is_long), pa.array(longer, pa.binary()).cast(self._type)
+            )
+        return array
+
+
 class _StructPart(_Part):
     """Several columns that make a key, or a struct that is one."""
 
@@ -403,6 +463,8 @@ def _part(type: pa.DataType) -> _Part:
         struct = _StructPart(type)
         if struct.bits <= _NULL_BITS_MAX:
             return struct
+    if pa.types.is_string(type) or pa.types.is_binary(type):
+        return _TextPart(type)
     return _FixedPart(type) if is_fixed(type) else _NumberedPart(type)
 
 
