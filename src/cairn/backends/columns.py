@@ -399,15 +399,18 @@ class ColumnTable(Table):
         return self.freeze()
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        names = [batch[name] for name in ("key", "entry")[: len(self._types)]]
         is_live = batch["live"].to_numpy(zero_copy_only=False)
-        self._load(names, self._form.split(batch["value"]), batch["group"].to_numpy(), is_live)
+        values = self._form.split(_cast(batch["value"], self.values.arrow))
+        self._load(self._names(batch), values, batch["group"].to_numpy(), is_live)
+
+    def _names(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        columns = zip(("key", "entry"), self._types, strict=False)
+        return [_cast(batch[name], type) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
         index = NameIndex(self._types)
-        names = [whole[name] for name in ("key", "entry")[: len(self._types)]]
-        positions, _ = index.place(names)
+        positions, _ = index.place(self._names(whole))
         last = np.empty(len(index), np.int64)
         last[positions] = np.arange(len(positions))
         order = np.argsort(whole["group"].to_numpy()[last], kind="stable")
@@ -476,6 +479,11 @@ def grown(array: Any, size: int) -> Any:
     longer = np.empty(size, object) if array.dtype == object else np.zeros(size, array.dtype)
     longer[: len(array)] = array
     return longer
+
+
+def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
+    # Files that others wrote may hold the same values in another Arrow type.
+    return array if array.type == type else array.cast(type)
 
 
 def name_order(columns: Sequence[pa.Array]) -> Ints:
