@@ -91,7 +91,7 @@ class Slot:
         self.scope.now_ms = self.scope.floor_ms = floor_ms
         for table in self.tables.values():
             assert table.expiry is not None
-            table.expiry.floor_ms = floor_ms
+            table.expiry.begin(floor_ms)
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -99,6 +99,8 @@ class Slot:
             if self.removes:
                 assert table.expiry is not None
                 table.expiry.reclaim(10.0)
+        if self.removes:
+            self.backend.repack(list(self.tables.values()))
 
     def run(self, key: int, at: int, op: tuple[Any, ...]) -> Any:
         self.scope.key, self.scope.group, self.scope.event_time_ms = key, key % GROUPS, at

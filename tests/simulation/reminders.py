@@ -177,6 +177,14 @@ class Model:
             self.between_timers.remove((time, part))
             self.counted[(part, time, self.between.pop(part, 0))] += 1
 
+    def earliest(self) -> dict[str, tuple[int | None, int | None]]:
+        """Per operator that has timers, the next ones: by event time, by the clock."""
+        held = {
+            "remind": (_first(self.event), _first(self.processing)),
+            "between": (_first(self.between_timers), None),
+        }
+        return {uid: times for uid, times in held.items() if times != (None, None)}
+
     def state(self) -> dict[str, dict[int, dict[str, Any]]]:
         remind = _by_key({"timers.event": self.event, "timers.processing": self.processing})
         between = _by_key({"timers.event": self.between_timers})
@@ -184,6 +192,10 @@ class Model:
             for key, n in counts.items():
                 held.setdefault(key, {})["n"] = n
         return {"remind": remind, "between": between}
+
+
+def _first(timers: set[tuple[int, int]]) -> int | None:
+    return min(timers)[0] if timers else None
 
 
 def _by_key(timers: dict[str, set[tuple[int, int]]]) -> dict[int, dict[str, Any]]:

@@ -23,6 +23,7 @@ def check_all(world: TimedWorld) -> None:
     newest = world.newest()
     assert newest is not None
     assert stored_state(world.store, world.graph(), newest) == world.timed.state()
+    assert newest.timers == world.timed.earliest()
 
 
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])

@@ -36,12 +36,22 @@ def numbered(values: pa.Array) -> tuple[Ints, int]:
 
 
 def together(left: Ints, left_count: int, right: Ints, right_count: int) -> tuple[Ints, int]:
-    """Numbers for pairs of numbers."""
+    """Numbers for pairs of numbers, each of which occurs."""
     if left_count <= 1:
         return right, right_count
     if right_count <= 1:
         return left, left_count
-    return numbered(pa.array(left * right_count + right))
+    pairs = left * right_count + right
+    if left_count * right_count > 4 * len(pairs):
+        return numbered(pa.array(pairs))
+    # Few enough for a place each: no need to hash.
+    rows = np.arange(len(pairs))
+    first = np.empty(left_count * right_count, np.int64)
+    first[pairs[::-1]] = rows[::-1]
+    first_of_row = first[pairs]
+    is_first = first_of_row == rows
+    numbers: Ints = (np.cumsum(is_first) - 1)[first_of_row]
+    return numbers, int(np.count_nonzero(is_first))
 
 
 def first_rows(numbers: Ints, count: int) -> Ints:

@@ -85,6 +85,9 @@ def make_partials(
     names: list[str] = []
     for aggregate in aggregates:
         for part in aggregate.parts:
+            if isinstance(part, Count) and aggregate.call.argument is None:
+                names.append(f"{mark}count")
+                continue
             one_row, many = _part_sql(aggregate.call, part, order)
             for type_, by_row, by_group in zip(part.partial_types, one_row, many, strict=True):
                 name = f"{mark}p{len(names)}"
@@ -110,10 +113,8 @@ def make_partials(
 
 def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], list[str]]:
     """(of one row, of a group of rows): SQL for each column of a part."""
-    x = "1" if call.argument is None else f"({call.argument})"
+    x = f"({call.argument})"
     if isinstance(part, Count):
-        if call.argument is None:
-            return ["1L"], ["count(1)"]
         return [f"if({x} IS NULL, 0L, 1L)"], [f"count{x}"]
     if isinstance(part, Moments):
         x = f"cast({x} AS double)"

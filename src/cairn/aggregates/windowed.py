@@ -30,7 +30,7 @@ from cairn.aggregates.sessions import Spans, touching, united
 from cairn.durations import MAX_MS
 from cairn.state import Declaration, Map
 from cairn.window_process import LATE, WindowPlan
-from cairn.windows import Global, Session
+from cairn.windows import Global, Session, Sliding, complete_ms
 
 NEVER = 2**63 - 1
 _META = [
@@ -67,6 +67,9 @@ class WindowAggregate(Aggregation):
         self._is_global = isinstance(plan.windows, Global)
         self._by_event = plan.windows.time == "event" and not self._is_global
         self._lateness_us = plan.allowed_lateness_ms * 1000
+        # A row at the very end of a session is in it: complete is one whose end has passed.
+        self._past_us = 1 if isinstance(plan.windows, Session) else 0
+        self.result_shift_us = self._past_us - 1
         self._fields = [*_META, *accumulators.fields]
 
     def made_state(self) -> dict[str, Declaration]:
@@ -76,16 +79,14 @@ class WindowAggregate(Aggregation):
 
     def begin_epoch(self, ctx: Any) -> None:
         super().begin_epoch(ctx)
-        self._touched: list[tuple[pa.Array, Ints]] = []
+        self._touched: list[tuple[pa.Array, pa.Array]] = []
 
     # Rows
 
     def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
         counts = plain(batch[self.layout.count])
-        if self._spec.time == "event" and ctx.times is not None:
-            times = plain(ctx.times)
-        else:
-            times = np.full(batch.num_rows, ctx.now_ms * 1000)
+        now_us = ctx.now_ms * 1000
+        times = plain(ctx.times) if self._by_event else np.full(batch.num_rows, now_us)
         if isinstance(self._spec, Session):
             self._take_sessions(self._spec, batch, ctx, times, counts)
         else:
@@ -95,7 +96,7 @@ class WindowAggregate(Aggregation):
         """Windows that end here or before are gone."""
         if not self._by_event or ctx.late_ms is None:
             return None
-        return int(ctx.late_ms * 1000 - self._lateness_us)
+        return int(ctx.late_ms * 1000 - self._lateness_us - self._past_us)
 
     def _take(self, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints) -> None:
         assert not isinstance(self._spec, Session)
@@ -114,22 +115,26 @@ class WindowAggregate(Aggregation):
         at, count = together(key_at, key_count, *numbered(pa.array(panes)))
         self.groups += count
         first = first_rows(at, count)
-        columns = self.accumulators.grouped(at, count, self.read(batch))
-        rows = _summed(at, counts, count)
-        # From here on: panes, each once per key.
-        pane_at, starts, ends = assign.windows(self._spec, panes[first])
-        if gone_us is not None and (ends <= gone_us).any():
-            is_open = ends > gone_us
-            pane_at, starts, ends = pane_at[is_open], starts[is_open], ends[is_open]
-        key_of_pane = key_at[first][pane_at]
-        window_at, window_count = together(key_of_pane, key_count, *numbered(pa.array(ends)))
-        one = first_rows(window_at, window_count)
-        window_keys = keys.take(pa.array(first[pane_at[one]]))
-        held = self._load(self.windows.get_many(window_keys, pa.array(ends[one])))
-        fresh = self.accumulators.take(columns, pane_at)
-        self.accumulators.merge(held.columns, window_at, fresh)
-        more = _summed(window_at, rows[pane_at], window_count)
-        self._keep(ctx, window_keys, ends[one], held._replace(starts=starts[one]), more)
+        columns, starts = self.read(batch), panes[first]
+        ends = assign.last_ends(self._spec, starts)
+        if isinstance(self._spec, Sliding):
+            # A pane is in several windows: merged once, then given to each of them.
+            columns = self.accumulators.grouped(at, count, columns)
+            counts = _summed(at, counts, count)
+            pane_at, starts, ends = assign.windows(self._spec, starts)
+            if gone_us is not None and (ends <= gone_us).any():
+                is_open = ends > gone_us
+                pane_at, starts, ends = pane_at[is_open], starts[is_open], ends[is_open]
+            columns, counts = self.accumulators.take(columns, pane_at), counts[pane_at]
+            at, count = together(key_at[first][pane_at], key_count, *numbered(pa.array(ends)))
+            one = first_rows(at, count)
+            first, starts, ends = first[pane_at[one]], starts[one], ends[one]
+        window_keys = keys.take(pa.array(first))
+        entries = pa.array(ends)
+        held = self._load(self.windows.get_many(window_keys, entries))
+        self.accumulators.merge(held.columns, at, columns)
+        more = _summed(at, counts, count)
+        self._keep(ctx, window_keys, entries, held._replace(starts=starts), more)
 
     def _take_sessions(
         self, spec: Session, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints
@@ -173,7 +178,8 @@ class WindowAggregate(Aggregation):
         before = _summed(number[: len(known.keys)], held.rows, count)
         more = _summed(number[len(known.keys) :], rows, count)
         changed = np.flatnonzero(is_changed)
-        self._remove(keys.take(pa.array(known.keys[replaced])), known.ends[replaced])
+        at_replaced = pa.array(replaced)
+        self._remove(keys.take(indices.take(at_replaced)), entries.take(at_replaced))
         taken = Held(
             unions.starts[changed],
             before[changed],
@@ -182,7 +188,7 @@ class WindowAggregate(Aggregation):
             self.accumulators.take(merged, changed),
         )
         session_keys = keys.take(pa.array(unions.keys[changed]))
-        self._keep(ctx, session_keys, unions.ends[changed], taken, more[changed])
+        self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
 
     def _put_aside(
         self, batch: pa.RecordBatch, ctx: Any, is_late: npt.NDArray[np.bool_], counts: Ints
@@ -204,17 +210,20 @@ class WindowAggregate(Aggregation):
             self.accumulators.load(columns),
         )
 
-    def _keep(self, ctx: Any, keys: pa.Array, ends: Ints, held: Held, more: Ints) -> None:
+    # Entries are passed on as the very arrays that were asked for: state knows where those are.
+
+    def _keep(self, ctx: Any, keys: pa.Array, entries: pa.Array, held: Held, more: Ints) -> None:
         """Windows that got so many rows more."""
         early_at = held.early_at
         if self.plan.early_ms is not None:
             early_at = np.minimum(early_at, ctx.now_ms + self.plan.early_ms)
-        fired = np.zeros(len(ends), np.bool_)
-        self._put(keys, ends, held._replace(rows=held.rows + more, fired=fired, early_at=early_at))
+        fired = np.zeros(len(entries), np.bool_)
+        rows = held.rows + more
+        self._put(keys, entries, held._replace(rows=rows, fired=fired, early_at=early_at))
         if self.plan.early_rows is not None:
-            self._touched.append((keys, ends))
+            self._touched.append((keys, entries))
 
-    def _put(self, keys: pa.Array, ends: Ints, held: Held) -> None:
+    def _put(self, keys: pa.Array, entries: pa.Array, held: Held) -> None:
         arrays = [
             pa.array(held.starts),
             pa.array(held.rows),
@@ -223,12 +232,12 @@ class WindowAggregate(Aggregation):
             *self.accumulators.store(held.columns),
         ]
         struct = pa.StructArray.from_arrays(arrays, fields=self._fields)
-        self.windows.put_many(keys, pa.array(ends), struct)
+        self.windows.put_many(keys, entries, struct)
 
-    def _remove(self, keys: pa.Array, ends: Ints) -> None:
-        if len(ends):
-            nulls = pa.nulls(len(ends), pa.struct(self._fields))
-            self.windows.put_many(keys, pa.array(ends), nulls)
+    def _remove(self, keys: pa.Array, entries: pa.Array) -> None:
+        if len(entries):
+            nulls = pa.nulls(len(entries), pa.struct(self._fields))
+            self.windows.put_many(keys, entries, nulls)
 
     # Results
 
@@ -244,8 +253,8 @@ class WindowAggregate(Aggregation):
         if self._is_global:
             return NEVER if is_draining else None
         if self._by_event or is_draining:
-            return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000
-        return int(ctx.now_ms * 1000)
+            return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000 - self._past_us
+        return int(ctx.now_ms * 1000 - self._past_us)
 
     def _complete(self, ctx: Any) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
@@ -260,25 +269,29 @@ class WindowAggregate(Aggregation):
         is_gone = np.zeros(len(ends), np.bool_)
         if not self._is_global:
             is_gone = ends <= due_us - self._lateness_us
-        self._remove(keys.filter(pa.array(is_gone)), ends[is_gone])
-        self._mark(keys, ends, held, np.flatnonzero(is_new & ~is_gone), fired=not self._is_global)
-        return self._emitted(keys, ends, held, np.flatnonzero(is_new))
+        if is_gone.all():
+            self._remove(keys, entries)
+        else:
+            gone = pa.array(is_gone)
+            self._remove(keys.filter(gone), entries.filter(gone))
+            kept = np.flatnonzero(is_new & ~is_gone)
+            self._mark(keys, entries, held, kept, fired=not self._is_global)
+        return self._emitted(keys, entries, held, np.flatnonzero(is_new))
 
     def _early(self, ctx: Any) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
         if self.plan.early_ms is not None:
             # By the clock any window may be due, not only those that got rows.
             keys, entries, values = self.windows.between(due_us, None)
-            ends = plain(entries)
         elif self._touched:
             keys = pa.concat_arrays([keys for keys, _ in self._touched])
-            ends = np.concatenate([ends for _, ends in self._touched])
-            rows = first_rows(*together(*numbered(keys), *numbered(pa.array(ends))))
-            keys, ends = keys.take(pa.array(rows)), ends[rows]
-            values = self.windows.get_many(keys, pa.array(ends))
+            entries = pa.concat_arrays([entries for _, entries in self._touched])
+            once = pa.array(first_rows(*together(*numbered(keys), *numbered(entries))))
+            keys, entries = keys.take(once), entries.take(once)
+            values = self.windows.get_many(keys, entries)
         else:
             return None
-        if not len(ends):
+        if not len(entries):
             return None
         held = self._load(values)
         is_due = held.early_at <= ctx.now_ms
@@ -287,10 +300,12 @@ class WindowAggregate(Aggregation):
         # Complete ones have been emitted, and merged sessions are not there any more.
         is_due &= (held.rows > 0) & ~held.fired
         rows = np.flatnonzero(is_due)
-        self._mark(keys, ends, held, rows, fired=False)
-        return self._emitted(keys, ends, held, rows)
+        self._mark(keys, entries, held, rows, fired=False)
+        return self._emitted(keys, entries, held, rows)
 
-    def _mark(self, keys: pa.Array, ends: Ints, held: Held, rows: Ints, *, fired: bool) -> None:
+    def _mark(
+        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints, *, fired: bool
+    ) -> None:
         """These have been emitted."""
         if len(rows):
             emitted = Held(
@@ -300,23 +315,23 @@ class WindowAggregate(Aggregation):
                 np.full(len(rows), NEVER),
                 self.accumulators.take(held.columns, rows),
             )
-            self._put(keys.take(pa.array(rows)), ends[rows], emitted)
+            taken = pa.array(rows)
+            self._put(keys.take(taken), entries.take(taken), emitted)
 
-    def _emitted(self, keys: pa.Array, ends: Ints, held: Held, rows: Ints) -> pa.RecordBatch | None:
+    def _emitted(
+        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints
+    ) -> pa.RecordBatch | None:
         if not len(rows):
             return None
-        bounds = [
-            pa.array(bound[rows], mask=np.full(len(rows), self._is_global))
-            for bound in (held.starts, ends)
-        ]
-        columns = self.accumulators.take(held.columns, rows)
-        return self.result(
-            [
-                *self.key_columns(keys.take(pa.array(rows))),
-                *bounds,
-                *self.accumulators.results(columns),
-            ]
-        )
+        columns, starts = held.columns, held.starts
+        if len(rows) < len(entries):
+            taken = pa.array(rows)
+            keys, entries, starts = keys.take(taken), entries.take(taken), starts[rows]
+            columns = self.accumulators.take(columns, rows)
+        bounds = [pa.array(starts), entries]
+        if self._is_global:
+            bounds = [pa.nulls(len(rows), pa.int64())] * 2
+        return self.result([*self.key_columns(keys), *bounds, *self.accumulators.results(columns)])
 
     def next_timer(self, ctx: Any) -> tuple[int | None, int | None]:
         """(by event time, by the clock): when something is to be emitted without a row."""
@@ -327,16 +342,14 @@ class WindowAggregate(Aggregation):
             # Draining is what completes it.
             clock_ms = MAX_MS if plain(values.field("rows")).any() else None
         elif (end_us := self.windows.entry_above(self._due_us(ctx))) is not None:
-            if self._by_event:
-                event_ms = -(-end_us // 1000)
-            else:
-                clock_ms = -(-end_us // 1000)
+            at_ms = complete_ms(self._spec, end_us)
+            event_ms, clock_ms = (at_ms, None) if self._by_event else (None, at_ms)
         if self.plan.early_ms is not None:
             _, _, values = self.windows.between(self._due_us(ctx), None)
             early = plain(values.field("early_at").fill_null(NEVER))
-            at_ms = int(early.min()) if len(early) else NEVER
-            if at_ms != NEVER:
-                clock_ms = at_ms if clock_ms is None else min(clock_ms, at_ms)
+            early_ms = int(early.min()) if len(early) else NEVER
+            if early_ms != NEVER:
+                clock_ms = early_ms if clock_ms is None else min(clock_ms, early_ms)
         return event_ms, clock_ms
 
 

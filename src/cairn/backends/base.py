@@ -152,6 +152,15 @@ class Backend(ABC):
         """
         return False
 
+    def repack(self, tables: Sequence[Table]) -> None:
+        """Few of many rows of these are left: bring them close together, to free memory.
+
+        Between epochs. If it raises, what is held is not to be trusted.
+        """
+
+    def compact(self) -> None:
+        """Give back the disk that removed rows took. Takes its time; from any thread."""
+
     @abstractmethod
     def close(self) -> None:
         """Give back memory and files."""

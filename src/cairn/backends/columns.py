@@ -201,8 +201,10 @@ class ColumnTable(Table):
             keys, entries = keys.filter(inside), entries.filter(inside)
             positions = positions[inside.to_numpy(zero_copy_only=False)]
         order = name_order([entries, keys])
-        at = pa.array(order)
-        return keys.take(at), entries.take(at), self.read(positions[order])
+        at, positions = pa.array(order), positions[order]
+        keys, entries = keys.take(at), entries.take(at)
+        self._asked = ([keys, entries], positions)
+        return keys, entries, self.read(positions)
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Keys and values that the epoch at hand has set, in the order it first came to them."""

@@ -204,6 +204,21 @@ class HeapBackend(Backend):
             self._base.cancel()
         self._rows.pop((name, group_index), None)
 
+    def repack(self, tables: Sequence[Table]) -> None:
+        if self._base is not None:
+            return
+        # Python gives back an arena when it is empty. So everything goes before anything
+        # comes back: moved one by one, rows would fill the holes that others have left.
+        packed = [(table, list(table.dump())) for table in tables]
+        for table in tables:
+            for group in table.groups:
+                self.rows(table.name, group).clear()
+                if table.expiry is not None:
+                    table.expiry.assign(group)
+        for table, batches in packed:
+            for batch in batches:
+                table.apply(batch)
+
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         assert self._base is None, "one base at a time"
         parts: _Parts = {}

@@ -350,6 +350,11 @@ class RocksBackend(Backend):
         self._base = RocksBase(self, groups)
         return self._base
 
+    def compact(self) -> None:
+        # Tombstones of large rows are small: by their size alone they would wait for long.
+        for database in list(self._databases):
+            database.compact()
+
     def base_closed(self) -> None:
         self._base = None
 

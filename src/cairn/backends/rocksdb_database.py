@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -114,6 +115,8 @@ class Database:
         """How many rows objects keep their rows here."""
         self._tuning = tuning
         self._runs = 0
+        self._closing = threading.Lock()
+        self._closed = False
         access = rocksdict.AccessType
         self._db = rocksdict.Rdict(
             folder,
@@ -191,10 +194,15 @@ class Database:
         rocksdict.Checkpoint(self._db).create_checkpoint(folder)
 
     def compact(self) -> None:
-        self._db.compact_range(None, None)
+        """Merge all files into one run; a slow affair, beside everything else."""
+        with self._closing:
+            if not self._closed:
+                self._db.compact_range(None, None)
 
     def close(self) -> None:
-        self._db.close()
+        with self._closing:
+            self._closed = True
+            self._db.close()
 
     def destroy(self) -> None:
         self.close()

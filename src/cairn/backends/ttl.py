@@ -36,6 +36,9 @@ _BUCKETS_PER_TTL: Final = 64
 _PIECE_KEYS: Final = 1024
 _SCAN_KEYS: Final = 4096
 _EXTRA_KEYS: Final = 256
+_EMPTIED_KEYS_MIN: Final = 50_000
+# Moving so many takes about a second.
+_REPACK_KEYS_MAX: Final = 500_000
 _KEPT: Final = object()
 
 Judge = Callable[[Any, int], tuple[Any, int | None]]
@@ -83,6 +86,18 @@ class Expiry:
         self._unscanned: dict[int, Any] = {}
         """Key groups to be looked through, and how far that has come."""
         self.removed_keys = 0
+        self._peak_keys = 0
+        self._tidied_at = 0
+
+    def begin(self, floor_ms: int | None) -> None:
+        """An epoch begins; None: its floor is not known."""
+        if floor_ms is not None:
+            self.floor_ms = floor_ms
+        self._peak_keys = max(self._peak_keys, self._held_keys())
+
+    def _held_keys(self) -> int:
+        rows = self._table.rows
+        return sum(len(rows[group]) for group in self._table.groups)
 
     def assign(self, group: int) -> None:
         """A key group came, or was loaded anew: it is to be looked through."""
@@ -135,6 +150,22 @@ class Expiry:
         self._counts[group] = count
 
     # Removal
+
+    def is_emptied(self) -> bool:
+        """Whether much was removed since this was last said: time to give something back."""
+        removed = self.removed_keys - self._tidied_at
+        if removed < max(_EMPTIED_KEYS_MIN, self._held_keys()):
+            return False
+        self._tidied_at = self.removed_keys
+        return True
+
+    def is_sparse(self) -> bool:
+        """Whether what is left is little, of what there was and to move; said once."""
+        held = self._held_keys()
+        if held > min(self._peak_keys // 4, _REPACK_KEYS_MAX):
+            return False
+        self._peak_keys = held
+        return True
 
     def reclaim(self, seconds: float) -> bool:
         """Work for about so long; True when there is more to do."""
@@ -189,7 +220,8 @@ class Expiry:
             if held is None:
                 continue
             if held is ABSENT:
-                later.setdefault(dead, []).append(key)
+                # Into a bucket that is due, to be asked for.
+                later.setdefault(dead - self._width_ms, []).append(key)
                 continue
             change, at = judge(held, dead)
             if change is not _KEPT:

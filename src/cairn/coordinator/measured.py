@@ -12,8 +12,15 @@ _SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows")
 
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
-    """What slots have written in the background, each file once, older ones first."""
-    found = {file.stored.id: file for report in reports for file in report.compacted}
+    """What slots have written in the background, each file once, older ones first.
+
+    Files are named by content: empty bases of two ranges have one name.
+    """
+    found = {
+        (file.stored.id, file.uid, file.first_group): file
+        for report in reports
+        for file in report.compacted
+    }
     return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
 
 

@@ -105,7 +105,7 @@ def _windowed(
     spec = plan.windows
     time = pane = None
     may_group = True
-    if spec.time == "event" and order is not None:
+    if plan.has_late_rows and order is not None:
         time = f"timestamp_micros({order})"
         may_group = not isinstance(spec, Session)
         if isinstance(spec, Tumbling | Sliding):

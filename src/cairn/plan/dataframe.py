@@ -297,10 +297,7 @@ class Planner:
             types = {field.name: field.type for field in node.schema}
             declared = self._declared(port)
             frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
-            if any(
-                isinstance(other, TransformNode) and port in self.graph.bare(other.inputs)
-                for other in self.graph.nodes.values()
-            ):
+            if self._is_read_again(port):
                 frame = frame.persist()
                 self._persisted.append(frame)
         elif isinstance(node, SourceNode):
@@ -314,6 +311,19 @@ class Planner:
             frame = rows.where(F.col("lane") == lane).select(f"{lane_name(lane)}.*")
         frames[port] = frame
         return frame
+
+    def _is_read_again(self, port: Port) -> bool:
+        """Whether what a transform gives is read more than once, or may be: by transforms."""
+        readers = [
+            node
+            for node in self.graph.nodes.values()
+            if isinstance(node, TransformNode) and port in self.graph.bare(node.inputs)
+        ]
+        if not readers:
+            return False
+        # Partials read their rows once.
+        edges = [edge for edge in self.graph.edges if port in edge.inputs]
+        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode)
 
     def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
         """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""

@@ -211,9 +211,7 @@ class Operator:
         self.context.floor_ms = MIN_MS if floor_ms is None else floor_ms
         for table in self.tables.values():
             if table.expiry is not None:
-                floor_ms = self.floor_ms(table, begin)
-                if floor_ms is not None:
-                    table.expiry.floor_ms = floor_ms
+                table.expiry.begin(self.floor_ms(table, begin))
 
     def event_floor_ms(self, begin: Begin) -> int | None:
         """No row of the epoch counts as earlier. The end of all input is no time of day."""
@@ -236,9 +234,17 @@ class Operator:
                 more = table.expiry.reclaim(seconds) or more
         return more
 
-    def reclaimed_keys(self) -> int:
-        """How many keys were removed so far."""
-        return sum(t.expiry.removed_keys for t in self.tables.values() if t.expiry is not None)
+    def tidy(self) -> bool:
+        """After much was removed: pack what is left. True if the backend should compact."""
+        emptied = [t for t in self.tables.values() if t.expiry and t.expiry.is_emptied()]
+        sparse = [t for t in emptied if t.expiry and t.expiry.is_sparse()]
+        if sparse:
+            try:
+                self.backend.repack(sparse)
+            except BaseException:
+                self.version, self.pending = INCOMPLETE, None
+                raise
+        return bool(emptied)
 
     def _declare(self, function: Function) -> None:
         key_type = self.spec.key_type

@@ -48,8 +48,6 @@ Send = Callable[[pa.RecordBatch], None]
 RECLAIM_S_MIN = 0.005
 RECLAIM_SHARE = 0.05
 """How long an epoch removes expired state, of the time that the rows of the last one took."""
-TRIM_KEYS_MIN = 100_000
-"""After so many keys are removed, freed memory goes back to the system."""
 
 
 class StaleTokenError(EpochError):
@@ -200,7 +198,6 @@ class LevelRuntime:
         self._begin: Begin | None = None
         self._subtask = 0
         self._rewritten: list[Compacted] = []
-        self._trimmed_at = 0
         self._lock = threading.RLock()
         self._token_lock = threading.Lock()
 
@@ -398,12 +395,15 @@ class LevelRuntime:
     def sweep(self, seconds: float) -> bool:
         """Between epochs: remove state that has expired; True when there is more."""
         with self._lock:
-            more = any(op.reclaim(seconds) for op in self.operators if not op.is_adopted)
-            removed = sum(operator.reclaimed_keys() for operator in self.operators)
-            if not more and removed - self._trimmed_at >= TRIM_KEYS_MIN:
-                self._trimmed_at = removed
-                trim_memory()
-            return more
+            operators = [op for op in self.operators if not op.is_adopted]
+            if any(operator.reclaim(seconds) for operator in operators):
+                return True
+            emptied = [operator for operator in operators if operator.tidy()]
+        for operator in emptied:
+            operator.backend.compact()
+        if emptied:
+            trim_memory()
+        return False
 
     def retire(self, successor: LevelRuntime | None) -> None:
         """Another version of this level takes over; whoever still works here is superseded."""

@@ -24,7 +24,7 @@ def made(plan: WindowPlan | None) -> tuple[Aggregation, Partials]:
     aggregates = [make_aggregate(c, pa.int64(), pa.int64(), is_timed=False) for c in calls]
     bounds = [("window_start", TIMESTAMP), ("window_end", TIMESTAMP)]
     results = [("n", pa.int64()), ("high", pa.int64())]
-    is_timed = plan is not None and plan.windows.time == "event"
+    is_timed = plan is not None and plan.has_late_rows
     partials = make_partials(SCHEMA, ["k"], aggregates, order="at", time="at" if is_timed else None)
     accumulators = Accumulators(aggregates)
     if plan is None:
@@ -49,7 +49,7 @@ class Aggregated:
         layout = self.partials.layout
         given = []
         for key, at_ms, value in rows:
-            row = {"k": key, layout.count: 1, layout.parts[0]: 1, layout.parts[1]: value}
+            row = {"k": key, layout.count: 1, layout.parts[1]: value}
             if layout.time is not None:
                 row[layout.time] = None if at_ms is None else _timestamp(at_ms)
             given.append(row)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.aggregates import assign
+from cairn.aggregates.grouping import first_rows, numbered, together
 from cairn.aggregates.sessions import Spans, touching, united
 from cairn.windows import Global, Sliding, Tumbling, WindowSpec
 
@@ -79,3 +81,32 @@ def test_touching_counts_and_other_keys_do_not() -> None:
     known = Spans(np.array([0, 1]), np.array([10, 10]), np.array([20, 20]))
     asked = Spans(np.array([0, 0, 0, 2]), np.array([20, 21, 5, 12]), np.array([25, 25, 10, 14]))
     assert touching(asked, known).tolist() == [True, False, True, False]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.none() | st.sampled_from("abc")), max_size=40),
+    st.integers(1, 1000),
+)
+def test_pairs_are_numbered_in_the_order_of_their_first_row(
+    pairs: list[tuple[int, str | None]], spread: int
+) -> None:
+    left = numbered(pa.array([a for a, _ in pairs], pa.int64()))
+    right = numbered(pa.array([b for _, b in pairs], pa.string()))
+    # With and without room for a place each.
+    spread = spread if left[1] > 1 and right[1] > 1 else 1
+    numbers, count = together(left[0] * spread, left[1] * spread, *right)
+    expected: dict[tuple[int, str | None], int] = {}
+    for pair in pairs:
+        expected.setdefault(pair, len(expected))
+    assert (numbers.tolist(), count) == ([expected[pair] for pair in pairs], len(expected))
+    first = [pairs.index(pair) for pair in expected]
+    assert first_rows(numbers, count).tolist() == first
+
+
+def test_keys_that_spark_takes_for_equal_are_one() -> None:
+    floats = pa.array([0.0, -0.0, float("nan"), -float("nan"), None, 1.0])
+    assert numbered(floats)[0].tolist() == [0, 0, 1, 1, 2, 3]
+    struct = pa.array([{"a": 1, "b": "x"}, None, {"a": 1, "b": "x"}, {"a": None, "b": None}])
+    assert numbered(struct)[0].tolist() == [0, 1, 0, 2]
+    lists = pa.array([[1], [2], [1], None])
+    assert numbered(lists)[0].tolist() == [0, 1, 0, 2]

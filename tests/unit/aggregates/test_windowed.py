@@ -27,9 +27,15 @@ class Model:
         self.held: Spans = {}
         self.watermark_ms: int | None = None
         self.late = 0
+        self.past_ms = 1 if isinstance(spec, Session) else 0
+        """A session has passed only when the watermark is beyond its end."""
 
     def take(self, rows: list[Row]) -> None:
-        gone = None if self.watermark_ms is None else self.watermark_ms - self.lateness_ms
+        gone = (
+            None
+            if self.watermark_ms is None
+            else self.watermark_ms - self.lateness_ms - self.past_ms
+        )
         before = list(self.held)
         for key, at, value in rows:
             if isinstance(self.spec, Session):
@@ -62,11 +68,11 @@ class Model:
         found = []
         if self.watermark_ms is not None:
             for (key, start, end), held in list(self.held.items()):
-                if end <= self.watermark_ms:
+                if end + self.past_ms <= self.watermark_ms:
                     if held[1]:
                         found.append((key, start, end, len(held[0]), max(held[0])))
                         held[1] = False
-                    if end + self.lateness_ms <= self.watermark_ms:
+                    if end + self.past_ms + self.lateness_ms <= self.watermark_ms:
                         del self.held[key, start, end]
         self.watermark_ms = max(watermark_ms, self.watermark_ms or watermark_ms)
         return sorted(found)
@@ -154,7 +160,7 @@ def test_a_row_of_a_sliding_window_counts_only_where_windows_are_left() -> None:
 def test_a_session_is_bridged_by_a_row_between_two() -> None:
     job = Aggregated(WindowPlan(Session(5)))
     job.epoch((1, 0, 1), (1, 10, 2), (2, 5, 9), watermark_ms=4)
-    job.epoch((1, 5, 3), watermark_ms=15)
+    job.epoch((1, 5, 3), watermark_ms=16)
     assert job.epoch() == [(1, 0, 15, 3, 3), (2, 5, 10, 1, 9)]
     assert job.harness.state("windows", 1) == {}
 
@@ -179,13 +185,13 @@ def test_sessions_by_the_clock_end_after_a_pause() -> None:
     job.epoch((1, 0, 5))
     job.harness.clock.advance_ms(10)
     job.epoch((1, 0, 6))
-    job.harness.clock.advance_ms(10)
+    job.harness.clock.advance_ms(11)
     assert job.epoch() == [(1, 3, 23, 2, 6)]
 
 
 def test_the_global_window_emits_early_and_when_drained() -> None:
     job = Aggregated(WindowPlan(Global(), early_rows=2))
-    assert job.epoch((1, 3, 5), (2, 3, 1), watermark_ms=1000) == []
+    assert job.epoch((1, 3, 5), (2, 3, 1)) == []
     assert job.epoch((1, 4, 6)) == [(1, None, None, 2, 6)]
     assert job.epoch((1, 4, 7)) == []
     assert in_ms(job.harness.drain()) == [(1, None, None, 3, 7), (2, None, None, 1, 1)]

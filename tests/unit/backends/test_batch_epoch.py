@@ -1,0 +1,61 @@
+"""What state by the batch tells of the epoch at hand, and of the entry that comes next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cairn import state
+from cairn.backends import make_backend
+from cairn.backends.batch_handles import make_batch_handle, make_batch_table
+
+
+@pytest.fixture(params=["heap", "rocksdb"])
+def make(request: Any, tmp_path: Path) -> Any:
+    """make(declaration) -> (table, handle)"""
+
+    def make(declaration: Any) -> tuple[Any, Any]:
+        backend = make_backend(request.param, str(tmp_path / "state"), 64 << 20)
+        table = make_batch_table(declaration, pa.int64(), backend, 4)
+        table.assign(range(4))
+        return table, make_batch_handle(table, 4)
+
+    return make
+
+
+def longs(*values: int | None) -> pa.Array:
+    return pa.array(values, pa.int64())
+
+
+def set_now(handle: Any) -> dict[int, int]:
+    keys, values = handle.set_in_epoch()
+    return dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))
+
+
+def test_what_an_epoch_has_set_is_told_until_it_ends(make: Any) -> None:
+    table, handle = make(state.Value("bigint"))
+    assert set_now(handle) == {}
+    handle.put_many(longs(1, 2, 3), longs(10, 20, 30))
+    handle.put_many(longs(2, 3), longs(21, None))
+    assert set_now(handle) == {1: 10, 2: 21}
+    table.delta()
+    table.promote()
+    assert set_now(handle) == {}
+    handle.put_many(longs(1), longs(11))
+    assert set_now(handle) == {1: 11}
+    table.rollback()
+    assert set_now(handle) == {}
+
+
+def test_the_next_entry_is_the_least_above(make: Any) -> None:
+    table, handle = make(state.Map("bigint", "bigint"))
+    assert handle.entry_above(None) is None
+    handle.put_many(longs(1, 1, 2), longs(30, 10, 20), longs(0, 0, 0))
+    assert [handle.entry_above(low) for low in (None, 5, 10, 20, 30)] == [10, 10, 20, 30, None]
+    handle.put_many(longs(1), longs(10), longs(None))
+    assert handle.entry_above(None) == 20
+    table.rollback()
+    assert handle.entry_above(None) is None
