@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.backends import key_index
-from cairn.backends.key_index import IntIndex, NameIndex, Names
+from cairn.backends.key_index import IntIndex, NameIndex
+from cairn.backends.name_parts import Names
 from cairn.codec import codec
 from cairn.types import parse_type
 
