@@ -203,9 +203,9 @@ def test_days_of_a_place_are_as_long_as_its_clocks_say(
     ]
 
 
-@pytest.mark.parametrize("name", ["tumbling", "session"])
+@pytest.mark.parametrize(("name", "backend"), [("tumbling", "rocksdb"), ("session", "heap")])
 def test_a_killed_slot_and_a_rescale_in_the_middle_change_nothing(
-    spark: Any, make_input: Any, tmp_path: Any, name: str
+    spark: Any, make_input: Any, tmp_path: Any, name: str, backend: str
 ) -> None:
     spec, sql = SPECS[name]
     files = make_files(random.Random(7), files=6)
@@ -215,7 +215,9 @@ def test_a_killed_slot_and_a_rescale_in_the_middle_change_nothing(
     result.sink_to(out, uid="out")
     result.side("late").sink_to(aside, uid="late")
     checkpoint = str(tmp_path / "checkpoint")
-    with job.start(checkpoint=checkpoint, parallelism=2, trigger="50 milliseconds") as run:
+    with job.start(
+        checkpoint=checkpoint, parallelism=2, trigger="50 milliseconds", backend=backend
+    ) as run:
         run.process_all_available()
         for number, file in enumerate(files[1:]):
             if number == 1:
@@ -230,7 +232,7 @@ def test_a_killed_slot_and_a_rescale_in_the_middle_change_nothing(
     rest = sinks.Collect()
     result.sink_to(rest, uid="out")
     result.side("late").sink_to(sinks.Collect(), uid="late")
-    finish(job, checkpoint, 1, drain=True)
+    finish(job, checkpoint, 1, drain=True, backend=backend)
     epochs = out.epochs | rest.epochs
     rows = [as_dict(row) for epoch in sorted(epochs) for row in epochs[epoch]]
     late = {row.id for row in aside.rows}

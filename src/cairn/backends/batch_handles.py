@@ -10,7 +10,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -222,6 +222,63 @@ class RowValueHandle(_ByBatch, Value[Any]):
     clear: Any = _ByBatch._refuse
 
 
+class _EntryIndex:
+    """Which keys have an entry, by entry: all that do, and some that did.
+
+    Built from the rows once they are loaded; then told what is put. Epochs may be undone, so
+    a key is taken out only when neither the epoch nor the rows have the entry.
+    """
+
+    def __init__(self, table: MapTable) -> None:
+        self._table = table
+        self._loads = -1
+        self._keys: dict[int, set[tuple[int, Any]]] = {}
+
+    def put(self, entry: int | None, group: int, key: Any) -> None:
+        if self._loads == self._table.loads and entry is not None:
+            self._keys.setdefault(entry, set()).add((group, key))
+
+    def between(self, low: int | None, high: int | None) -> Iterator[tuple[Any, int, Any]]:
+        """(key, entry, value), by entry."""
+        self._build()
+        within = [
+            entry
+            for entry in self._keys
+            if (low is None or entry > low) and (high is None or entry <= high)
+        ]
+        for entry in sorted(within):
+            yield from self._live(entry)
+
+    def _live(self, entry: int) -> list[tuple[Any, int, Any]]:
+        table = self._table
+        places = list(self._keys[entry])
+        table.backend.prefetch([group for group, _ in places], [key for _, key in places])
+        found = []
+        for group, key in places:
+            held = table.rows[group].get(key)
+            stored = ABSENT if held is None else held.get(entry, ABSENT)
+            value = table.changes[group].get(key, {}).get(entry, stored)
+            if value is not ABSENT:
+                found.append((key, entry, value))
+            elif stored is ABSENT:
+                self._keys[entry].discard((group, key))
+        if not self._keys[entry]:
+            del self._keys[entry]
+        return found
+
+    def _build(self) -> None:
+        table = self._table
+        if self._loads == table.loads:
+            return
+        self._loads = table.loads
+        self._keys = {}
+        for group in table.groups:
+            for held in (table.rows[group].items(), table.changes[group].items()):
+                for key, entries in held:
+                    for entry in entries:
+                        self.put(entry, group, key)
+
+
 class RowMapHandle(_ByBatch, Map[Any, Any]):
     """Map state in the rows of a backend."""
 
@@ -230,6 +287,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         self._table = table
         self._typed = _Typed(table)
         self._scattered = _Scattered(table, group_count)
+        self._index = _EntryIndex(table) if pa.types.is_integer(table.entries.arrow) else None
 
     def get_many(self, keys: Any, entries: Any) -> pa.Array:
         keys = self._typed.keys(keys)
@@ -257,6 +315,8 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
             changes = table.changes[group]
             if value is not None:
                 changes.setdefault(key, {})[entry] = value
+                if self._index is not None:
+                    self._index.put(entry, group, key)
                 continue
             held = table.rows[group].get(key)
             if held is not None and entry in held:
@@ -283,16 +343,10 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
-        keys: list[Any] = []
-        entries: list[Any] = []
-        values: list[Any] = []
-        for group in table.groups:
-            held = {key for key, _ in table.rows[group].items()} | table.changes[group].keys()
-            for key in held:
-                for entry, value in self._entries(group, key):
-                    keys.append(key)
-                    entries.append(entry)
-                    values.append(value)
+        if self._index is not None:
+            keys, entries, values = _columns(self._index.between(low, high))
+        else:
+            keys, entries, values = _columns(self._all_entries())
         names = [table.entries.encode(entries), table.keys.encode(keys)]
         inside = names[0].is_valid()
         for bound, compare in ((low, pc.greater), (high, pc.less_equal)):
@@ -303,10 +357,17 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         at = pa.array(order)
         return names[1].take(at), names[0].take(at), table.values.encode(values).take(at)
 
-    def entry_above(self, low: Any) -> int | None:
+    def entry_above(self, low: int | None) -> int | None:
         """The least entry above `low`, of any key here."""
-        _, entries, _ = self.between(low, None)
-        return entries[0].as_py() if len(entries) else None
+        assert self._index is not None, "of entries that are integers"
+        return next((entry for _, entry, _ in self._index.between(low, None)), None)
+
+    def _all_entries(self) -> Iterator[tuple[Any, Any, Any]]:
+        table = self._table
+        for group in table.groups:
+            for key in {key for key, _ in table.rows[group].items()} | table.changes[group].keys():
+                for entry, value in self._entries(group, key):
+                    yield key, entry, value
 
     def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
         table = self._table
@@ -323,6 +384,14 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = clear = _ByBatch._refuse
     __hash__ = Declaration.__hash__
     __eq__ = Declaration.__eq__
+
+
+def _columns(rows: Iterable[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
+    columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    for row in rows:
+        for column, value in zip(columns, row, strict=True):
+            column.append(value)
+    return columns
 
 
 def _bound(bound: Any, typed: _Typed) -> pa.Scalar:
