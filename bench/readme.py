@@ -70,6 +70,12 @@ def _snapshots() -> list[tuple[str, str, str]]:
             "`bench/incremental.py`",
         ),
         (
+            "The same count and sum as Flink SQL, both reading CSV: cairn's Python function per row "
+            "on the heap and in RocksDB, and its `.aggregate` on the heap",
+            _of_flink(result("flink")),
+            "`bench/flink.py`",
+        ),
+        (
             f"Live rescale from 2 to 4 subtasks with {_millions(rescale['keys'])} keys, until the "
             "first epoch is committed",
             f"{rescale['times_faster_than_repartition_alone']:.1f} × as fast as Spark's offline "
@@ -84,6 +90,14 @@ def _snapshots() -> list[tuple[str, str, str]]:
             "`bench/recovery.py`",
         ),
     ]
+
+
+def _of_flink(flink: dict[str, Any]) -> str:
+    ratios = flink["ratios"]
+    return (
+        f"{ratios['cairn_heap / flink_heap']:.2f} ×, {ratios['cairn_rocksdb / flink_rocksdb']:.2f} × "
+        f"and {ratios['cairn_aggregate / flink_heap']:.2f} × Flink's with the same backend"
+    )
 
 
 def _millions(count: int) -> str:

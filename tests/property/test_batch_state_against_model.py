@@ -291,5 +291,9 @@ def test_maps_by_the_batch_agree_with_a_dict(backend: str, script: Any) -> None:
             ordered = [(key, entry) for entry, key in in_order([(e, k) for k, e in inside])]
             assert repr(names) == repr(ordered)
             assert codec(values_are).decode(values) == [model[name] for name in names]
+        if entry_type == "bigint":
+            for low in [None, *bounds]:
+                above = [entry for _, entry in model if low is None or entry > low]
+                assert handle.entry_above(low) == min(above, default=None)
 
     play(Subject(declaration, keys_are, backend), steps, check, put)

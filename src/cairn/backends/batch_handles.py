@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cairn.backends.base import ABSENT, Backend
 from cairn.backends.columns import ColumnTable, name_order
-from cairn.backends.overlay import MapTable, Table, ValueTable, make_table
+from cairn.backends.entry_index import IndexedMapTable
+from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import type_ddl
@@ -282,7 +282,9 @@ class _EntryIndex:
 class RowMapHandle(_ByBatch, Map[Any, Any]):
     """Map state in the rows of a backend."""
 
-    def __init__(self, declaration: Map[Any, Any], table: MapTable, group_count: int) -> None:
+    def __init__(
+        self, declaration: Map[Any, Any], table: IndexedMapTable, group_count: int
+    ) -> None:
         self.name = declaration.name
         self._table = table
         self._typed = _Typed(table)
@@ -343,6 +345,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
+<<<<<<< HEAD
         if self._index is not None:
             keys, entries, values = _columns(self._index.between(low, high))
         else:
@@ -356,9 +359,18 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         order = order[inside.to_numpy(zero_copy_only=False)[order]]
         at = pa.array(order)
         return names[1].take(at), names[0].take(at), table.values.encode(values).take(at)
+=======
+        found = table.between(self._bound(low), self._bound(high))
+        keys, entries, values = zip(*found, strict=True) if found else ((), (), ())
+        names = [table.entries.encode(list(entries)), table.keys.encode(list(keys))]
+        order = pa.array(name_order(names))
+        encoded = table.values.encode(list(values))
+        return names[1].take(order), names[0].take(order), encoded.take(order)
+>>>>>>> main
 
     def entry_above(self, low: int | None) -> int | None:
         """The least entry above `low`, of any key here."""
+<<<<<<< HEAD
         assert self._index is not None, "of entries that are integers"
         return next((entry for _, entry, _ in self._index.between(low, None)), None)
 
@@ -368,6 +380,20 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
             for key in {key for key, _ in table.rows[group].items()} | table.changes[group].keys():
                 for entry, value in self._entries(group, key):
                     yield key, entry, value
+=======
+        entry: int | None = self._table.first_above(self._bound(low))
+        return entry
+
+    def _bound(self, bound: Any) -> Any:
+        """A bound as entries are held; a plain number may stand for a time."""
+        if bound is None:
+            return None
+        entries = self._table.entries
+        if isinstance(bound, int) and pa.types.is_temporal(entries.arrow):
+            width = pa.int32() if entries.arrow.bit_width == 32 else pa.int64()
+            return entries.decode_keys(pa.array([bound], width).view(entries.arrow))[0]
+        return entries.normalise_key(bound)
+>>>>>>> main
 
     def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
         table = self._table
@@ -386,6 +412,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
     __eq__ = Declaration.__eq__
 
 
+<<<<<<< HEAD
 def _columns(rows: Iterable[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
     columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     for row in rows:
@@ -402,12 +429,16 @@ def _bound(bound: Any, typed: _Typed) -> pa.Scalar:
     return pa.scalar(bound, type)
 
 
+=======
+>>>>>>> main
 def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
     """The table of a state that is used by the batch."""
     if backend.takes_columns:
         return ColumnTable(declaration, key_type, backend, group_count)
+    if declaration.kind == "map":
+        return IndexedMapTable(declaration, key_type, backend, group_count)
     return make_table(declaration, key_type, backend, group_count)
 
 
@@ -418,7 +449,7 @@ def make_batch_handle(table: Table, group_count: int) -> Declaration:
             return ColumnMapHandle(declaration, table)
         assert isinstance(declaration, Value)
         return ColumnValueHandle(declaration, table)
-    if isinstance(table, MapTable):
+    if isinstance(table, IndexedMapTable):
         assert isinstance(declaration, Map)
         return RowMapHandle(declaration, table, group_count)
     assert isinstance(table, ValueTable) and isinstance(declaration, Value)
