@@ -10,7 +10,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -222,63 +222,6 @@ class RowValueHandle(_ByBatch, Value[Any]):
     clear: Any = _ByBatch._refuse
 
 
-class _EntryIndex:
-    """Which keys have an entry, by entry: all that do, and some that did.
-
-    Built from the rows once they are loaded; then told what is put. Epochs may be undone, so
-    a key is taken out only when neither the epoch nor the rows have the entry.
-    """
-
-    def __init__(self, table: MapTable) -> None:
-        self._table = table
-        self._loads = -1
-        self._keys: dict[int, set[tuple[int, Any]]] = {}
-
-    def put(self, entry: int | None, group: int, key: Any) -> None:
-        if self._loads == self._table.loads and entry is not None:
-            self._keys.setdefault(entry, set()).add((group, key))
-
-    def between(self, low: int | None, high: int | None) -> Iterator[tuple[Any, int, Any]]:
-        """(key, entry, value), by entry."""
-        self._build()
-        within = [
-            entry
-            for entry in self._keys
-            if (low is None or entry > low) and (high is None or entry <= high)
-        ]
-        for entry in sorted(within):
-            yield from self._live(entry)
-
-    def _live(self, entry: int) -> list[tuple[Any, int, Any]]:
-        table = self._table
-        places = list(self._keys[entry])
-        table.backend.prefetch([group for group, _ in places], [key for _, key in places])
-        found = []
-        for group, key in places:
-            held = table.rows[group].get(key)
-            stored = ABSENT if held is None else held.get(entry, ABSENT)
-            value = table.changes[group].get(key, {}).get(entry, stored)
-            if value is not ABSENT:
-                found.append((key, entry, value))
-            elif stored is ABSENT:
-                self._keys[entry].discard((group, key))
-        if not self._keys[entry]:
-            del self._keys[entry]
-        return found
-
-    def _build(self) -> None:
-        table = self._table
-        if self._loads == table.loads:
-            return
-        self._loads = table.loads
-        self._keys = {}
-        for group in table.groups:
-            for held in (table.rows[group].items(), table.changes[group].items()):
-                for key, entries in held:
-                    for entry in entries:
-                        self.put(entry, group, key)
-
-
 class RowMapHandle(_ByBatch, Map[Any, Any]):
     """Map state in the rows of a backend."""
 
@@ -289,7 +232,6 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         self._table = table
         self._typed = _Typed(table)
         self._scattered = _Scattered(table, group_count)
-        self._index = _EntryIndex(table) if pa.types.is_integer(table.entries.arrow) else None
 
     def get_many(self, keys: Any, entries: Any) -> pa.Array:
         keys = self._typed.keys(keys)
@@ -317,8 +259,6 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
             changes = table.changes[group]
             if value is not None:
                 changes.setdefault(key, {})[entry] = value
-                if self._index is not None:
-                    self._index.put(entry, group, key)
                 continue
             held = table.rows[group].get(key)
             if held is not None and entry in held:
@@ -345,42 +285,15 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
-<<<<<<< HEAD
-        if self._index is not None:
-            keys, entries, values = _columns(self._index.between(low, high))
-        else:
-            keys, entries, values = _columns(self._all_entries())
-        names = [table.entries.encode(entries), table.keys.encode(keys)]
-        inside = names[0].is_valid()
-        for bound, compare in ((low, pc.greater), (high, pc.less_equal)):
-            if bound is not None:
-                inside = pc.and_(inside, compare(names[0], _bound(bound, self._typed)))
-        order = name_order(names)
-        order = order[inside.to_numpy(zero_copy_only=False)[order]]
-        at = pa.array(order)
-        return names[1].take(at), names[0].take(at), table.values.encode(values).take(at)
-=======
         found = table.between(self._bound(low), self._bound(high))
         keys, entries, values = zip(*found, strict=True) if found else ((), (), ())
         names = [table.entries.encode(list(entries)), table.keys.encode(list(keys))]
         order = pa.array(name_order(names))
         encoded = table.values.encode(list(values))
         return names[1].take(order), names[0].take(order), encoded.take(order)
->>>>>>> main
 
-    def entry_above(self, low: int | None) -> int | None:
+    def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
-<<<<<<< HEAD
-        assert self._index is not None, "of entries that are integers"
-        return next((entry for _, entry, _ in self._index.between(low, None)), None)
-
-    def _all_entries(self) -> Iterator[tuple[Any, Any, Any]]:
-        table = self._table
-        for group in table.groups:
-            for key in {key for key, _ in table.rows[group].items()} | table.changes[group].keys():
-                for entry, value in self._entries(group, key):
-                    yield key, entry, value
-=======
         entry: int | None = self._table.first_above(self._bound(low))
         return entry
 
@@ -393,7 +306,6 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
             width = pa.int32() if entries.arrow.bit_width == 32 else pa.int64()
             return entries.decode_keys(pa.array([bound], width).view(entries.arrow))[0]
         return entries.normalise_key(bound)
->>>>>>> main
 
     def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
         table = self._table
@@ -412,25 +324,6 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
     __eq__ = Declaration.__eq__
 
 
-<<<<<<< HEAD
-def _columns(rows: Iterable[tuple[Any, Any, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
-    columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    for row in rows:
-        for column, value in zip(columns, row, strict=True):
-            column.append(value)
-    return columns
-
-
-def _bound(bound: Any, typed: _Typed) -> pa.Scalar:
-    type = typed._entry_type
-    if isinstance(bound, int) and pa.types.is_temporal(type):
-        width = pa.int32() if type.bit_width == 32 else pa.int64()
-        return pa.array([bound], width).view(type)[0]
-    return pa.scalar(bound, type)
-
-
-=======
->>>>>>> main
 def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:

@@ -55,13 +55,10 @@ class Table(ABC):
         self.rows: list[Rows] = [empty_rows(kind) for _ in range(group_count)]
         self.changes: list[dict[Any, Any]] = [{} for _ in range(group_count)]
         self.groups = range(0)
-        self.loads = 0
-        """How often rows have come or gone other than by an epoch: what is known of them is old."""
         self.expiry = None if ttl is None else Expiry(self, ttl)
 
     def assign(self, groups: range) -> None:
         """Own these key groups: keep what is there already, drop what no longer belongs."""
-        self.loads += groups != self.groups
         for group in self.groups:
             if group not in groups:
                 self.backend.drop(self.name, group)
@@ -78,7 +75,6 @@ class Table(ABC):
 
     def forget(self, groups: range) -> None:
         """Hold nothing of these key groups, to be loaded anew."""
-        self.loads += 1
         for group in groups:
             if group in self.groups:
                 self.backend.drop(self.name, group)
@@ -226,7 +222,6 @@ class MapTable(Table):
         return self.layout.batch(groups, inner)
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        self.loads += 1
         changes: dict[int, dict[Any, dict[Any, Any]]] = {}
         for group, key, entry, value, live in zip(
             batch["group"].to_numpy().tolist(),
