@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
@@ -85,6 +86,7 @@ class WindowProcess(KeyedProcess[Any]):
         # The global window ends with the job, and that is for either clock to say.
         self._by_event = plan.windows.time == "event" and not self._is_global
         self._counts = plan.early_rows is not None or self._is_global
+        self._early_rows = math.inf if plan.early_rows is None else plan.early_rows
 
     def made_state(self) -> dict[str, Declaration]:
         fields = [
@@ -161,7 +163,8 @@ class WindowProcess(KeyedProcess[Any]):
             held = self.merge(before, self.first(row))
         if self._counts:
             rows += 1
-        emits = fired or rows == self.plan.early_rows
+        # Sessions that have become one may have more than that.
+        emits = fired or rows >= self._early_rows
         if emits:
             rows, early_at = 0, None
         elif self.plan.early_ms is not None and early_at is None:
@@ -170,7 +173,8 @@ class WindowProcess(KeyedProcess[Any]):
         if self._is_global and rows == 1:
             ctx.timers.processing(MAX_MS)
         changed = (start, rows, fired, early_at, *held)
-        if changed != known:
+        # What is held is not compared: 0.0 equals -0.0.
+        if held or changed != known:
             self.windows[end] = changed
         return bool(emits)
 

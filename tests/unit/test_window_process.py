@@ -325,6 +325,25 @@ def test_the_early_triggers_of_merged_sessions_become_one() -> None:
         assert passed(harness, 3) == []
 
 
+def test_sessions_that_become_one_count_their_rows_together() -> None:
+    with listed(SESSION, early_rows=3) as harness:
+        assert pushed(harness, row(0, 1), row(1, 2), row(15, 4), row(16, 5)) == []
+        assert pushed(harness, row(8, 3)) == [(0, 26, (1, 2, 3, 4, 5))]
+        assert pushed(harness, row(9, 3)) == []
+
+
+def test_reduce_keeps_a_row_that_differs_only_in_the_sign_of_zero() -> None:
+    schema = parse_schema("k string, ts timestamp, v double")
+    function = WindowReduce(WindowPlan(TUMBLING), schema, ["k"], lambda left, right: right)
+    with Harness(function, schema, "k", function.schema, event_time="ts") as harness:
+        harness.push([("a", at(1), 0.0), ("a", at(1), -0.0), ("a", at(1), -0.0)])
+        harness.commit()
+        harness.push(("a", at(1), -0.0))
+        harness.commit()
+        harness.advance_watermark(at(10))
+        assert str(harness.tick()[0][-1]) == "-0.0"
+
+
 # Global windows
 
 
