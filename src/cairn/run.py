@@ -581,7 +581,7 @@ class Run:
         """What the plan of an epoch was made for cannot change while the job runs."""
         node = self._graph.nodes[uid]
         assert isinstance(node, ProcessNode)
-        for name in ("wants_order", "result_time"):
+        for name in ("wants_order", "result_time", "result_shift_us"):
             found, planned = getattr(function, name), getattr(node.function, name)
             if found != planned:
                 raise PlanError(
