@@ -10,6 +10,7 @@ import pytest
 
 from cairn.backends import BACKENDS, Backend, make_backend
 from cairn.backends.base import ABSENT
+from cairn.backends.rocksdb import RocksBackend
 from cairn.codec import codec
 
 STATES = {"s": "value", "t": "value", "s1": "reducing", "m": "map", "l": "list"}
@@ -129,3 +130,71 @@ def test_a_closed_backend_holds_nothing(backend: Backend) -> None:
     backend.close()
     declare(backend)
     assert backend.rows("s", 0).get("1") is None
+
+
+def test_many_keys_are_asked_for_together(backend: Backend) -> None:
+    rows, maps, lists = backend.rows("s", 0), backend.rows("m", 0), backend.rows("l", 0)
+    rows.promote({str(key): f"v{key}" for key in range(50)})
+    maps.promote({"k": {"a": "1"}})
+    lists.promote({"k": (0, ["x", "y"])})
+    flush(backend)
+    assert rows.held_many(["7", "nobody", "49"]) == ["v7", None, "v49"]
+    held, nobody = maps.held_many(["k", "nobody"])
+    assert dict(held) == {"a": "1"} and nobody is None
+    held, nobody = lists.held_many(["k", "nobody"])
+    assert list(held) == ["x", "y"] and nobody is None
+    assert held[1] == "y" and held[-1] == "y"
+
+
+def test_new_keys_are_those_that_are_not_held(backend: Backend) -> None:
+    for name, change in (("s", "v"), ("m", {"a": "1"}), ("l", (0, ["x"]))):
+        rows = backend.rows(name, 0)
+        assert rows.new_keys(["a", "b"]) == ["a", "b"]
+        rows.promote({"a": change})
+        assert rows.new_keys(["a", "b"]) == ["b"]
+        flush(backend)
+        # What only the disk knows may pass for new; what is not there must.
+        assert "b" in rows.new_keys(["a", "b"])
+
+
+def test_a_scan_in_slices_finds_every_key(backend: Backend) -> None:
+    written = {f"k{key}" for key in range(40)}
+    late = {f"late{key}" for key in range(5)}
+    for name, change in (("s", "v"), ("m", {"a": "1", "b": "2"}), ("l", (0, ["x", "y"]))):
+        rows = backend.rows(name, 0)
+        rows.promote(dict.fromkeys(written, change))
+        backend.rows(name, 1).promote({"other group": change})
+        flush(backend)
+        rows.promote(dict.fromkeys(late, change))
+        found, cursor = rows.scan(None, 7)
+        while cursor is not None:
+            some, cursor = rows.scan(cursor, 7)
+            found += some
+        assert {key for key, _ in found} == written | late
+        for key, held in found:
+            if held is not ABSENT:
+                expected = rows.get(key)
+                assert held == (dict(expected) if name == "m" else expected) or list(held) == list(
+                    expected
+                )
+
+
+def flush(backend: Backend) -> None:
+    """Take to the disk what has one."""
+    if isinstance(backend, RocksBackend):
+        backend.flush()
+        backend._cached_bytes_max, kept = 0, backend._cached_bytes_max
+        backend._forget_if_full()
+        backend._cached_bytes_max = kept
+
+
+def test_what_is_repacked_and_compacted_is_what_it_was(backend: Backend) -> None:
+    rows = backend.rows("s", 0)
+    rows.promote({str(key): f"v{key}" for key in range(5_000)})
+    rows.promote(dict.fromkeys(map(str, range(10, 5_000))))
+    flush(backend)
+    rows.compact()
+    backend.compact()
+    assert backend.repack([])
+    assert content(backend, "s", 0) == {str(key): f"v{key}" for key in range(10)}
+    assert backend.rows("s", 0) is rows

@@ -495,3 +495,50 @@ def test_every_kind_takes_a_function_and_sends_it_along() -> None:
 def test_stored_declarations_in_any_spelling_are_the_same() -> None:
     spelled = StateDecl(kind="value", type="STRUCT<a: LONG>")
     assert compare(spelled, state.Value("struct<a:bigint>")) == "same"
+
+
+# State that expires
+
+
+@pytest.mark.parametrize(
+    ("held", "declared", "verdict"),
+    [
+        (None, "1 hour", "migrate"),
+        ("1 hour", None, "migrate"),
+        ("1 hour", "1 hour", "same"),
+        ("1 hour", "5 minutes", "same"),
+        ("1 hour", state.TTL("1 hour", refresh="read-write"), "same"),
+        ("1 hour", "2 hours", "migrate"),
+        ("1 hour", state.TTL("1 hour", clock="event"), "migrate"),
+    ],
+)
+def test_a_ttl_that_would_revive_values_is_a_change_of_form(
+    held: Any, declared: Any, verdict: str
+) -> None:
+    ttl = state.TTL.of(held)
+    decl = StateDecl(kind="value", type="bigint", ttl=None if ttl is None else ttl.text)
+    assert compare(decl, state.Value("long", ttl=declared)) == verdict
+
+
+def test_values_get_a_time_and_lose_it_again() -> None:
+    batch = stored("long", 5, None, 7)
+    plain = StateDecl(kind="value", type="bigint")
+    expiring = StateDecl(kind="value", type="bigint", ttl=state.TTL("1 hour").text)
+    stamped = reshaped(batch, state.Value("long", ttl="1 hour"), held=plain, stamp_ms=99)
+    assert stamped["value"].to_pylist() == [{"at": 99, "value": 5}, None, {"at": 99, "value": 7}]
+    assert stamped["live"].to_pylist() == [True, False, True]
+    assert reshaped(stamped, state.Value("long"), held=expiring).equals(batch)
+
+
+def test_a_type_and_a_ttl_change_together_and_times_stay() -> None:
+    plain = StateDecl(kind="value", type="int")
+    expiring = StateDecl(kind="value", type="int", ttl=state.TTL("1 hour").text)
+    stamped = reshaped(
+        stored("int", 5, None, 7), state.Value("int", ttl="1 hour"), held=plain, stamp_ms=99
+    )
+    wider = reshaped(stamped, state.Value("long", ttl="1 hour"), held=expiring, stamp_ms=500)
+    assert wider["value"].to_pylist() == [{"at": 99, "value": 5}, None, {"at": 99, "value": 7}]
+    declaration = state.Value("string", ttl="1 hour", migrate=lambda n: None if n == 5 else str(n))
+    migrated = reshaped(stamped, declaration, held=expiring)
+    assert migrated["value"].to_pylist() == [None, None, {"at": 99, "value": "7"}]
+    assert migrated["live"].to_pylist() == [False, False, True]

@@ -198,6 +198,7 @@ class LevelRuntime:
         self._begin: Begin | None = None
         self._subtask = 0
         self._rewritten: list[Compacted] = []
+        self._closed = False
         self._lock = threading.RLock()
         self._token_lock = threading.Lock()
 
@@ -395,6 +396,8 @@ class LevelRuntime:
     def sweep(self, seconds: float) -> bool:
         """Between epochs: remove state that has expired; True when there is more."""
         with self._lock:
+            if self._closed:
+                return False
             operators = [op for op in self.operators if not op.is_adopted]
             if any(operator.reclaim(seconds) for operator in operators):
                 return True
@@ -420,6 +423,7 @@ class LevelRuntime:
             self.close()
 
     def close(self) -> None:
+        self._closed = True
         for operator in self.operators:
             operator.close()
         for sink in self.sinks.values():

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from cairn import Job, KeyedProcess, sinks, state
+from cairn import BatchProcess, Job, KeyedProcess, sinks, state
 from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_watermark
+from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Watermark
 from cairn.types import parse_schema
 from tests.unit.plan.programs import Pass, process, source
@@ -187,3 +188,25 @@ def test_state_used_outside_a_running_function_says_how_to_test_it() -> None:
     ):
         with pytest.raises(PlanError, match=r"cairn\.testing\.Harness"):
             use()
+
+
+def test_state_that_expires_by_event_time_needs_rows_that_have_it(job: Job) -> None:
+    by_event = declaring(n=state.Value("long", ttl=state.TTL("1 hour", clock="event")))
+    timed = "k long, ts timestamp"
+    for name, event_time in (("with", "ts"), ("without", None)):
+        rows = source(job, name, timed, event_time)
+        rows.key_by("k").process(by_event, schema="k long", uid=f"op-{name}")
+    with pytest.raises(PlanError, match="operator 'op-without', state 'n': its ttl counts event"):
+        job_spec(job.graph(), job_id="", checkpoint="", backend="heap")
+
+
+def test_a_batch_function_has_no_state_that_expires(job: Job) -> None:
+    class Batches(BatchProcess):
+        n = state.Value("long", ttl="1 hour")
+
+        def process(self, batch: Any, ctx: Any) -> Any:
+            return None
+
+    source(job, "s").key_by("k").process_batch(Batches(), schema="k long", uid="b")
+    with pytest.raises(PlanError, match="state 'n': state that expires is for functions that run"):
+        job_spec(job.graph(), job_id="", checkpoint="", backend="heap")
