@@ -16,7 +16,7 @@ from cairn.coordinator.epoch import Coordinator, clock_ms
 from cairn.coordinator.measured import summary
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import settle
-from cairn.coordinator.ticker import Ticker, is_due, is_event_due, pending
+from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, pending
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
@@ -54,10 +54,6 @@ _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
 DRAIN_EPOCHS_MAX = 100
-SILENCE_S = 0.5
-"""After an epoch, what Spark may need to begin the next one."""
-CHANGE_S = 2.0
-"""So long a change waits for rows to come with, at least."""
 
 
 class _StoppingError(Exception):
@@ -155,8 +151,7 @@ class Run:
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
         self._trigger_ms = trigger_ms(spark, options.trigger)
-        self._epoch_started = self._epoch_ended = self._asked = time.monotonic()
-        """When an epoch last began and ended, and a change was last asked for."""
+        self._pace = Pace(self._trigger_ms)
         self._query = self._start_query()
         self._ticker: Ticker | None = None
         if not self._is_bounded:
@@ -269,7 +264,7 @@ class Run:
         self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
     ) -> None:
         started = time.perf_counter()
-        self._epoch_started = time.monotonic()
+        self._pace.begin()
         slots = set(self._coordinator.slots)
         self._apply_change()
         epoch = self._coordinator.run_epoch(
@@ -277,7 +272,7 @@ class Run:
         )
         self._last = summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
-        self._epoch_ended = time.monotonic()
+        self._pace.end()
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
@@ -291,15 +286,10 @@ class Run:
             self._idle_epoch(self._is_due)
 
     def _is_due(self) -> bool:
-        # Where rows flow, the next batch does what is due: Spark has had the time to bring it.
-        now, interval_s = time.monotonic(), self._trigger_ms / 1000
-        is_silent = now >= max(
-            self._epoch_started + interval_s, self._epoch_ended + min(interval_s, SILENCE_S)
-        )
         newest = self._coordinator.newest
-        if not is_silent or newest is None:
+        if newest is None or not self._pace.is_silent:
             return False
-        if self._change is not None and now >= self._asked + max(interval_s, CHANGE_S):
+        if self._change is not None and self._pace.is_change_overdue:
             return True
         return is_due(newest, self._coordinator.origins, clock_ms())
 
@@ -595,7 +585,7 @@ class Run:
             raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
         with self._change_lock:
             self._change = self._change or _Change()
-            self._asked = time.monotonic()
+            self._pace.ask()
             ask(self._change)
 
     def epochs(self) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cairn.coordinator.watermarks import clocks_of
@@ -20,6 +21,10 @@ from cairn.storage.manifest import Epoch
 
 TIMER_STATES = frozenset({"timers.event", "timers.processing"})
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.25
+SILENCE_S = 0.5
+"""After an epoch, what Spark may need to begin the next one."""
+CHANGE_S = 2.0
+"""So long a change waits for rows to come with, at least."""
 
 Timers = dict[str, tuple[int | None, int | None]]
 
@@ -83,6 +88,38 @@ def _earlier(left: int | None, right: int | None) -> int | None:
 
 def _is_passed(timer_ms: int | None, clock_ms: int | None) -> bool:
     return timer_ms is not None and clock_ms is not None and timer_ms <= clock_ms
+
+
+class Pace:
+    """Whether Spark is silent: it has had the time to bring a batch, and has not.
+
+    Where rows flow, the next batch does what is due, and no epoch is run beside it.
+    """
+
+    def __init__(self, interval_ms: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_ms / 1000
+        self._clock_s = clock_s
+        self._began_s = self._ended_s = self._asked_s = clock_s()
+
+    def begin(self) -> None:
+        """An epoch begins, with a batch or without."""
+        self._began_s = self._clock_s()
+
+    def end(self) -> None:
+        self._ended_s = self._clock_s()
+
+    def ask(self) -> None:
+        """A change is asked for: it takes effect in the next epoch."""
+        self._asked_s = self._clock_s()
+
+    @property
+    def is_silent(self) -> bool:
+        next_s = self._began_s + self._interval_s
+        return self._clock_s() >= max(next_s, self._ended_s + min(self._interval_s, SILENCE_S))
+
+    @property
+    def is_change_overdue(self) -> bool:
+        return self._clock_s() >= self._asked_s + max(self._interval_s, CHANGE_S)
 
 
 class Ticker:

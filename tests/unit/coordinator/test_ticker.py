@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.coordinator.ticker import Ticker, is_due, is_event_due, pending, timers_of
+from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, pending, timers_of
 from cairn.plan.graph import Watermark
 from cairn.slot.protocol import Ack, OperatorAck
 from cairn.storage.manifest import Epoch, StateDecl
@@ -77,6 +77,48 @@ def test_timers_of_which_nothing_is_known_are_due_where_there_may_be_any() -> No
     assert is_due(epoch(timers=None, operators={"op": timed}), {}, 0)
     assert is_event_due(epoch(timers=None, operators={"op": timed}))
     assert not is_due(epoch(timers={}, operators={"op": timed}), {}, 0)
+
+
+class Seconds:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def at(self, now: float) -> float:
+        self.now = now
+        return now
+
+
+def test_spark_is_silent_when_it_could_have_brought_a_batch_and_did_not() -> None:
+    clock = Seconds()
+    pace = Pace(1_000, clock)
+    pace.begin()
+    clock.at(100.3)
+    pace.end()
+    assert clock.at(100.9) and not pace.is_silent, "the next batch begins at 101"
+    assert clock.at(101.0) and pace.is_silent
+    # One that takes longer than the interval is followed by the next at once, if there is one.
+    pace.begin()
+    clock.at(104.0)
+    pace.end()
+    assert clock.at(104.4) and not pace.is_silent
+    assert clock.at(104.5) and pace.is_silent
+
+
+def test_a_short_interval_needs_no_long_silence_and_a_change_waits_for_rows() -> None:
+    clock = Seconds()
+    pace = Pace(50, clock)
+    pace.ask()
+    assert clock.at(100.06) and pace.is_silent and not pace.is_change_overdue
+    assert clock.at(102.0) and pace.is_change_overdue
+    slow = Pace(10_000, clock)
+    slow.ask()
+    assert clock.at(111.0) and not slow.is_change_overdue and not slow.is_silent
+    assert clock.at(112.0) and slow.is_change_overdue and slow.is_silent
 
 
 def test_a_ticker_ticks_until_it_is_stopped() -> None:
