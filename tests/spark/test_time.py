@@ -256,6 +256,30 @@ def test_a_drain_fires_everything_and_the_job_can_go_on(alarms, tmp_path):
     assert [row.k for row in out.rows[3:]] == [4]
 
 
+def test_a_timer_that_sets_itself_anew_is_not_drained_for_ever(
+    spark, make_input, tmp_path, monkeypatch, caplog
+):
+    class Forever(KeyedProcess):
+        def process(self, row, ctx):
+            ctx.timers.event(after="1 second")
+
+        def on_timer(self, time_ms, ctx):
+            ctx.timers.event(after="1 second")
+            yield (time_ms,)
+
+    monkeypatch.setattr("cairn.run.DRAIN_EPOCHS_MAX", 3)
+    rows = make_input(ROWS).add((1, 1, at(0)))
+    job = Job("forever", max_parallelism=8)
+    out = sinks.Collect()
+    source = job.source("rows", rows.stream(spark), event_time="ts", watermark="2 seconds")
+    again = source.key_by("k").process(Forever(), schema="at bigint", uid="again")
+    again.sink_to(out, uid="out")
+    assert finish(job, tmp_path / "c", drain=True).status == "finished"
+    assert [row.at for row in out.rows] == [ms(1), ms(2), ms(3)]
+    assert "timers are still set by again" in caplog.text
+    assert epochs(tmp_path / "c")[-1].timers == {"again": (ms(4), None)}
+
+
 def test_a_drain_needs_an_input_that_ends(alarms, tmp_path):
     _, build, _ = alarms
     with pytest.raises(PlanError, match="needs an input that ends"):
