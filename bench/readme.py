@@ -70,8 +70,8 @@ def _snapshots() -> list[tuple[str, str, str]]:
             "`bench/incremental.py`",
         ),
         (
-            "The same count and sum as Flink SQL, both reading CSV: cairn's Python function per row "
-            "on the heap and in RocksDB, and its `.aggregate` on the heap",
+            "The same count and sum as Flink SQL, both reading CSV: cairn's Python function per "
+            "row on the heap and in RocksDB, and its `.aggregate` on the heap",
             _of_flink(result("flink")),
             "`bench/flink.py`",
         ),
@@ -93,11 +93,10 @@ def _snapshots() -> list[tuple[str, str, str]]:
 
 
 def _of_flink(flink: dict[str, Any]) -> str:
-    ratios = flink["ratios"]
-    return (
-        f"{ratios['cairn_heap / flink_heap']:.2f} ×, {ratios['cairn_rocksdb / flink_rocksdb']:.2f} × "
-        f"and {ratios['cairn_aggregate / flink_heap']:.2f} × Flink's with the same backend"
-    )
+    of = flink["ratios"]
+    heap, rocksdb = of["cairn_heap / flink_heap"], of["cairn_rocksdb / flink_rocksdb"]
+    aggregate = of["cairn_aggregate / flink_heap"]
+    return f"{heap:.2f} ×, {rocksdb:.2f} × and {aggregate:.2f} × Flink's with the same backend"
 
 
 def _millions(count: int) -> str:

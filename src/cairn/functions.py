@@ -106,19 +106,6 @@ class Function:
     reads_times_us: ClassVar[bool] = False
     """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
 
-    groups: int = 0
-    """Of a function that Spark can aggregate ahead for: the groups that an epoch's rows were in."""
-
-    def row_count(self, rows: pa.StructArray) -> int:
-        """How many rows of the stream these stand for."""
-        return len(rows)
-
-    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
-        """These rows as they leave on the side output of late ones."""
-        import pyarrow as pa
-
-        return pa.RecordBatch.from_struct_array(rows)
-
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
 
@@ -183,6 +170,21 @@ class BatchProcess(Function):
         Asked after `end_epoch`. An epoch is run then, even if the sources are silent.
         """
         return None, None
+
+
+class PartialProcess(BatchProcess):
+    """A BatchProcess whose rows stand for rows of the stream, one or many each."""
+
+    groups: int = 0
+    """How many groups the rows of the epoch were in: what aggregating ahead would leave of them."""
+
+    def row_count(self, rows: pa.StructArray) -> int:
+        """How many rows of the stream these stand for."""
+        raise NotImplementedError
+
+    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
+        """The rows of the stream that these are, where they carry them."""
+        raise NotImplementedError
 
 
 def declared_state(function: Function) -> dict[str, Declaration]:

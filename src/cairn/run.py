@@ -54,6 +54,10 @@ _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
 DRAIN_EPOCHS_MAX = 100
+SILENCE_S = 0.5
+"""After an epoch, what Spark may need to begin the next one."""
+CHANGE_S = 2.0
+"""So long a change waits for rows to come with, at least."""
 
 
 class _StoppingError(Exception):
@@ -151,8 +155,8 @@ class Run:
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
         self._trigger_ms = trigger_ms(spark, options.trigger)
-        self._silent_since = time.monotonic()
-        """Since when neither an epoch has ended nor a change was asked for."""
+        self._epoch_started = self._epoch_ended = self._asked = time.monotonic()
+        """When an epoch last began and ended, and a change was last asked for."""
         self._query = self._start_query()
         self._ticker: Ticker | None = None
         if not self._is_bounded:
@@ -265,6 +269,7 @@ class Run:
         self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
     ) -> None:
         started = time.perf_counter()
+        self._epoch_started = time.monotonic()
         slots = set(self._coordinator.slots)
         self._apply_change()
         epoch = self._coordinator.run_epoch(
@@ -272,7 +277,7 @@ class Run:
         )
         self._last = summary(epoch, (time.perf_counter() - started) * 1000)
         self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
-        self._silent_since = time.monotonic()
+        self._epoch_ended = time.monotonic()
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
@@ -286,12 +291,17 @@ class Run:
             self._idle_epoch(self._is_due)
 
     def _is_due(self) -> bool:
+        # Where rows flow, the next batch does what is due: Spark has had the time to bring it.
+        now, interval_s = time.monotonic(), self._trigger_ms / 1000
+        is_silent = now >= max(
+            self._epoch_started + interval_s, self._epoch_ended + min(interval_s, SILENCE_S)
+        )
         newest = self._coordinator.newest
-        if is_due(newest, self._coordinator.origins, clock_ms()):
+        if not is_silent or newest is None:
+            return False
+        if self._change is not None and now >= self._asked + max(interval_s, CHANGE_S):
             return True
-        # Asked for while Spark is silent: it does not wait for rows.
-        silent_ms = (time.monotonic() - self._silent_since) * 1000
-        return newest is not None and self._change is not None and silent_ms >= self._trigger_ms
+        return is_due(newest, self._coordinator.origins, clock_ms())
 
     def _is_event_due(self) -> bool:
         return is_event_due(self._coordinator.newest)
@@ -571,7 +581,7 @@ class Run:
         """What the plan of an epoch was made for cannot change while the job runs."""
         node = self._graph.nodes[uid]
         assert isinstance(node, ProcessNode)
-        for name in ("wants_order", "result_time"):
+        for name in ("wants_order", "result_time", "result_shift_us"):
             found, planned = getattr(function, name), getattr(node.function, name)
             if found != planned:
                 raise PlanError(
@@ -585,7 +595,7 @@ class Run:
             raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
         with self._change_lock:
             self._change = self._change or _Change()
-            self._silent_since = time.monotonic()
+            self._asked = time.monotonic()
             ask(self._change)
 
     def epochs(self) -> list[dict[str, Any]]:

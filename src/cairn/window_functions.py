@@ -1,9 +1,12 @@
 """What is made of the rows of a window: one row by `reduce`, any rows by a WindowFunction.
 
     windows    the open windows of a key; `reduce` keeps its row there
-    rows       what a WindowFunction will see: each row once, by its time, however many windows
-               it is in
-    arrivals   how many rows were kept, to tell those of one time apart
+    rows       what a WindowFunction will see: each row once, however many windows it is in, in
+               the pane it came in and by its number there
+    panes      how many rows there are in each pane
+
+A pane is a stretch of time: a tumbling window, a slide, a gap. So the rows of a window are
+found without a look at those of others.
 
 Always true here:
 - rows are stored in their type, never pickled;
@@ -14,18 +17,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import Context, Function, declared_state
-from cairn.state import Declaration, Map, Value
+from cairn.state import Declaration, Map
 from cairn.types import parse_schema
 from cairn.window_process import WindowPlan, WindowProcess, named, window_times
-from cairn.windows import Bounds, Sliding
+from cairn.windows import Bounds, Session, Sliding
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 
@@ -87,7 +90,7 @@ class WindowApply(WindowProcess):
     """Keeps the rows themselves, for a WindowFunction to see them all."""
 
     rows: Map[Any, Any]
-    arrivals: Value[int]
+    panes: Map[int, int]
 
     def __init__(
         self,
@@ -101,14 +104,20 @@ class WindowApply(WindowProcess):
         self.function = function
         self._names = parse_schema(declared).names
         self.schema = result_schema(schema, keys, list(parse_schema(declared)))
-        self._slide_us = plan.windows.slide_ms * 1000 if isinstance(plan.windows, Sliding) else None
+        spec = plan.windows
+        self._step_us = 0
+        """From one pane to the next; 0: a window has but one."""
+        if isinstance(spec, Sliding):
+            self._step_us = spec.slide_ms * 1000
+        elif isinstance(spec, Session):
+            # Rows of two sessions are further apart than the gap.
+            self._step_us = spec.gap_ms * 1000
+        self._is_session = isinstance(spec, Session)
 
     def made_state(self) -> dict[str, Declaration]:
-        place = pa.struct([pa.field("time", pa.int64()), pa.field("arrival", pa.int64())])
-        more: dict[str, Declaration] = {
-            "rows": Map(place, self.rows_type),
-            "arrivals": Value("bigint"),
-        }
+        place = pa.struct([pa.field("pane", pa.int64()), pa.field("number", pa.int64())])
+        timed = pa.struct([pa.field("time", pa.int64()), pa.field("row", self.rows_type)])
+        more: dict[str, Declaration] = {"rows": Map(place, timed), "panes": Map("bigint", "bigint")}
         return super().made_state() | named(more)
 
     def open(self, ctx: Context) -> None:
@@ -120,32 +129,40 @@ class WindowApply(WindowProcess):
     def close(self) -> None:
         self.function.close()
 
-    def take(self, row: Any, time_us: int) -> None:
-        arrival = self.arrivals.get(0)
-        assert arrival is not None, "there is a default"
-        self.rows[(time_us, arrival)] = row
-        self.arrivals.set(arrival + 1)
+    def take(self, row: Any, time_us: int, last: Bounds) -> None:
+        pane = time_us - time_us % self._step_us if self._is_session else last[0]
+        number = self.panes.get(pane, 0)
+        self.rows[(pane, number)] = (time_us, row)
+        self.panes[pane] = number + 1
 
     def results(self, bounds: Bounds, held: Sequence[Any], ctx: Any) -> Iterable[Any]:
-        rows = map(self.rows.__getitem__, self._places(bounds))
+        start, end = bounds
+        timed = [
+            self.rows[(pane, number)]
+            for pane in self._panes(bounds)
+            for number in range(self.panes.get(pane, 0))
+        ]
+        # Rows of one time are in one pane, and stay in the order they came in.
+        timed.sort(key=itemgetter(0))
+        rows = [row for time_us, row in timed if start <= time_us < end]
         result = self.function.process(ctx.key, Window(*window_times(bounds)), rows, ctx)
         prefix = self.prefix(bounds, ctx)
         return [self._placed(prefix, row) for row in _as_rows(result)]
 
     def removed(self, bounds: Bounds) -> None:
-        start, end = bounds
-        if self._slide_us is not None:
-            end = start + self._slide_us  # The others are in later windows, too.
-        for place in self._places((start, end)):
-            del self.rows[place]
-        if not self.windows:
-            self.arrivals.clear()
+        # Other panes of sliding windows are in later windows, too.
+        for pane in self._panes(bounds) if self._is_session else bounds[:1]:
+            for number in range(self.panes.pop(pane, 0)):
+                del self.rows[(pane, number)]
 
-    def _places(self, bounds: Bounds) -> list[Any]:
-        """Where the rows of a stretch of time are, in order."""
-        places: list[Any] = list(self.rows)
-        start, end = (bisect_left(places, (bound,)) for bound in bounds)
-        return places[start:end]
+    def _panes(self, bounds: Bounds) -> Iterable[int]:
+        """The panes of a window, in order; there need not be rows in them."""
+        start, end = bounds
+        step = self._step_us
+        if self._is_session:
+            # Up to the last row: what comes after it, before the end, may be another's pane.
+            return range(start - start % step, end - step + 1, step)
+        return range(start, end, step) if step else (start,)
 
     def _placed(self, prefix: tuple[Any, ...], row: Any) -> Any:
         """A row of the user's with key and window before it, as a tuple."""

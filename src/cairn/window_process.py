@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -84,6 +86,7 @@ class WindowProcess(KeyedProcess[Any]):
         # The global window ends with the job, and that is for either clock to say.
         self._by_event = plan.windows.time == "event" and not self._is_global
         self._counts = plan.early_rows is not None or self._is_global
+        self._early_rows = math.inf if plan.early_rows is None else plan.early_rows
 
     def made_state(self) -> dict[str, Declaration]:
         fields = [
@@ -101,8 +104,8 @@ class WindowProcess(KeyedProcess[Any]):
         """What stands in a window's state beyond what it is to do next."""
         return []
 
-    def take(self, row: Any, time_us: int) -> None:
-        """A row that is in some window."""
+    def take(self, row: Any, time_us: int, last: Bounds) -> None:
+        """A row that is in some windows, of which this is the last."""
 
     def first(self, row: Any) -> tuple[Any, ...]:
         """What is held of a window with one row."""
@@ -142,7 +145,7 @@ class WindowProcess(KeyedProcess[Any]):
                 return None
         if met:
             self._unite(bounds[0], met, ctx)
-        self.take(row, time_us)
+        self.take(row, time_us, bounds[-1])
         results: list[Any] = []
         for start, end in bounds:
             if self._add(start, end, row, ctx):
@@ -160,7 +163,8 @@ class WindowProcess(KeyedProcess[Any]):
             held = self.merge(before, self.first(row))
         if self._counts:
             rows += 1
-        emits = fired or rows == self.plan.early_rows
+        # Sessions that have become one may have more than that.
+        emits = fired or rows >= self._early_rows
         if emits:
             rows, early_at = 0, None
         elif self.plan.early_ms is not None and early_at is None:
@@ -169,7 +173,8 @@ class WindowProcess(KeyedProcess[Any]):
         if self._is_global and rows == 1:
             ctx.timers.processing(MAX_MS)
         changed = (start, rows, fired, early_at, *held)
-        if changed != known:
+        # What is held is not compared: 0.0 equals -0.0.
+        if held or changed != known:
             self.windows[end] = changed
         return bool(emits)
 
@@ -181,11 +186,12 @@ class WindowProcess(KeyedProcess[Any]):
 
     def _met(self, start: int, end: int) -> tuple[Bounds, list[int]]:
         """What a session becomes with those it overlaps or touches, and the ends of these."""
-        met = [
-            known_end
-            for known_end, known in self.windows.items()
-            if known[0] <= end and start <= known_end
-        ]
+        ends = list(self.windows)
+        met = []
+        for known_end in ends[bisect_left(ends, start) :]:
+            if self.windows[known_end][0] > end:
+                break
+            met.append(known_end)
         if not met:
             return (start, end), met
         # In order, and apart from each other: the first begins and the last ends them all.
@@ -221,10 +227,13 @@ class WindowProcess(KeyedProcess[Any]):
     def on_timer(self, time_ms: int, ctx: Any) -> Any:
         results: list[Any] = []
         if ctx.timer_kind == ("event" if self._by_event else "processing"):
-            for end in self._due(self._complete_ms, time_ms, 0):
+            lateness_ms = self.plan.allowed_lateness_ms
+            complete = self._due(self._complete_ms, time_ms, 0)
+            for end in complete:
                 if not self.windows[end][2]:
                     results += self._complete(end, ctx)
-            for end in self._due(self._removal_ms, time_ms, self.plan.allowed_lateness_ms):
+            gone = self._due(self._removal_ms, time_ms, lateness_ms) if lateness_ms else complete
+            for end in gone:
                 self._remove(end)
         if self.plan.early_ms is not None and ctx.timer_kind == "processing":
             for end in [end for end, known in self.windows.items() if known[3] == time_ms]:
@@ -257,10 +266,13 @@ class WindowProcess(KeyedProcess[Any]):
 
     def _due(self, when_ms: Callable[[int], int], time_ms: int, after_ms: int) -> list[int]:
         """The ends of the windows that a timer was set for."""
+        until = (time_ms - after_ms) * 1000
         if self._is_aligned and time_ms < MAX_MS:  # There is one at most, and where is known.
-            end = (time_ms - after_ms) * 1000
-            return [end] if end in self.windows else []
-        return [end for end in self.windows if when_ms(end) == time_ms]
+            return [until] if until in self.windows else []
+        ends = list(self.windows)
+        if time_ms < MAX_MS:
+            ends = ends[bisect_left(ends, until - 1000) : bisect_left(ends, until + 1)]
+        return [end for end in ends if when_ms(end) == time_ms]
 
     def _timers_of(self, end: int) -> set[int]:
         """The times when a window is complete, and when it is removed."""
@@ -275,9 +287,11 @@ class WindowProcess(KeyedProcess[Any]):
     def _drop_timers(self, ends: Iterable[int], ctx: Any) -> None:
         """Those of windows that are no more, unless others have timers for the same time."""
         stale = {at_ms for end in ends for at_ms in self._timers_of(end)}
-        for end, known in self.windows.items():
-            stale -= self._timers_of(end)
-            stale.discard(known[3])
+        # Windows that are complete at different times share none, if that is all they wait for.
+        if self.plan.allowed_lateness_ms or self.plan.early_ms is not None:
+            for end, known in self.windows.items():
+                stale -= self._timers_of(end)
+                stale.discard(known[3])
         delete = ctx.timers.delete_event if self._by_event else ctx.timers.delete_processing
         for at_ms in stale:
             delete(at_ms)

@@ -248,7 +248,7 @@ def _in_time(edge: Edge, rows: pa.StructArray) -> pa.StructArray:
     """As Spark sorts them, but for ties."""
     if edge.event_time is None:
         return rows
-    return rows.take(pc.sort_indices(_times(edge, rows), null_placement="at_start"))
+    return rows.take(pc.array_sort_indices(_times(edge, rows), null_placement="at_start"))
 
 
 def _opened(envelope: pa.RecordBatch) -> tuple[int, pa.StructArray]:

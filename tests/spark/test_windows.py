@@ -180,23 +180,27 @@ def shuffled(seed, files, size):
     return made, late
 
 
-def test_a_killed_slot_a_rescale_and_a_restart_change_no_window(spark, tmp_path):
+def test_a_killed_slot_a_rescale_and_a_savepoint_change_no_window(spark, tmp_path):
     files, late = shuffled(7, files=8, size=40)
     source = Input(tmp_path / "in", ROWS)
     job = build(spark, tmp_path, source)
-    checkpoint = tmp_path / "checkpoint"
-    with job.start(checkpoint=str(checkpoint), parallelism=2, trigger="50 milliseconds") as run:
+    with job.start(
+        checkpoint=str(tmp_path / "before"),
+        parallelism=2,
+        backend="rocksdb",
+        trigger="50 milliseconds",
+    ) as run:
         for n, rows in enumerate(files[:6]):
             source.add(*rows)
             run.process_all_available()
             if n == 1:
-                pids = slot_pids(run._coordinator.run_id)
-                os.kill(pids[0], signal.SIGKILL)
+                os.kill(slot_pids(run._coordinator.run_id)[0], signal.SIGKILL)
             if n == 3:
                 run.rescale(3)
+        run.stop(savepoint=str(tmp_path / "savepoint"))
     assert published(tmp_path / "tumbling-lists"), "windows are complete before the end"
     source.add_all(files[6:])
-    finish(job, checkpoint, 1, drain=True)
+    finish(job, tmp_path / "after", 1, savepoint=str(tmp_path / "savepoint"), drain=True)
     check(spark, tmp_path, source, late)
 
 

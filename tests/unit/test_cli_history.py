@@ -313,6 +313,26 @@ def test_show_has_the_times_of_each_subtask_where_they_were_measured(store: Stor
     assert "yes" not in first and "yes" in second
 
 
+def test_show_tells_how_far_time_has_come_and_what_was_put_aside(store: Store) -> None:
+    assert "put aside" not in call("show", store.url).stdout
+    log = Log(store)
+    epoch = log.epoch(7)
+    counted = {"rows_in": 9, "late_rows": 3, "untimed_rows": 1}
+    log.append(
+        lambda n: msgspec.structs.replace(
+            epoch, number=n, parent=7, watermark_ms=61_000, passed_ms=60_000,
+            watermarks={"a": 61_000, "b": None}, timers={"op": (70_000, None)},
+            metrics={"operators": {"op": counted}},
+        )
+    )  # fmt: skip
+    facts = json_of("show", store.url)
+    assert (facts["watermark_ms"], facts["passed_ms"]) == (61_000, 60_000)
+    assert facts["timers"] == {"op": [70_000, None]}
+    text = call("show", store.url).stdout
+    for said in ("watermark", "b: none yet", "3 late, 1 without a time"):
+        assert said in text
+
+
 def with_rocksdb_base(store: Store) -> None:
     """An epoch one of whose files is a base of many objects."""
     log = Log(store)

@@ -106,6 +106,16 @@ def test_a_column_of_keys_has_the_groups_of_its_keys(types, values, expected):
     assert key_groups(struct_keys[:0], struct_keys.type, 8).tolist() == []
 
 
+@given(st.lists(st.none() | st.binary(max_size=70)), st.integers(0, 5))
+def test_texts_of_every_length_are_hashed_alike_by_the_column(texts, start):
+    column = pa.array(texts, pa.binary())[start:]
+    numbers = pa.array(range(len(column)), pa.int64())
+    keys = pa.StructArray.from_arrays([numbers, column], ["a", "b"])
+    hash_values = key_hasher([pa.int64(), pa.binary()])
+    expected = [hash_values(pair) % 1000 for pair in enumerate(texts[start:])]
+    assert key_groups(keys, keys.type, 1000).tolist() == expected
+
+
 def test_every_nan_has_one_hash():
     odd = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
     for declared in ("double", "float", "array<double>"):

@@ -325,6 +325,25 @@ def test_the_early_triggers_of_merged_sessions_become_one() -> None:
         assert passed(harness, 3) == []
 
 
+def test_sessions_that_become_one_count_their_rows_together() -> None:
+    with listed(SESSION, early_rows=3) as harness:
+        assert pushed(harness, row(0, 1), row(1, 2), row(15, 4), row(16, 5)) == []
+        assert pushed(harness, row(8, 3)) == [(0, 26, (1, 2, 3, 4, 5))]
+        assert pushed(harness, row(9, 3)) == []
+
+
+def test_reduce_keeps_a_row_that_differs_only_in_the_sign_of_zero() -> None:
+    schema = parse_schema("k string, ts timestamp, v double")
+    function = WindowReduce(WindowPlan(TUMBLING), schema, ["k"], lambda left, right: right)
+    with Harness(function, schema, "k", function.schema, event_time="ts") as harness:
+        harness.push([("a", at(1), 0.0), ("a", at(1), -0.0), ("a", at(1), -0.0)])
+        harness.commit()
+        harness.push(("a", at(1), -0.0))
+        harness.commit()
+        harness.advance_watermark(at(10))
+        assert str(harness.tick()[0][-1]) == "-0.0"
+
+
 # Global windows
 
 
@@ -699,4 +718,42 @@ def test_windows_agree_with_the_model(
             batch = model.windows(all_rows)
             assert found == Counter((*bounds, tuple(vs)) for bounds, vs in batch.items())
         assert [v for _, _, v in harness.side("late")] == [v for _, v in model.late]
+        assert state_is_empty(harness)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs.filter(lambda spec: not isinstance(spec, Session)), streams, st.integers(0, 10))
+def test_the_last_result_of_a_window_has_every_row_that_was_not_too_late(
+    spec: WindowSpec, epochs: list[tuple[list[int], int]], lateness_ms: int
+) -> None:
+    expected: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    late = []
+    mark: int | None = None
+    count = 0
+    with listed(spec, allowed_lateness_ms=lateness_ms) as harness:
+        for times, step in epochs:
+            for time in sorted(times):
+                count += 1
+                open_ = [
+                    bounds
+                    for bounds in spec.assign(T0_MS * 1000 + time)
+                    if mark is None or bounds[1] // 1000 + lateness_ms > T0_MS + mark
+                ]
+                for bounds in open_:
+                    expected.setdefault(bounds, []).append((time, count))
+                if not open_:
+                    late.append(count)
+                harness.push(("a", T0 + dt.timedelta(microseconds=time), count))
+            harness.commit()
+            mark = step + (mark or 0)
+            harness.advance_watermark(T0_MS + mark)
+            harness.tick()
+        harness.drain()
+        last = {(start, end): values for _, start, end, values in harness.outputs}
+        moment = dt.timedelta(microseconds=1)
+        assert {
+            tuple(T0_MS * 1000 + (t - T0) // moment for t in bounds): values
+            for bounds, values in last.items()
+        } == {bounds: tuple(v for _, v in sorted(rows)) for bounds, rows in expected.items()}
+        assert [v for _, _, v in harness.side("late")] == late
         assert state_is_empty(harness)

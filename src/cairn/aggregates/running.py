@@ -18,11 +18,11 @@ from cairn.aggregates.accumulate import Accumulators
 from cairn.aggregates.grouping import first_rows, numbered
 from cairn.aggregates.partial import Layout
 from cairn.aggregates.parts import Columns
-from cairn.functions import BatchProcess
+from cairn.functions import PartialProcess
 from cairn.state import Declaration, Value
 
 
-class Aggregation(BatchProcess):
+class Aggregation(PartialProcess):
     """What aggregations have in common: they are fed partials."""
 
     wants_order = False

@@ -44,16 +44,15 @@ def united(spans: Spans) -> tuple[Ints, Spans]:
 
 def touching(spans: Spans, others: Spans) -> npt.NDArray[np.bool_]:
     """Which spans overlap or touch one of the others; those of a key are apart from each other."""
-    if not len(others.keys) or not len(spans.keys):
-        return np.zeros(len(spans.keys), np.bool_)
-    order = np.lexsort((others.starts, others.keys))
-    found = np.zeros(len(spans.keys), np.bool_)
+    # Few rows are late, and few keys have any.
+    others = Spans(*(column[np.isin(others.keys, spans.keys)] for column in others))
     by_key: dict[int, list[tuple[int, int]]] = {}
-    for row in order.tolist():
-        bounds = (int(others.starts[row]), int(others.ends[row]))
-        by_key.setdefault(int(others.keys[row]), []).append(bounds)
-    for row, (key, start, end) in enumerate(
-        zip(spans.keys.tolist(), spans.starts.tolist(), spans.ends.tolist(), strict=True)
-    ):
-        found[row] = any(s <= end and start <= e for s, e in by_key.get(key, ()))
-    return found
+    for key, start, end in zip(*(column.tolist() for column in others), strict=True):
+        by_key.setdefault(key, []).append((start, end))
+    return np.array(
+        [
+            any(s <= end and start <= e for s, e in by_key.get(key, ()))
+            for key, start, end in zip(*(column.tolist() for column in spans), strict=True)
+        ],
+        np.bool_,
+    )

@@ -16,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT, Backend
-from cairn.backends.columns import ColumnTable, name_order
+from cairn.backends.columns import ColumnTable
 from cairn.backends.entry_index import IndexedMapTable
+from cairn.backends.name_order import name_order
 from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration, Map, Value

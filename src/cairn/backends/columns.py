@@ -25,9 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
-from cairn.backends.key_index import Ints, NameIndex
-from cairn.backends.overlay import Table, in_order
-from cairn.backends.spread import Array, Arrays, Form, form_of, is_fixed
+from cairn.backends.chains import Chains
+from cairn.backends.key_index import NameIndex
+from cairn.backends.name_order import is_ordered_as_integers, name_order
+from cairn.backends.name_parts import Ints
+from cairn.backends.overlay import Table
+from cairn.backends.spread import Array, Arrays, Columns, form_of, grown, is_fixed
 from cairn.codec import codec
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration
@@ -37,47 +40,6 @@ DEAD_MIN = 4096
 _UNTOUCHED = -1
 
 Bools = npt.NDArray[np.bool_]
-
-
-class Columns:
-    """Values of one type by position, in arrays that grow."""
-
-    def __init__(self, form: Form) -> None:
-        self.form = form
-        self.size = 0
-        self._arrays: Arrays = [
-            None if is_validity else np.empty(0, dtype)
-            for dtype, is_validity in zip(form.dtypes, form.is_validity, strict=True)
-        ]
-
-    def reserve(self, size: int) -> None:
-        if size > self.size:
-            self.size = max(1024, size, self.size * 3 // 2)
-            self._arrays = [grown(array, self.size) for array in self._arrays]
-
-    def take(self, positions: Ints) -> Arrays:
-        return [None if array is None else array[positions] for array in self._arrays]
-
-    def put(self, positions: Ints, arrays: Arrays) -> None:
-        """Of a position that is given twice the last values count."""
-        for at, values in enumerate(arrays):
-            held = self._arrays[at]
-            if values is None:
-                if held is not None:
-                    held[positions] = True
-                continue
-            if held is None:
-                if values.all():
-                    continue
-                held = self._arrays[at] = np.ones(self.size, np.bool_)
-            held[positions] = values
-
-    def frozen(self, count: int) -> Columns:
-        """A copy of the first so many."""
-        copy = Columns(self.form)
-        copy.size = count
-        copy._arrays = [None if array is None else array[:count].copy() for array in self._arrays]
-        return copy
 
 
 class ColumnTable(Table):
@@ -178,7 +140,7 @@ class ColumnTable(Table):
         """Every entry above `low` and up to `high`: keys, entries, values; by entry, then key."""
         positions = np.flatnonzero(self._live[: len(self._index)])
         entry_type = self._types[1]
-        if is_fixed(entry_type) and _is_ordered_as_integers(entry_type):
+        if is_fixed(entry_type) and is_ordered_as_integers(entry_type):
             ints, bit = self._index.column(1)
             ints = ints[positions]
             within = np.ones(len(positions), np.bool_)
@@ -214,7 +176,7 @@ class ColumnTable(Table):
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, for entries that are integers."""
-        assert is_fixed(self._types[1]) and _is_ordered_as_integers(self._types[1])
+        assert is_fixed(self._types[1]) and is_ordered_as_integers(self._types[1])
         ints, _ = self._index.column(1)
         ints = ints[: len(self._index)][self._live[: len(self._index)]]
         if low is not None:
@@ -229,11 +191,11 @@ class ColumnTable(Table):
         return zip(self._form.dtypes, self._form.is_validity, strict=True)
 
     def _placed(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
-        """Positions for names that have none."""
+        """Positions for names that have just not been found."""
         if len(missing) < len(positions):
             rows = pa.array(missing)
             names = [array.take(rows) for array in names]
-        placed, firsts = self._index.place(names)
+        placed, firsts = self._index.add(names)
         count = len(self._index)
         if len(firsts):
             self._reserve(count)
@@ -401,15 +363,18 @@ class ColumnTable(Table):
         return self.freeze()
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        names = [batch[name] for name in ("key", "entry")[: len(self._types)]]
         is_live = batch["live"].to_numpy(zero_copy_only=False)
-        self._load(names, self._form.split(batch["value"]), batch["group"].to_numpy(), is_live)
+        values = self._form.split(_cast(batch["value"], self.values.arrow))
+        self._load(self._names(batch), values, batch["group"].to_numpy(), is_live)
+
+    def _names(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        columns = zip(("key", "entry"), self._types, strict=False)
+        return [_cast(batch[name], type) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
         index = NameIndex(self._types)
-        names = [whole[name] for name in ("key", "entry")[: len(self._types)]]
-        positions, _ = index.place(names)
+        positions, _ = index.place(self._names(whole))
         last = np.empty(len(index), np.int64)
         last[positions] = np.arange(len(positions))
         order = np.argsort(whole["group"].to_numpy()[last], kind="stable")
@@ -423,87 +388,9 @@ class ColumnTable(Table):
         return int(np.count_nonzero(self._live[: len(self._index)]))
 
 
-class Chains:
-    """Which positions belong to a key: a linked list of them per key, in arrays."""
-
-    def __init__(self, key_type: pa.DataType) -> None:
-        self._keys = NameIndex([key_type])
-        self._heads = np.empty(0, np.int64)
-        self._next = np.empty(0, np.int64)
-        self._count = 0
-
-    def extend(self, index: NameIndex) -> None:
-        """Take in the positions that have come since."""
-        new = np.arange(self._count, len(index))
-        if not len(new):
-            return
-        owners, _ = self._keys.place([index.arrays(new)[0]])
-        if len(self._keys) > len(self._heads):
-            size = len(self._heads)
-            self._heads = grown(self._heads, max(len(self._keys), size * 3 // 2))
-            self._heads[size:] = -1
-        if len(index) > len(self._next):
-            self._next = grown(self._next, max(len(index), len(self._next) * 3 // 2))
-        # Those of one key side by side: each points at the one before, the first at the old head.
-        order = np.argsort(owners, kind="stable")
-        owners, new = owners[order], new[order]
-        is_first = np.ones(len(new), np.bool_)
-        is_first[1:] = owners[1:] != owners[:-1]
-        before = np.empty(len(new), np.int64)
-        before[1:] = new[:-1]
-        before[is_first] = self._heads[owners[is_first]]
-        self._next[new] = before
-        self._heads[owners] = new
-        self._count = len(index)
-
-    def positions(self, keys: pa.Array) -> tuple[Ints, Ints]:
-        """(row of `keys`, position) of every name of these keys."""
-        owners = self._keys.find([keys])
-        rows = np.flatnonzero(owners >= 0)
-        at = self._heads[owners[rows]]
-        found_rows, found = [rows], [at]
-        while len(at):
-            at = self._next[at]
-            more = np.flatnonzero(at >= 0)
-            rows, at = rows[more], at[more]
-            found_rows.append(rows)
-            found.append(at)
-        return np.concatenate(found_rows), np.concatenate(found)
-
-
-def grown(array: Any, size: int) -> Any:
-    """A longer copy; what is new is zero, False or None."""
-    if array is None:
-        return None
-    longer = np.empty(size, object) if array.dtype == object else np.zeros(size, array.dtype)
-    longer[: len(array)] = array
-    return longer
-
-
-def name_order(columns: Sequence[pa.Array]) -> Ints:
-    """The order by these columns, as `in_order` has it: null first, NaN last, at any depth."""
-    flat: list[pa.Array] = []
-    for column in columns:
-        flat += _flat(column)
-    if any(pa.types.is_nested(column.type) for column in flat):
-        rows = list(zip(*(codec(column.type).decode_keys(column) for column in flat), strict=True))
-        places: dict[Any, list[int]] = {}
-        for at, row in enumerate(rows):
-            places.setdefault(row, []).append(at)
-        ordered = [at for row in in_order(places) for at in places[row]]
-        return np.asarray(ordered, np.int64)
-    table = pa.table(flat, names=[str(at) for at in range(len(flat))])
-    keys = [(name, "ascending") for name in table.column_names]
-    order: Ints = pc.sort_indices(table, sort_keys=keys).to_numpy()
-    return order.astype(np.int64)
-
-
-def _flat(column: pa.Array) -> list[pa.Array]:
-    # Arrow has nulls and NaN last; this brings the nulls to the front.
-    before = [column.is_valid()] if column.null_count else []
-    if not pa.types.is_struct(column.type):
-        return [*before, column]
-    return before + [leaf for field in column.flatten() for leaf in _flat(field)]
+def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
+    # Files that others wrote may hold the same values in another Arrow type.
+    return array if array.type == type else array.cast(type)
 
 
 def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
@@ -514,10 +401,6 @@ def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
         elif one is not None:
             arrays[at] = held = np.ones(len(where), np.bool_)
             held[where] = one[0]
-
-
-def _is_ordered_as_integers(type: pa.DataType) -> bool:
-    return not pa.types.is_floating(type) and not pa.types.is_decimal(type)
 
 
 def _as_integer(bound: Any, type: pa.DataType) -> int:

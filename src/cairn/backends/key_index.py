@@ -1,7 +1,8 @@
 """From names to positions, by the batch: which row of the arrays a key's state lies in.
 
 A name is a key, or a key and an entry of its map. Each part of fixed width counts as one or two
-integers (bits, for floats); anything else gets a number through a dict when it is first seen.
+integers (bits, for floats), and so does a short text: its bytes and its length. Anything else
+gets a number through a dict when it is first seen.
 So a name is a row of integers, and those are found in a hash table with open addressing whose
 every step is one numpy call for all names that are still looking.
 
@@ -14,39 +15,28 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.backends.spread import form_of, is_fixed, validity
-from cairn.codec import codec
-
-Ints = npt.NDArray[np.int64]
+from cairn.backends.name_parts import Ints, Names, part_of
 
 _SLOTS_MIN_BITS = 10
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
 _FREE = -1
-_NULL_BITS_MAX = 31
-"""Of a part: key and entry together must fit an integer."""
-
-
-class Names(NamedTuple):
-    """Names as rows of integers."""
-
-    columns: list[Ints]
-    nulls: Ints | None
-    """Which parts are null, as bits; None: no part of any name."""
+_MARK_SHIFT = 32
+_MARKS = np.uint64((1 << 31) - 1)
+_POSITION = (1 << 32) - 1
 
 
 class NameIndex:
     """Positions of names with parts of these types."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
-        self._parts = [_part(type) for type in types]
+        self._parts = [part_of(type) for type in types]
         width = sum(part.width for part in self._parts)
         self._index = IntIndex(width)
 
@@ -60,6 +50,10 @@ class NameIndex:
     def place(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
         """The position of each name, and the rows of those that got theirs now, in its order."""
         return self._index.place(self._names(arrays, add=True))
+
+    def add(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
+        """Like `place`, for names that `find` has not found."""
+        return self._index.add(self._names(arrays, add=True))
 
     def arrays(self, positions: Ints) -> list[pa.Array]:
         """The names at these positions, by part."""
@@ -96,54 +90,105 @@ class NameIndex:
 
 
 class IntIndex:
-    """Open addressing, linear probing, over rows of `width` integers."""
+    """Open addressing, linear probing, over rows of `width` integers.
+
+    A slot holds a position and, above it, 31 bits of the name's hash: of names that are not the
+    one looked for, hardly any need be looked at.
+    """
 
     def __init__(self, width: int) -> None:
         self.count = 0
         self.columns: list[Ints] = [np.empty(0, np.int64) for _ in range(width)]
         self.nulls: Ints | None = None
         self._bits = _SLOTS_MIN_BITS
-        self._slots = np.full(1 << self._bits, _FREE, np.int32)
+        self._slots = np.full(1 << self._bits, _FREE, np.int64)
 
     def names(self, positions: Ints) -> Names:
         nulls = None if self.nulls is None else self.nulls[positions]
         return Names([column[positions] for column in self.columns], nulls)
 
     def find(self, names: Names) -> Ints:
-        found = np.empty(len(names.columns[0]), np.int64)
+        found = np.full(len(names.columns[0]), -1, np.int64)
         if not self.count:
-            found.fill(-1)
             return found
         slots, mask = self._slots, (1 << self._bits) - 1
-        at = self._home(names)
+        at, marks = self._homes(names)
         looking: Ints | None = None
         while True:
-            candidates = slots[at]
-            is_free = candidates < 0
-            is_same = self._same(candidates, names)
-            is_same &= ~is_free
-            result = np.where(is_same, candidates, -1)
-            if looking is None:
-                found[:] = result
-            else:
-                found[looking] = result
-            rest = np.flatnonzero(~(is_same | is_free))
+            held = slots[at]
+            hits = np.flatnonzero((held >> _MARK_SHIFT) == marks)
+            positions = held[hits] & _POSITION
+            rows = hits if looking is None else looking[hits]
+            is_same = self._same(positions, names, rows)
+            if not is_same.all():
+                rows, hits, positions = rows[is_same], hits[is_same], positions[is_same]
+            found[rows] = positions
+            goes_on = held >= 0
+            goes_on[hits] = False
+            rest = np.flatnonzero(goes_on)
             if not len(rest):
                 return found
             looking = rest if looking is None else looking[rest]
             at = (at[rest] + 1) & mask
-            names = _rows(names, rest)
+            marks = marks[rest]
 
     def place(self, names: Names) -> tuple[Ints, Ints]:
+        """Positions, and the rows of names that are new, in the order of theirs."""
         positions = self.find(names)
         missing = np.flatnonzero(positions < 0)
         if not len(missing):
             return positions, missing
         fresh = names if len(missing) == len(positions) else _rows(names, missing)
-        self.reserve(self.count + len(missing))
-        placed, firsts = self._insert(fresh)
+        placed, firsts = self.add(fresh)
         positions[missing] = placed
         return positions, missing[firsts]
+
+    def add(self, names: Names) -> tuple[Ints, Ints]:
+        """Like `place`, for names that are known to be new. One may be given twice."""
+        self.reserve(self.count + len(names.columns[0]))
+        if names.nulls is not None and self.nulls is None:
+            self.nulls = np.zeros(len(self.columns[0]), np.int64)
+        slots, mask = self._slots, (1 << self._bits) - 1
+        found = np.empty(len(names.columns[0]), np.int64)
+        looking: Ints = np.arange(len(found))
+        at, marks = self._homes(names)
+        firsts: list[Ints] = []
+        while len(looking):
+            held = slots[at]
+            free = np.flatnonzero(held < 0)
+            if len(free):
+                # All write their row to the slot they want; who can read it back has it.
+                wanted = at[free]
+                claims = -2 - free
+                slots[wanted] = claims
+                won = slots[wanted] == claims
+                winners, taken = (free, wanted) if won.all() else (free[won], wanted[won])
+                new = np.arange(self.count, self.count + len(winners))
+                rows = looking[winners]
+                self._store(new, names, rows)
+                slots[taken] = (marks[winners] << _MARK_SHIFT) | new
+                found[rows] = new
+                firsts.append(rows)
+                self.count += len(winners)
+                held[winners] = _FREE
+                losers = free[~won]
+                held[losers] = slots[at[losers]]
+                goes_on = np.ones(len(looking), np.bool_)
+                goes_on[winners] = False
+            else:
+                goes_on = np.ones(len(looking), np.bool_)
+            hits = np.flatnonzero((held >> _MARK_SHIFT) == marks)
+            if len(hits):
+                positions = held[hits] & _POSITION
+                is_same = self._same(positions, names, looking[hits])
+                hits, positions = hits[is_same], positions[is_same]
+                found[looking[hits]] = positions
+                goes_on[hits] = False
+            rest = np.flatnonzero(goes_on)
+            looking = looking[rest]
+            at = (at[rest] + 1) & mask
+            marks = marks[rest]
+        return found, np.concatenate(firsts) if firsts else looking
 
     def reserve(self, count: int) -> None:
         """Room for so many names."""
@@ -157,74 +202,43 @@ class IntIndex:
             bits += 1
         if bits != self._bits:
             self._bits = bits
-            self._slots = np.full(1 << bits, _FREE, np.int32)
+            self._slots = np.full(1 << bits, _FREE, np.int64)
             self._link()
-
-    def _insert(self, names: Names) -> tuple[Ints, Ints]:
-        """Positions of names that are not there yet, though some may be given twice."""
-        slots, mask = self._slots, (1 << self._bits) - 1
-        if names.nulls is not None and self.nulls is None:
-            self.nulls = np.zeros(len(self.columns[0]), np.int64)
-        found = np.empty(len(names.columns[0]), np.int64)
-        looking: Ints = np.arange(len(found))
-        at = self._home(names)
-        firsts: list[Ints] = []
-        while len(looking):
-            candidates = slots[at]
-            free = np.flatnonzero(candidates < 0)
-            if len(free):
-                # All write their row to the slot they want; who can read it back has it.
-                claims = (-2 - free).astype(np.int32)
-                wanted = at[free]
-                slots[wanted] = claims
-                winners = free[slots[wanted] == claims]
-                new = np.arange(self.count, self.count + len(winners))
-                self._store(new, _rows(names, winners))
-                slots[at[winners]] = new
-                firsts.append(looking[winners])
-                self.count += len(winners)
-                candidates = slots[at]
-            is_same = self._same(candidates, names)
-            found[looking[is_same]] = candidates[is_same]
-            rest = np.flatnonzero(~is_same)
-            looking = looking[rest]
-            at = (at[rest] + 1) & mask
-            names = _rows(names, rest)
-        return found, np.concatenate(firsts) if firsts else looking
 
     def _link(self) -> None:
         """Every name into the slots, which are empty. They differ, so none need be compared."""
         slots, mask = self._slots, (1 << self._bits) - 1
-        looking = np.arange(self.count, dtype=np.int32)
         nulls = None if self.nulls is None else self.nulls[: self.count]
-        at = self._home(Names([column[: self.count] for column in self.columns], nulls))
-        while len(looking):
+        at, marks = self._homes(Names([column[: self.count] for column in self.columns], nulls))
+        entries = (marks << _MARK_SHIFT) | np.arange(self.count)
+        while len(entries):
             free = np.flatnonzero(slots[at] < 0)
-            slots[at[free]] = looking[free]
-            rest = np.flatnonzero(slots[at] != looking)
-            looking = looking[rest]
+            slots[at[free]] = entries[free]
+            rest = np.flatnonzero(slots[at] != entries)
+            entries = entries[rest]
             at = (at[rest] + 1) & mask
 
-    def _store(self, positions: Ints, names: Names) -> None:
+    def _store(self, positions: Ints, names: Names, rows: Ints) -> None:
         first, last = positions[0], positions[-1] + 1
         for column, values in zip(self.columns, names.columns, strict=True):
-            column[first:last] = values
+            column[first:last] = values[rows]
         if self.nulls is not None:
-            self.nulls[first:last] = 0 if names.nulls is None else names.nulls
+            self.nulls[first:last] = 0 if names.nulls is None else names.nulls[rows]
 
-    def _same(self, positions: npt.NDArray[Any], names: Names) -> npt.NDArray[np.bool_]:
-        """Whether the names at these positions (-1: of anyone) are these."""
-        is_same: npt.NDArray[np.bool_] = self.columns[0][positions] == names.columns[0]
-        for column, values in zip(self.columns[1:], names.columns[1:], strict=True):
-            is_same &= column[positions] == values
+    def _same(self, positions: Ints, names: Names, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the names at these positions are those of the rows."""
+        is_all = len(rows) == len(names.columns[0])  # Rows ascend, so these are all of them.
+        is_same = np.ones(len(rows), np.bool_)
+        for column, values in zip(self.columns, names.columns, strict=True):
+            is_same &= column[positions] == (values if is_all else values[rows])
         if self.nulls is not None:
-            is_same &= self.nulls[positions] == (0 if names.nulls is None else names.nulls)
+            is_same &= self.nulls[positions] == (0 if names.nulls is None else names.nulls[rows])
         elif names.nulls is not None:
-            is_same &= names.nulls == 0
+            is_same &= names.nulls[rows] == 0
         return is_same
 
-    def _home(self, names: Names) -> Ints:
-        """The slot where the search for each name begins."""
+    def _homes(self, names: Names) -> tuple[Ints, Ints]:
+        """The slot where the search for each name begins, and the mark that it leaves there."""
         hashed = _mixed(names.columns[0].view(np.uint64))
         for column in names.columns[1:]:
             hashed += column.view(np.uint64)
@@ -232,8 +246,9 @@ class IntIndex:
         if names.nulls is not None:
             hashed += names.nulls.view(np.uint64) * _FIRST
         hashed *= _FIRST
+        marks = (hashed & _MARKS).view(np.int64)
         hashed >>= np.uint64(64 - self._bits)
-        return hashed.view(np.int64)
+        return hashed.view(np.int64), marks
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -254,132 +269,3 @@ def _grown(column: Ints, size: int) -> Ints:
     grown = np.zeros(size, column.dtype)
     grown[: len(column)] = column
     return grown
-
-
-class _Part:
-    """One type of a name: so many integers, and so many bits that say what is null."""
-
-    width = 1
-    bits = 1
-
-    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
-        raise NotImplementedError
-
-    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
-        """The column. Where it is not nullable, nulls are under a null struct: anything will do."""
-        raise NotImplementedError
-
-
-class _FixedPart(_Part):
-    def __init__(self, type: pa.DataType) -> None:
-        self._form = form_of(type)
-        self._dtype = self._form.dtypes[1]
-        self.width = 2 if self._dtype.kind == "V" else 1
-
-    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
-        valid, data = self._form.split(array)
-        assert data is not None
-        flags = None
-        if valid is not None:
-            data = data.copy()
-            data[~valid] = np.zeros(1, data.dtype)[0]
-            flags = (~valid).astype(np.int64)
-        if self._dtype.kind == "f":
-            data = data + self._dtype.type(0.0)  # No -0.0.
-            data[np.isnan(data)] = np.nan
-            data = data.view(f"i{self._dtype.itemsize}")
-        if self.width == 2:
-            pairs = np.ascontiguousarray(data).view(np.int64).reshape(-1, 2)
-            return [np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])], flags
-        return [np.ascontiguousarray(data, np.int64)], flags
-
-    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
-        if self.width == 2:
-            pairs = np.stack(names.columns[at : at + 2], axis=1)
-            data = np.ascontiguousarray(pairs).view(self._dtype).reshape(-1)
-        elif self._dtype.kind == "f":
-            bits = names.columns[at].astype(f"i{self._dtype.itemsize}")
-            data = bits.view(self._dtype)
-        else:
-            data = names.columns[at].astype(self._dtype)
-        return self._form.join([_valid(names, bit) if nullable else None, data])
-
-
-class _NumberedPart(_Part):
-    """Values that a dict gives numbers; null is one of them."""
-
-    bits = 0
-
-    def __init__(self, type: pa.DataType) -> None:
-        self._codec = codec(type)
-        self._numbers: dict[Any, int] = {}
-        self._values: list[Any] = []
-
-    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
-        keys = self._codec.decode_keys(array)
-        numbers, values = self._numbers, self._values
-        if add:
-            for key in dict.fromkeys(keys):
-                if key not in numbers:
-                    numbers[key] = len(values)
-                    values.append(key)
-        get = numbers.get
-        return [np.fromiter((get(key, -1) for key in keys), np.int64, len(keys))], None
-
-    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
-        values = self._values
-        found = [values[number] for number in names.columns[at].tolist()]
-        if not nullable:
-            found = [self._codec.blank if value is None else value for value in found]
-        return self._codec.encode(found)
-
-
-class _StructPart(_Part):
-    """Several columns that make a key, or a struct that is one."""
-
-    def __init__(self, type: pa.DataType) -> None:
-        self._type = type
-        self._parts = [_part(field.type) for field in type]
-        self.width = sum(part.width for part in self._parts)
-        self.bits = 1 + sum(part.bits for part in self._parts)
-
-    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
-        valid = validity(array)
-        flags = None if valid is None else (~valid).astype(np.int64)
-        columns: list[Ints] = []
-        bit = 1
-        # Flattened, a field is null where the struct is.
-        for part, field in zip(self._parts, array.flatten(), strict=True):
-            more, inner = part.split(field, add=add)
-            columns += more
-            if inner is not None:
-                inner = inner << bit
-                flags = inner if flags is None else flags | inner
-            bit += part.bits
-        return columns, flags
-
-    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
-        valid = _valid(names, bit) if nullable else None
-        bit += 1
-        columns = []
-        for part, field in zip(self._parts, self._type, strict=True):
-            columns.append(part.join(names, at, bit, nullable=field.nullable))
-            at += part.width
-            bit += part.bits
-        mask = None if valid is None else pa.array(~valid)
-        return pa.StructArray.from_arrays(columns, fields=list(self._type), mask=mask)
-
-
-def _part(type: pa.DataType) -> _Part:
-    if pa.types.is_struct(type) and type.num_fields:
-        struct = _StructPart(type)
-        if struct.bits <= _NULL_BITS_MAX:
-            return struct
-    return _FixedPart(type) if is_fixed(type) else _NumberedPart(type)
-
-
-def _valid(names: Names, bit: int) -> npt.NDArray[np.bool_] | None:
-    if names.nulls is None:
-        return None
-    is_null = (names.nulls >> bit) & 1
-    return is_null == 0 if is_null.any() else None

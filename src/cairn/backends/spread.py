@@ -148,6 +148,47 @@ class StructForm(Form):
         return pa.StructArray.from_arrays(columns, fields=self._fields, mask=mask)
 
 
+class Columns:
+    """Values of one type by position, in arrays that grow."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.size = 0
+        self._arrays: Arrays = [
+            None if is_validity else np.empty(0, dtype)
+            for dtype, is_validity in zip(form.dtypes, form.is_validity, strict=True)
+        ]
+
+    def reserve(self, size: int) -> None:
+        if size > self.size:
+            self.size = max(1024, size, self.size * 3 // 2)
+            self._arrays = [grown(array, self.size) for array in self._arrays]
+
+    def take(self, positions: Array) -> Arrays:
+        return [None if array is None else array[positions] for array in self._arrays]
+
+    def put(self, positions: Array, arrays: Arrays) -> None:
+        """Of a position that is given twice the last values count."""
+        for at, values in enumerate(arrays):
+            held = self._arrays[at]
+            if values is None:
+                if held is not None:
+                    held[positions] = True
+                continue
+            if held is None:
+                if values.all():
+                    continue
+                held = self._arrays[at] = np.ones(self.size, np.bool_)
+            held[positions] = values
+
+    def frozen(self, count: int) -> Columns:
+        """A copy of the first so many."""
+        copy = Columns(self.form)
+        copy.size = count
+        copy._arrays = [None if array is None else array[:count].copy() for array in self._arrays]
+        return copy
+
+
 @functools.cache
 def form_of(type: pa.DataType) -> Form:
     if pa.types.is_struct(type) and type.num_fields:
@@ -185,3 +226,12 @@ def _both(valid: Array | None, inside: Array | None) -> Array | None:
 
 def valid_buffer(valid: Array | None) -> pa.Buffer | None:
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def grown(array: Any, size: int) -> Any:
+    """A longer copy; what is new is zero, False or None."""
+    if array is None:
+        return None
+    longer = np.empty(size, object) if array.dtype == object else np.zeros(size, array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -19,7 +19,7 @@ from cairn.slot.protocol import Ack
 from cairn.storage.manifest import Epoch
 
 TIMER_STATES = frozenset({"timers.event", "timers.processing"})
-LOOK_S_MIN, LOOK_S_MAX = 0.05, 1.0
+LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.25
 
 Timers = dict[str, tuple[int | None, int | None]]
 
@@ -86,11 +86,11 @@ def _is_passed(timer_ms: int | None, clock_ms: int | None) -> bool:
 
 
 class Ticker:
-    """Calls `tick` from a thread of its own, once every interval, until it is stopped."""
+    """Calls `tick` from a thread of its own, ten times an interval, until it is stopped."""
 
     def __init__(self, tick: Callable[[], None], interval_ms: int, name: str) -> None:
         self._tick = tick
-        self._look_s = min(max(interval_ms / 1000, LOOK_S_MIN), LOOK_S_MAX)
+        self._look_s = min(max(interval_ms / 10_000, LOOK_S_MIN), LOOK_S_MAX)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"cairn-tick-{name}")
         self._thread.start()

@@ -163,6 +163,8 @@ class Planner:
         """The latest event time of each origin that gave rows, once `epoch` is collected."""
         found: dict[str, int] = {}
         # Of the query that ran, not from a listener: those are told later, and of failures too.
+        # The driver gathers it as tasks end: executors that are lost later take nothing along,
+        # and tasks that run again tell the same.
         metrics = epoch._jdf.queryExecution().observedMetrics()
         for name, origins in self._observations.items():
             row = metrics.get(name)

@@ -22,6 +22,7 @@ from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.sinks.base import Sink
+from cairn.slot.outlet import LATE
 
 MAX_GROUP_COUNT = 32768
 
@@ -201,10 +202,23 @@ class Graph:
         return {n: node.watermark for n, node in self.time_origins.items() if node.watermark}
 
     def has_watermark(self, port: Port) -> bool:
-        """Whether a watermark is declared anywhere before this stream, for this stream."""
+        """Whether a watermark is declared anywhere before this stream, for this stream.
+
+        What was late once is not judged again.
+        """
         node = self.nodes[port.node]
-        if isinstance(node, SourceNode | TimeNode):
-            return node.watermark is not None
+        if port.tag == LATE:
+            return False
+        if isinstance(node, SourceNode | TimeNode) and node.watermark is not None:
+            return True
+        if isinstance(node, SourceNode):
+            return False
+        if isinstance(node, TimeNode):
+            # Operators follow the watermark of their input, whichever column tells the time.
+            return any(
+                isinstance(self.nodes[root.node], ProcessNode) and self.has_watermark(root)
+                for root in self.origins(port)
+            )
         if isinstance(node, SinkNode):
             raise AssertionError("a sink has no output")
         return any(self.has_watermark(upstream) for upstream in node.inputs)

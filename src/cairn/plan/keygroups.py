@@ -136,6 +136,8 @@ def _built_hasher(type: pa.DataType) -> _Hasher:
 # By the column: the same arithmetic, on all values at once.
 
 _Hashes = npt.NDArray[np.uint64]
+_LANES_FROM = 31
+"""Texts of more bytes are hashed in four lanes, one text at a time."""
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -152,6 +154,8 @@ def _hash_column(array: pa.Array, type: pa.DataType, seeds: _Hashes) -> _Hashes:
         for field, column in zip(type, array.flatten(), strict=True):
             seeds = _hash_column(column, field.type, seeds)
         return seeds
+    if pa.types.is_string(type) or pa.types.is_binary(type):
+        return _with_nulls(array, _hash_texts(array, seeds), seeds)
     if type not in _WIDTHS:
         hash_value = _hasher(type)
         pairs = zip(codec(type).decode(array), seeds.tolist(), strict=True)
@@ -162,9 +166,13 @@ def _hash_column(array: pa.Array, type: pa.DataType, seeds: _Hashes) -> _Hashes:
     else:
         narrow = _numbers(array, np.dtype(np.int32)).view(np.uint32)
         hashes = _hash_ints(narrow.astype(np.uint64), seeds)
-    if array.null_count:
-        hashes = np.where(array.is_valid().to_numpy(zero_copy_only=False), hashes, seeds)
-    return hashes
+    return _with_nulls(array, hashes, seeds)
+
+
+def _with_nulls(array: pa.Array, hashes: _Hashes, seeds: _Hashes) -> _Hashes:
+    if not array.null_count:
+        return hashes
+    return np.where(array.is_valid().to_numpy(zero_copy_only=False), hashes, seeds)
 
 
 def _numbers(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -196,6 +204,56 @@ def _hash_ints(numbers: _Hashes, seeds: _Hashes) -> _Hashes:
     hashes ^= numbers * _P1
     hashes = _rotated(hashes, 23) * _P2 + _P3
     return _avalanche(hashes)
+
+
+def _hash_texts(array: pa.Array, seeds: _Hashes) -> _Hashes:
+    """Up to 31 bytes by the column: words of eight bytes, one of four, then bytes."""
+    starts, lengths, words = text_words(array)
+    hashes = seeds + _P5 + lengths.astype(np.uint64)
+    for at in range(min(3, int(lengths.max(initial=0)) // 8)):
+        mixed = hashes ^ (_rotated(words[starts + 8 * at] * _P2, 31) * _P1)
+        mixed = _rotated(mixed, 27) * _P1 + _P4
+        hashes = np.where(lengths >= 8 * at + 8, mixed, hashes)
+    is_short = lengths <= _LANES_FROM
+    rest = np.where(is_short, lengths & 7, 0)
+    ends = np.where(is_short, starts + (lengths & ~7), starts)
+    mixed = hashes ^ ((words[ends] & np.uint64(0xFFFFFFFF)) * _P1)
+    mixed = _rotated(mixed, 23) * _P2 + _P3
+    hashes = np.where(rest >= 4, mixed, hashes)
+    ends += rest & 4
+    for at in range(3):
+        mixed = hashes ^ ((words[ends + at] & np.uint64(0xFF)) * _P5)
+        hashes = np.where((rest & 3) > at, _rotated(mixed, 11) * _P1, hashes)
+    hashes = _avalanche(hashes)
+    longer = np.flatnonzero(~is_short)
+    if len(longer):
+        texts = array.take(pa.array(longer)).cast(pa.binary()).to_pylist()
+        pairs = zip(texts, seeds[longer].tolist(), strict=True)
+        # Under a null there may be a length, but no text.
+        hashes[longer] = [xxh64_intdigest(text or b"", seed) for text, seed in pairs]
+    return hashes
+
+
+def text_words(
+    array: pa.Array,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Hashes]:
+    """Where each text begins, its length, and the eight bytes from any place on, little-endian.
+
+    Places may be asked for that lie up to fifteen bytes behind the last text.
+    """
+    _, offsets_buffer, data_buffer = array.buffers()
+    if not len(array) or offsets_buffer is None:
+        offsets = np.zeros(len(array) + 1, np.int64)
+    else:
+        raw = np.frombuffer(offsets_buffer, np.int32, array.offset + len(array) + 1)
+        offsets = raw[array.offset :].astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.zeros((last - first + 31) // 8 * 8, np.uint8)
+    if last > first:
+        data[: last - first] = np.frombuffer(data_buffer, np.uint8, last)[first:]
+    words = np.lib.stride_tricks.as_strided(data.view(np.uint64), (len(data) - 7,), (1,))
+    starts: npt.NDArray[np.int64] = offsets[:-1] - first
+    return starts, np.diff(offsets), words
 
 
 def _rotated(values: _Hashes, bits: int) -> _Hashes:

@@ -28,7 +28,14 @@ from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.durations import MIN_MS
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import EVENT_TIMERS, BatchProcess, Function, KeyedProcess, declared_state
+from cairn.functions import (
+    EVENT_TIMERS,
+    BatchProcess,
+    Function,
+    KeyedProcess,
+    PartialProcess,
+    declared_state,
+)
 from cairn.plan.keygroups import groups_of
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
@@ -276,8 +283,7 @@ class Operator:
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
-        assert self.function is not None, "rows come after open"
-        self.rows_in += self.function.row_count(rows)
+        self.rows_in += self._row_count(rows)
         if times is not None:
             in_time = self._in_time(times)
             if in_time is not None:
@@ -294,15 +300,25 @@ class Operator:
         return None if in_time.true_count == len(times) else in_time
 
     def _put_aside(self, times: pa.Array, rows: pa.StructArray, aside: pa.Array) -> None:
-        assert self.function is not None, "rows come after open"
         late = rows.filter(aside)
-        untimed = self.function.row_count(rows.filter(times.is_null())) if times.null_count else 0
+        untimed = self._row_count(rows.filter(times.is_null())) if times.null_count else 0
         self.untimed_rows += untimed
-        self.late_rows += self.function.row_count(late) - untimed
+        self.late_rows += self._row_count(late) - untimed
         if self.late is not None:
-            batch = self.function.late_rows(late)
-            if batch is not None:
+            if not isinstance(self.function, PartialProcess):
+                self.late.pass_on(pa.RecordBatch.from_struct_array(late))
+            elif (batch := self.function.late_rows(late)) is not None:
                 self.late.pass_on(batch)
+
+    def _row_count(self, rows: pa.StructArray) -> int:
+        """Of the stream: partials stand for several."""
+        function = self.function
+        return function.row_count(rows) if isinstance(function, PartialProcess) else len(rows)
+
+    @property
+    def groups_in(self) -> int:
+        """Of an aggregation: how many groups the epoch's rows were in."""
+        return self.function.groups if isinstance(self.function, PartialProcess) else 0
 
     def _count_late(self, rows: int) -> None:
         self.late_rows += rows

@@ -354,7 +354,7 @@ class LevelRuntime:
             untimed_rows=operator.untimed_rows,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
-            groups=0 if operator.function is None else operator.function.groups,
+            groups=operator.groups_in,
         )
 
     def report(self, *, executor: str, log: str, started_ms: int) -> Report:

@@ -83,6 +83,7 @@ def test_touching_counts_and_other_keys_do_not() -> None:
     assert touching(asked, known).tolist() == [True, False, True, False]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.none() | st.sampled_from("abc")), max_size=40),
     st.integers(1, 1000),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cairn import KeyedProcess, state
+from cairn.testing import Harness
 from tests.unit.aggregates.support import Aggregated
 
 
@@ -38,3 +40,19 @@ def test_groups_of_the_epoch_are_counted_for_the_choice_of_plan() -> None:
     assert job.harness.function.groups == 2
     job.harness.commit()
     assert job.harness.function.groups == 0
+
+
+def test_states_of_users_may_have_any_name() -> None:
+    class Names(KeyedProcess):
+        groups = state.Value("bigint", default=0)
+        row_count = state.Value("bigint", default=0)
+        late_rows = state.Value("bigint", default=0)
+
+        def process(self, row, ctx):  # type: ignore[no-untyped-def]
+            self.groups.set(self.groups.get() + 1)
+            return (self.groups.get(),)
+
+    with Harness(Names(), "k bigint", "k", "n bigint") as harness:
+        assert harness.push([(1,), (1,)]) == [(1,), (2,)]
+        harness.commit()
+        assert harness._operator.groups_in == 0

@@ -254,9 +254,15 @@ def test_nothing_is_late_for_an_operator_that_no_watermark_is_declared_for(job: 
     process(first, "a2", schema=TIMED)
     process(process(plain, "b1", schema=TIMED), "b2", schema=TIMED)
     process(marked.event_time("u"), "c1", schema=TIMED)
+    process(first.event_time("u"), "d1", schema=TIMED)
+    process(first.side("late"), "e1", schema=TIMED)
+    process(first.side("late").event_time("u"), "e2", schema=TIMED)
     spec = job_spec(job.graph(), job_id="", checkpoint="memory:", backend="heap")
     found = {op.uid: op.has_watermark for level in spec.levels for op in level.operators}
-    assert found == {"a1": True, "a2": True, "b1": False, "b2": False, "c1": False}
+    assert found == {
+        "a1": True, "a2": True, "b1": False, "b2": False, "c1": False, "d1": True,
+        "e1": False, "e2": False,
+    }  # fmt: skip
 
 
 def test_operators_follow_the_watermark_of_their_input_and_declare_none(job: Job) -> None:

@@ -1,0 +1,62 @@
+"""Which entries a key has: a linked list of positions per key, in arrays.
+
+Always true here:
+- every position that was taken in is in the list of its key, for as long as the index lives.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from cairn.backends.key_index import NameIndex
+from cairn.backends.name_parts import Ints
+from cairn.backends.spread import grown
+
+
+class Chains:
+    """Which positions belong to a key: a linked list of them per key, in arrays."""
+
+    def __init__(self, key_type: pa.DataType) -> None:
+        self._keys = NameIndex([key_type])
+        self._heads = np.empty(0, np.int64)
+        self._next = np.empty(0, np.int64)
+        self._count = 0
+
+    def extend(self, index: NameIndex) -> None:
+        """Take in the positions that have come since."""
+        new = np.arange(self._count, len(index))
+        if not len(new):
+            return
+        owners, _ = self._keys.place([index.arrays(new)[0]])
+        if len(self._keys) > len(self._heads):
+            size = len(self._heads)
+            self._heads = grown(self._heads, max(len(self._keys), size * 3 // 2))
+            self._heads[size:] = -1
+        if len(index) > len(self._next):
+            self._next = grown(self._next, max(len(index), len(self._next) * 3 // 2))
+        # Those of one key side by side: each points at the one before, the first at the old head.
+        order = np.argsort(owners, kind="stable")
+        owners, new = owners[order], new[order]
+        is_first = np.ones(len(new), np.bool_)
+        is_first[1:] = owners[1:] != owners[:-1]
+        before = np.empty(len(new), np.int64)
+        before[1:] = new[:-1]
+        before[is_first] = self._heads[owners[is_first]]
+        self._next[new] = before
+        self._heads[owners] = new
+        self._count = len(index)
+
+    def positions(self, keys: pa.Array) -> tuple[Ints, Ints]:
+        """(row of `keys`, position) of every name of these keys."""
+        owners = self._keys.find([keys])
+        rows = np.flatnonzero(owners >= 0)
+        at = self._heads[owners[rows]]
+        found_rows, found = [rows], [at]
+        while len(at):
+            at = self._next[at]
+            more = np.flatnonzero(at >= 0)
+            rows, at = rows[more], at[more]
+            found_rows.append(rows)
+            found.append(at)
+        return np.concatenate(found_rows), np.concatenate(found)
