@@ -209,15 +209,20 @@ class HeapBackend(Backend):
             return False
         # Python gives back an arena when it is empty. So everything goes before anything
         # comes back: moved one by one, rows would fill the holes that others have left.
-        packed = [(table, list(table.dump())) for table in tables]
-        for table in tables:
+        # The overlay as well: a few thousand keys would hold on to as many arenas.
+        packed = [(table, list(table.dump()), table.packed_changes()) for table in tables]
+        for table, _, changes in packed:
+            if changes is not None:
+                table.rollback()
             for group in table.groups:
                 self.rows(table.name, group).clear()
                 if table.expiry is not None:
                     table.expiry.assign(group)
-        for table, batches in packed:
+        for table, batches, changes in packed:
             for batch in batches:
                 table.apply(batch)
+            if changes is not None:
+                table.unpack_changes(changes)
         return True
 
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:

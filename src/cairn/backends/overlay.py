@@ -156,6 +156,14 @@ class Table(ABC):
         A figure for people: of large epochs the keys that are new are estimated.
         """
 
+    def packed_changes(self) -> pa.RecordBatch | None:
+        """The overlay as `unpack_changes` takes it; None where that is not worth while."""
+        return None
+
+    def unpack_changes(self, batch: pa.RecordBatch) -> None:
+        """Be the overlay that was packed."""
+        raise NotImplementedError
+
     @abstractmethod
     def apply(self, batch: pa.RecordBatch) -> None:
         """Load stored rows: of a base, or of a delta upon what is there."""
@@ -182,12 +190,22 @@ class ValueTable(Table):
                     held -= sum(value is None for value in changes.values())
         return held
 
+    def packed_changes(self) -> pa.RecordBatch | None:
+        return self.delta()
+
+    def unpack_changes(self, batch: pa.RecordBatch) -> None:
+        for group, changes in self._changes_of(batch):
+            self.changes[group] = changes
+
     def apply(self, batch: pa.RecordBatch) -> None:
+        for group, changes in self._changes_of(batch):
+            self.rows[group].promote(changes)
+
+    def _changes_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, dict[Any, Any]]]:
         values = self.values.decode(batch["value"])
         keys = self.keys.decode_keys(batch["key"])
         for group, start, stop in runs(batch["group"]):
-            changes = dict(zip(keys[start:stop], values[start:stop], strict=True))
-            self.rows[group].promote(changes)
+            yield group, dict(zip(keys[start:stop], values[start:stop], strict=True))
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         return _last_rows(batches, (self.keys.decode_keys(b["key"]) for b in batches))

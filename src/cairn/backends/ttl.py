@@ -169,9 +169,10 @@ class Expiry:
         """Whether what is left is little, of what there was and to move."""
         return self._held_keys() <= min(self._peak_keys // 4, _REPACK_KEYS_MAX)
 
-    def tidied(self) -> None:
+    def tidied(self, *, is_packed: bool) -> None:
         self._tidied_at, self._tidied_s = self.removed_keys, time.monotonic()
-        self._peak_keys = self._held_keys()
+        if is_packed:
+            self._peak_keys = self._held_keys()
 
     def reclaim(self, seconds: float) -> bool:
         """Work for about so long; True when there is more to do."""

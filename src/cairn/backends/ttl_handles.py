@@ -203,7 +203,8 @@ class ExpiringMapHandle(_Expiring, Map[Any, Any]):
 
     def clear(self) -> None:
         # Those too that are expired by the row's time only: a later row may be of before that.
-        for entry in self._later_than(self._floor(self._scope)):
+        # In order: that of the rows depends on how they came to be here.
+        for entry in in_order(self._later_than(self._floor(self._scope))):
             self._put(entry, ABSENT)
 
 

@@ -250,8 +250,8 @@ class Operator:
         except BaseException:
             self.version, self.pending = INCOMPLETE, None
             raise
-        for expiry in emptied.values():
-            expiry.tidied()
+        for table, expiry in emptied.items():
+            expiry.tidied(is_packed=table in sparse)
         return bool(emptied)
 
     def _declare(self, function: Function) -> None:

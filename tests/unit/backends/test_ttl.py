@@ -252,7 +252,7 @@ def test_the_few_rows_that_are_left_are_packed_and_stay_what_they_were(
     value, items = slot.tables["value"], slot.tables["items"]
     assert [expiry(table).is_emptied() for table in (value, items)] == [True, True]
     assert expiry(value).is_sparse()
-    expiry(value).tidied()
+    expiry(value).tidied(is_packed=True)
     assert not expiry(value).is_emptied() and not expiry(value).is_sparse()
     slot.tables["value"].changes[0][0] = (1_100, "running")
     rows = list(value.rows)
