@@ -21,6 +21,7 @@ from cairn.backends import columns, make_backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import in_order
 from cairn.codec import codec
+from cairn.storage.files import StatePart, encode_segment
 from cairn.types import parse_type
 
 GROUP_COUNT = 8
@@ -125,6 +126,12 @@ def stored(type_: Any, value: Any) -> Any:
     return None if value is None else codec(type_).normalise(value)
 
 
+def digest_of(subject: Subject) -> str | None:
+    """What names the delta of the running epoch."""
+    delta = subject.table.delta()
+    return delta and encode_segment("delta", "op", [StatePart("s", delta)]).id
+
+
 # --- the machine --------------------------------------------------------------------------------
 
 STEPS = st.sampled_from(["commit", "commit", "rollback", "restore", "move", "merge", "base", "cut"])
@@ -147,6 +154,7 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
     """Run a script; `check(subject, model)` after each step, `put(subject, model, rows)`."""
     model: dict[Any, Any] = {}
     committed: dict[Any, Any] = {}
+    puts: list[Any] = []
     base: Iterator[pa.RecordBatch] | None = None
     based: dict[Any, Any] = {}
     base_at = 0
@@ -155,10 +163,19 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
         for step in [*steps, "commit", "restore"]:
             if isinstance(step, list):
                 put(subject, model, step)
+                puts.append(step)
             elif step == "rollback":
                 subject.table.rollback()
                 model = dict(committed)
+                puts = []
             else:
+                if puts:
+                    # A slot that has just restored makes the same delta of the same rows.
+                    opened.append(twin := subject.restored())
+                    for rows in puts:
+                        put(twin, {}, rows)
+                    assert digest_of(subject) == digest_of(twin)
+                    puts = []
                 subject.commit()
                 committed = dict(model)
             if step == "merge":

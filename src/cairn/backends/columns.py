@@ -114,13 +114,29 @@ class ColumnTable(Table):
                 positions = self._index.find(names)
             self._asked = (names, positions)
         arrays = self._form.split(values)
-        if is_live is not None and (positions < 0).any():
-            known = np.flatnonzero(positions >= 0)
-            positions, is_live = positions[known], is_live[known]
-            arrays = [None if array is None else array[known] for array in arrays]
+        if is_live is not None:
+            counts = self._counts(positions, is_live)
+            if not counts.all():
+                positions, is_live = positions[counts], is_live[counts]
+                arrays = [None if array is None else array[counts] for array in arrays]
         self._touch(positions)
         self._values.put(positions, arrays)
         self._live[positions] = True if is_live is None else is_live
+
+    def _counts(self, positions: Ints, is_live: Bools) -> Bools:
+        """Which rows change anything: not those that delete what is not there.
+
+        That a name has a position although nothing is held of it tells of the past, so it must
+        make no difference.
+        """
+        if not len(self._index):
+            return is_live
+        counts = (self._live[positions] | self._committed[positions]) & (positions >= 0)
+        counts |= is_live
+        idle = np.flatnonzero(~counts)
+        if len(idle):
+            counts[idle] = np.isin(positions[idle], positions[is_live])
+        return counts
 
     def entries_of(self, keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Every entry of these keys: rows of `keys`, entries, values; in that order."""

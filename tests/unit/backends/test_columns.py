@@ -76,6 +76,27 @@ def test_a_delta_does_not_depend_on_how_the_state_came_to_be() -> None:
         assert left.equals(right)
 
 
+def test_names_of_which_nothing_is_held_do_not_change_the_order_of_a_delta() -> None:
+    def run(handle: Any) -> None:
+        handle.put_many(longs(5, 1), longs(None, 1))
+        handle.put_many(longs(2, 3, 3, 5), longs(2, 3, None, 5))
+
+    def longs(*values: Any) -> pa.Array:
+        return pa.array(values, pa.int64())
+
+    deltas = []
+    for has_past in (False, True):
+        table, handle = made(state.Value("long"), pa.int64())
+        table._group_count = 1
+        if has_past:
+            handle.put_many(longs(3, 5), longs(1, 1))
+            table.rollback()
+        run(handle)
+        deltas.append(table.delta())
+    assert deltas[0].equals(deltas[1])
+    assert deltas[0]["key"].to_pylist() == [1, 2, 5]
+
+
 def test_what_came_and_went_within_an_epoch_is_no_change() -> None:
     table, handle = made(state.Value("long"), pa.int64())
     handle.put_many(pa.array([1, 2]), pa.array([1, 2]))
