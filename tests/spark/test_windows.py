@@ -206,33 +206,46 @@ def test_a_killed_slot_a_rescale_and_a_savepoint_change_no_window(spark, tmp_pat
 
 @pytest.mark.parametrize("drain", [False, True])
 def test_windows_of_windows_come_to_what_batch_sql_does(spark, tmp_path, make_input, drain):
-    """Minutes of ten seconds, and sessions of those."""
+    """Minutes of ten seconds each, and minutes of the sessions that ended in them."""
     from pyspark.sql import functions as F
 
     files, _ = shuffled(11, files=16, size=30)
     source = make_input(ROWS).add_all(files)
     job = Job("chained", max_parallelism=16)
-    rows = job.source("rows", source.stream(spark), event_time="ts", watermark=f"{DELAY_S} seconds")
-    tens = rows.key_by("k").window(windows.tumbling("10 seconds")).reduce(total, uid="tens")
-    minutes = tens.key_by("k").window(windows.tumbling("1 minute")).reduce(total, uid="minutes")
-    minutes.sink_to(sinks.Files(str(tmp_path / "minutes")), uid="out")
-    minutes.side("late").sink_to(sinks.Files(str(tmp_path / "late")), uid="late")
+    keyed = job.source(
+        "rows", source.stream(spark), event_time="ts", watermark=f"{DELAY_S} seconds"
+    ).key_by("k")
+    inner = {"tens": windows.tumbling("10 seconds"), "sessions": windows.session("3 seconds")}
+    for name, spec in inner.items():
+        results = keyed.window(spec).reduce(total, uid=name)
+        minutes = results.key_by("k").window(windows.tumbling("1 minute"))
+        outer = minutes.reduce(total, uid=f"{name}-minutes")
+        outer.sink_to(sinks.Files(str(tmp_path / name)), uid=f"{name}-out")
+        outer.side("late").sink_to(sinks.Files(str(tmp_path / "late")), uid=f"{name}-late")
     finish(job, tmp_path / "checkpoint", 2, drain=drain)
+
     table = spark.read.parquet(str(source.folder)).where(F.col("ts") >= F.lit(T0))
-    expected = {
-        (r.k, r.w.start.replace(tzinfo=dt.UTC), r.v)
-        for r in table.groupBy("k", F.window("ts", "1 minute").alias("w"))
-        .agg(F.sum("v").alias("v"))
-        .collect()
-    }
-    if not drain:
-        watermark = epochs(tmp_path / "checkpoint")[-1].watermark_ms
-        end = T0 + dt.timedelta(minutes=2)
-        assert end.timestamp() * 1000 <= watermark, "two minutes are complete"
-        expected = {e for e in expected if e[1] < end}
-    found = published(tmp_path / "minutes")
-    assert {(r["k"], r["window_start"], r["v"]) for r in found} == expected
-    assert len(found) == len(expected)
+    # To the end of a session itself: rows at its very end still go on with it.
+    sessions = table.groupBy("k", F.session_window("ts", "3 seconds").alias("s")).agg(
+        F.sum("v").alias("v")
+    )
+    rows = {"tens": table, "sessions": sessions.selectExpr("k", "v", "s.end ts")}
+    for name in inner:
+        grouped = rows[name].groupBy("k", F.window("ts", "1 minute").alias("w"))
+        expected = {
+            (r.k, r.start_us, r.v)
+            for r in grouped.agg(F.sum("v").alias("v"))
+            .selectExpr("k", "unix_micros(w.start) start_us", "v")
+            .collect()
+        }
+        if not drain:
+            end = T0 + dt.timedelta(minutes=2)
+            watermark_ms = epochs(tmp_path / "checkpoint")[-1].watermark_ms
+            assert end.timestamp() * 1000 <= watermark_ms, "two minutes are complete"
+            expected = {each for each in expected if each[1] < us(end)}
+        found = [(r["k"], us(r["window_start"]), r["v"]) for r in published(tmp_path / name)]
+        assert set(found) == expected, name
+        assert len(found) == len(expected), name
     assert published(tmp_path / "late") == []
 
 
