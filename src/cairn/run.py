@@ -12,38 +12,30 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 import msgspec
 
-from cairn.coordinator.epoch import Coordinator, clock_ms
+from cairn.coordinator.epoch import clock_ms
 from cairn.coordinator.measured import summary
-from cairn.coordinator.resume import check_resume, check_sources
-from cairn.coordinator.rewind import settle
+from cairn.coordinator.resume import check_resume
 from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, pending
 from cairn.crash import crash_point
-from cairn.durations import duration_ms
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import Function, declared_state
-from cairn.ids import new_id
-from cairn.options import Options, check_options, check_parallelism
+from cairn.options import Options, check_parallelism
 from cairn.plan.check import check_function, check_ttl
-from cairn.plan.deploy import job_spec, pickled_function
+from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
-from cairn.sinks.base import SinkContext
-from cairn.slot.spec import OperatorSpec
-from cairn.snapshots.load import load_savepoint, open_job
-from cairn.snapshots.savepoint import Savepoint, SavepointInfo, open_savepoint
+from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
+from cairn.start import start
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.manifest import SparkPosition
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.spark_log import (
     SPARK_FOLDER,
     lay_out_for,
-    lay_out_from,
     read_offsets,
     same_offsets,
     spark_folder,
 )
-from cairn.storage.store import open_store
-from cairn.types import type_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,60 +78,21 @@ class Run:
     def __init__(self, graph: Graph, options: Options) -> None:
         from cairn.coordinator.driver import SparkDriver, trigger_ms
 
-        spark = graph.sources[0].dataframe.sparkSession
-        parallelism = check_options(graph, options, spark)
-        # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
-        retained = max(100, 2 * options.retained_epochs)
-        spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
         self.name = graph.name
         self._graph = graph
         self._options = options
-        self._store = open_store(options.checkpoint)
-        self._spark_store = (
-            open_store(options.spark_checkpoint) if options.spark_checkpoint else self._store
-        )
-        savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
-        job = open_job(self._store, graph.name, graph.group_count, savepoint)
-        spec = job_spec(
-            graph,
-            job_id=job.job_id,
-            checkpoint=self._store.url,
-            backend=options.backend,
-            backend_memory_bytes=options.backend_memory_mb << 20,
-        )
-        for sink in graph.sinks:
-            sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, graph.input_schema(sink)))
-        coordinator = self._coordinator = Coordinator(
-            spec,
-            self._store,
-            {sink.uid: sink.sink for sink in graph.sinks},
-            parallelism=parallelism,
-            retained_epochs=options.retained_epochs,
-            retained_s=None
-            if options.retained_for is None
-            else duration_ms(options.retained_for, "retained_for") / 1000,
-            spark_store=self._spark_store,
-            run_id=new_id(),
-            origins=graph.watermarks,
-        )
-        # Before the takeover: a program that does not fit must not stop the one that runs.
-        newest = coordinator.log.newest_epoch()
-        rewrite = self._check_resume(newest) if newest is not None else frozenset()
-        newest = coordinator.take_over()
-        if newest is None and savepoint is not None:
-            rewrite = self._load_savepoint(savepoint)
-        coordinator.deploy(spec, rewrite=rewrite)
-        self._position = settle(
-            coordinator.newest,
-            coordinator.term,
-            store=self._spark_store,
-            sources=self._source_names(),
-            reset_sources=options.reset_sources,
-        )
-        crash_point("driver.rewind.laid")
-        coordinator.recover()
+        started = start(graph, options)
+        self._store = started.store
+        self._spark_store = started.spark_store
+        self._coordinator = started.coordinator
+        self._position = started.position
+        spark = graph.sources[0].dataframe.sparkSession
         self._driver = SparkDriver(
-            graph, spec, spark, parallelism=parallelism, run_id=coordinator.run_id
+            graph,
+            started.coordinator.spec,
+            spark,
+            parallelism=started.coordinator.parallelism,
+            run_id=started.coordinator.run_id,
         )
         self.status: Status = "running"
         self.error: BaseException | None = None
@@ -160,51 +113,6 @@ class Run:
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
         self._supervisor.start()
-
-    # Starting
-
-    def _source_names(self) -> list[str]:
-        return [source.name for source in self._graph.sources]
-
-    def _check_resume(self, epoch: Epoch) -> frozenset[str]:
-        """May this program go on from there? The operators whose state gets another form."""
-        coordinator = self._coordinator
-        check_sources(
-            epoch,
-            self._source_names(),
-            reset_sources=self._options.reset_sources,
-            job_name=self.name,
-            url=self._store.url,
-            allow_dropped_state=self._options.allow_dropped_state,
-        )
-        return check_resume(
-            epoch,
-            {
-                uid: (_key_types(op), declared_state(op.load()))
-                for uid, op in coordinator.operators.items()
-            },
-            job_name=self.name,
-            url=self._store.url,
-            allow_dropped_state=self._options.allow_dropped_state,
-        )
-
-    def _load_savepoint(self, savepoint: Savepoint) -> frozenset[str]:
-        """A savepoint becomes the first epoch of an empty checkpoint."""
-        coordinator = self._coordinator
-        folder = f"{spark_folder(coordinator.term)}-savepoint"
-        loaded = load_savepoint(
-            savepoint,
-            self._store,
-            term=coordinator.term,
-            number=coordinator.term + 1,
-            parallelism=coordinator.parallelism,
-            spark_folder=folder,
-            wall_ms=clock_ms(),
-        )
-        rewrite = self._check_resume(loaded)
-        lay_out_from(loaded.spark, savepoint.source_files(), folder, target=self._spark_store)
-        coordinator.adopt(loaded)
-        return rewrite
 
     def _start_query(self) -> Any:
         url = f"{self._spark_store.url}/{self._position.folder}"
@@ -247,7 +155,7 @@ class Run:
         folder = self._position.folder
         offsets = read_offsets(self._spark_store, folder, batch_id)
         position = SparkPosition(
-            folder=folder, batch_id=batch_id, offsets=offsets, sources=self._source_names()
+            folder=folder, batch_id=batch_id, offsets=offsets, sources=self._graph.source_names
         )
         newest = self._coordinator.newest
         if newest is not None and newest.spark.folder == folder:
@@ -371,7 +279,7 @@ class Run:
         operator = self._coordinator.operators[uid]
         return check_resume(
             msgspec.structs.replace(newest, operators={uid: entry}),
-            {uid: (_key_types(operator), declared_state(cloudpickle.loads(function)))},
+            {uid: (operator.key_types, declared_state(cloudpickle.loads(function)))},
             job_name=self.name,
             url=self._store.url,
             allow_dropped_state=allow_dropped_state,
@@ -439,7 +347,7 @@ class Run:
             and coordinator.newest.spark.folder == self._position.folder
         )
         reset = () if is_ours else self._options.reset_sources
-        lay_out_for(coordinator.newest, folder, self._spark_store, self._source_names(), reset)
+        lay_out_for(coordinator.newest, folder, self._spark_store, self._graph.source_names, reset)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
@@ -607,7 +515,3 @@ class Run:
         newest = self._coordinator.newest
         at = "no epoch yet" if newest is None else f"epoch {newest.number}"
         return f"<run of {self.name}: {self.status}, {at}>"
-
-
-def _key_types(operator: OperatorSpec) -> dict[str, str]:
-    return {name: type_ddl(operator.schema.field(name).type) for name in operator.keys}

@@ -25,7 +25,7 @@ LAYERS = [
     {"snapshots"},
     {"slot", "sinks"},
     {"plan", "coordinator", "session"},
-    {"stream", "options", "run", "job"},
+    {"stream", "options", "start", "run", "job"},
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
 ]

@@ -52,7 +52,6 @@ from cairn.storage.manifest import (
 from cairn.storage.pack import Slice, write_pack
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
-from cairn.types import type_ddl
 
 _logger = logging.getLogger("cairn")
 
@@ -390,7 +389,7 @@ class Coordinator:
             operators[uid] = OperatorEntry(
                 uid=uid,
                 function_version=spec.function_version,
-                key_types={n: type_ddl(spec.schema.field(n).type) for n in spec.keys},
+                key_types=spec.key_types,
                 states=self.states[uid],
                 parallelism=self.parallelism,
                 ranges=[

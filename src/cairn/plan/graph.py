@@ -154,6 +154,10 @@ class Graph:
     levels: tuple[Level, ...] = ()
 
     @property
+    def source_names(self) -> list[str]:
+        return [source.name for source in self.sources]
+
+    @property
     def operators(self) -> tuple[ProcessNode, ...]:
         return tuple(op for level in self.levels for op in level.operators)
 

@@ -18,6 +18,7 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.functions import Function
 from cairn.ids import digest
 from cairn.sinks.base import Sink
+from cairn.types import type_ddl
 
 ACK_LANE = -1
 
@@ -56,6 +57,10 @@ class OperatorSpec:
         """The type of a stored key: the column's, or a struct of the columns."""
         fields = [self.schema.field(name) for name in self.keys]
         return fields[0].type if len(fields) == 1 else pa.struct(fields)
+
+    @property
+    def key_types(self) -> dict[str, str]:
+        return {name: type_ddl(self.schema.field(name).type) for name in self.keys}
 
     def load(self) -> Function:
         return cloudpickle.loads(self.function)  # type: ignore[no-any-return]

@@ -1,0 +1,140 @@
+"""From a job and its options to a leader that may run epochs: checked, taken over, settled.
+
+    check      the program against the newest epoch, or the savepoint
+    take over  everybody before is fenced
+    settle     Spark's folder is brought to the newest epoch; its output is published again
+
+Always true here:
+- a program that does not fit is refused before it stops the one that runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cairn.coordinator.epoch import Coordinator, clock_ms
+from cairn.coordinator.resume import check_resume, check_sources
+from cairn.coordinator.rewind import Position, settle
+from cairn.crash import crash_point
+from cairn.durations import duration_ms
+from cairn.functions import declared_state
+from cairn.ids import new_id
+from cairn.options import Options, check_options
+from cairn.plan.deploy import job_spec
+from cairn.plan.graph import Graph
+from cairn.sinks.base import SinkContext
+from cairn.snapshots.load import load_savepoint, open_job
+from cairn.snapshots.savepoint import Savepoint, open_savepoint
+from cairn.storage.manifest import Epoch
+from cairn.storage.spark_log import lay_out_from, spark_folder
+from cairn.storage.store import Store, open_store
+
+
+class Started(NamedTuple):
+    """What a run goes on with."""
+
+    store: Store
+    spark_store: Store
+    """Has Spark's folder."""
+    coordinator: Coordinator
+    position: Position
+    """Where Spark is to go on."""
+
+
+def start(graph: Graph, options: Options) -> Started:
+    """Become the leader of the job, at its newest epoch."""
+    spark = graph.sources[0].dataframe.sparkSession
+    parallelism = check_options(graph, options, spark)
+    # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
+    retained = max(100, 2 * options.retained_epochs)
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
+    store = open_store(options.checkpoint)
+    spark_store = open_store(options.spark_checkpoint) if options.spark_checkpoint else store
+    savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
+    job = open_job(store, graph.name, graph.group_count, savepoint)
+    spec = job_spec(
+        graph,
+        job_id=job.job_id,
+        checkpoint=store.url,
+        backend=options.backend,
+        backend_memory_bytes=options.backend_memory_mb << 20,
+    )
+    for sink in graph.sinks:
+        sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, graph.input_schema(sink)))
+    keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
+    coordinator = Coordinator(
+        spec,
+        store,
+        {sink.uid: sink.sink for sink in graph.sinks},
+        parallelism=parallelism,
+        retained_epochs=options.retained_epochs,
+        retained_s=None if keep_ms is None else int(keep_ms) / 1000,
+        spark_store=spark_store,
+        run_id=new_id(),
+        origins=graph.watermarks,
+    )
+    newest = coordinator.log.newest_epoch()
+    rewrite = frozenset() if newest is None else _check(newest, graph, options, coordinator)
+    newest = coordinator.take_over()
+    if newest is None and savepoint is not None:
+        rewrite = _load(savepoint, graph, options, coordinator, spark_store)
+    coordinator.deploy(spec, rewrite=rewrite)
+    position = settle(
+        coordinator.newest,
+        coordinator.term,
+        store=spark_store,
+        sources=graph.source_names,
+        reset_sources=options.reset_sources,
+    )
+    crash_point("driver.rewind.laid")
+    coordinator.recover()
+    return Started(store, spark_store, coordinator, position)
+
+
+def _check(
+    epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator
+) -> frozenset[str]:
+    """May this program go on from there? The operators whose state gets another form."""
+    url = coordinator.store.url
+    check_sources(
+        epoch,
+        graph.source_names,
+        reset_sources=options.reset_sources,
+        job_name=graph.name,
+        url=url,
+        allow_dropped_state=options.allow_dropped_state,
+    )
+    return check_resume(
+        epoch,
+        {
+            uid: (op.key_types, declared_state(op.load()))
+            for uid, op in coordinator.operators.items()
+        },
+        job_name=graph.name,
+        url=url,
+        allow_dropped_state=options.allow_dropped_state,
+    )
+
+
+def _load(
+    savepoint: Savepoint,
+    graph: Graph,
+    options: Options,
+    coordinator: Coordinator,
+    spark_store: Store,
+) -> frozenset[str]:
+    """A savepoint becomes the first epoch of an empty checkpoint."""
+    folder = f"{spark_folder(coordinator.term)}-savepoint"
+    loaded = load_savepoint(
+        savepoint,
+        coordinator.store,
+        term=coordinator.term,
+        number=coordinator.term + 1,
+        parallelism=coordinator.parallelism,
+        spark_folder=folder,
+        wall_ms=clock_ms(),
+    )
+    rewrite = _check(loaded, graph, options, coordinator)
+    lay_out_from(loaded.spark, savepoint.source_files(), folder, target=spark_store)
+    coordinator.adopt(loaded)
+    return rewrite
