@@ -100,6 +100,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             checkpoint=str(work / "checkpoint"),
             parallelism=2,
             backend=task["backend"],
+            backend_memory_mb=task["memory_mb"],
             trigger="0 seconds",
         ) as run:
             measured = Measured(run, feed, work / "checkpoint", kept, task["changed"])
@@ -153,6 +154,9 @@ def main() -> None:
     parser.add_argument("--changed", type=int, default=20_000, help="keys per measured epoch")
     parser.add_argument("--ttl-s", type=int, default=90, help="longer than the load takes")
     parser.add_argument("--backend", default="heap")
+    parser.add_argument(
+        "--memory-mb", type=int, default=128, help="of RocksDB: so little that state is on disk"
+    )
     parser.add_argument("--quick", action="store_true", help="a trial; the result is not kept")
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -160,8 +164,9 @@ def main() -> None:
         print(json.dumps(measure(options.task)))
         return
     if options.quick:
-        options.keys, options.ttl_s = 400_000, 20
-    task = {name: getattr(options, name) for name in ("keys", "changed", "ttl_s", "backend")}
+        options.keys, options.ttl_s, options.memory_mb = 400_000, 20, 16
+    names = ("keys", "changed", "ttl_s", "backend", "memory_mb")
+    task = {name: getattr(options, name) for name in names}
     result = in_fresh_process(task)
     note(str(result))
     name = "disk_bytes" if options.backend == "rocksdb" else "rss_bytes"

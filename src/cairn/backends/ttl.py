@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,7 @@ _TIDY_S_MAX: Final = 60.0
 _REPACK_KEYS_MAX: Final = 500_000
 _KEPT: Final = object()
 
+Keys = list[Any] | array  # type: ignore[type-arg]
 Judge = Callable[[Any, int], tuple[Any, int | None]]
 
 
@@ -83,7 +85,8 @@ class Expiry:
         self._judge = _JUDGES.get(table.declaration.kind, _judge_value)
         self.floor_ms: int | None = None
         """What expired up to here may go. That of the epoch at hand, or of the last one."""
-        self._buckets: dict[int, dict[int, list[Any]]] = {}
+        self._is_number = pa.types.is_integer(table.keys.arrow)
+        self._buckets: dict[int, dict[int, Keys]] = {}
         self._counts: dict[int, int] = {}
         self._unscanned: dict[int, Any] = {}
         """Key groups to be looked through, and how far that has come."""
@@ -131,12 +134,24 @@ class Expiry:
     def _add(self, group: int, keys: list[Any], at: int) -> None:
         bucket = -(-(at + self._ttl_ms) // self._width_ms)
         by_group = self._buckets.setdefault(bucket, {})
+        packed = self._packed(keys)
         known = by_group.get(group)
         if known is None:
-            by_group[group] = keys
+            by_group[group] = packed
+        elif type(known) is type(packed):
+            known.extend(packed)
         else:
-            known += keys
+            by_group[group] = [*known, *keys]
         self._counts[group] = self._counts.get(group, 0) + len(keys)
+
+    def _packed(self, keys: list[Any]) -> Keys:
+        """Numbers as such: a key that lies on the disk should not be an object here."""
+        if self._is_number:
+            try:
+                return array("q", keys)
+            except TypeError:
+                pass  # A key may be None.
+        return keys
 
     def _tidy(self, group: int) -> None:
         """Leave out what is there twice: keys that were deleted and came again, for one."""
@@ -149,7 +164,7 @@ class Expiry:
                 seen.update(fresh)
                 count += len(fresh)
                 if fresh:
-                    self._buckets[bucket][group] = fresh
+                    self._buckets[bucket][group] = self._packed(fresh)
         self._counts[group] = count
 
     # Removal
@@ -198,12 +213,13 @@ class Expiry:
             del self._buckets[bucket]
             return True
         group, keys = by_group.popitem()
-        if len(keys) > _PIECE_KEYS:
+        part = list(keys[-_PIECE_KEYS:])
+        if len(keys) > len(part):
+            del keys[-_PIECE_KEYS:]
             by_group[group] = keys
-            keys, by_group[group][-_PIECE_KEYS:] = keys[-_PIECE_KEYS:], []
-        self._counts[group] -= len(keys)
+        self._counts[group] -= len(part)
         rows = self._table.rows[group]
-        self._settle(group, list(zip(keys, rows.held_many(keys), strict=True)))
+        self._settle(group, list(zip(part, rows.held_many(part), strict=True)))
         return True
 
     def _scan(self, group: int) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 SLICE_S = 0.003
 REST_S = 0.006
+LOOK_AGAIN_S = 3.0
 
 
 class Sweeper:
@@ -42,8 +43,10 @@ class Sweeper:
             self._thread.join()
 
     def _loop(self) -> None:
+        is_second_look = True
         while True:
-            self._woken.wait()
+            # A second look when it has been quiet for a while: memory is given back then.
+            is_second_look = not self._woken.wait(None if is_second_look else LOOK_AGAIN_S)
             self._woken.clear()
             while not self._closed and not self._is_busy():
                 try:

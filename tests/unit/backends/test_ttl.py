@@ -118,6 +118,18 @@ def test_a_key_that_is_written_again_lives_on(slot: Slot) -> None:
     assert held(slot) == alike(slot, set())
 
 
+def test_a_key_that_is_null_expires_like_others(slot: Slot) -> None:
+    table = slot.tables["value"]
+    for keys in ((1, 9), (None, 17), (25,)):
+        for key in keys:
+            table.changes[1][key] = (0, "v")
+        table.promote()
+    begin(slot, 2 * TTL_MS)
+    reclaim(slot)
+    assert held(slot)["value"] == set()
+    assert expiry(table).removed_keys == 5
+
+
 def test_entries_go_one_by_one_and_a_list_as_a_whole(slot: Slot) -> None:
     commit(
         slot,
