@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := keyed_count epoch_overhead state_growth flink rescale async_base incremental recovery
+BENCHMARKS := keyed_count epoch_overhead state_growth windows skew ttl flink rescale async_base incremental recovery
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check test bench demo clean
@@ -25,7 +25,9 @@ check: $(READY) ## Lint, formatting, types
 
 bench: $(READY) ## The benchmarks, one after the other
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python bench/$$name.py; done
-	@echo "== keyed_count --backend rocksdb"; $(BIN)/python bench/keyed_count.py --backend rocksdb
+	@set -e; for options in "--backend rocksdb" "--api aggregate" "--api process_batch"; do \
+	  echo "== keyed_count $$options"; $(BIN)/python bench/keyed_count.py $$options; done
+	@echo "== ttl --backend rocksdb"; $(BIN)/python bench/ttl.py --backend rocksdb
 
 venv: $(READY) ## .venv with cairn, the tools, and a Java if the machine has none
 

@@ -40,10 +40,44 @@ def numbers() -> str:
             f"{growth['slot_bytes_per_key']} bytes of memory per key with two states",
             "`bench/state_growth.py`",
         ),
+        *_time(),
         *_snapshots(),
     ]
     lines = ["| what | measured | by |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _time() -> list[tuple[str, str, str]]:
+    aggregate, batch = result("keyed_count_aggregate"), result("keyed_count_process_batch")
+    windows, skew, heap, disk = map(result, ("windows", "skew", "ttl_heap", "ttl_rocksdb"))
+    of_spark, left = windows["times_spark"], skew["of_uniform"]
+    return [
+        (
+            "The same count and sum by `.aggregate`, and by a function on Arrow batches",
+            f"{aggregate['of_identity']:.0%} and {batch['of_identity']:.0%} of the identity function",
+            "`bench/keyed_count.py --api aggregate`, `--api process_batch`",
+        ),
+        (
+            "Count per key in windows of 10 seconds",
+            f"{of_spark['rocksdb']:.1f} × Spark's own streaming aggregation with its RocksDB store, "
+            f"{of_spark['default']:.1f} × with the default one",
+            "`bench/windows.py`",
+        ),
+        (
+            "One key with half of all rows",
+            f"{left['aggregate']:.0%} of the speed with uniform keys by `.aggregate`, "
+            f"{left['process']:.0%} by `.process`",
+            "`bench/skew.py`",
+        ),
+        (
+            f"90 % of {_millions(heap['keys'])} keys expire: space that comes back, and slow epochs "
+            "(95th percentile) meanwhile",
+            f"{heap['returned']:.0%} of the memory, {heap['p95_of_median_before']:.2f} × the median "
+            f"before (heap); {disk['returned']:.0%} of the {disk['returned_of']}, "
+            f"{disk['p95_of_median_before']:.2f} × (RocksDB)",
+            "`bench/ttl.py`",
+        ),
+    ]
 
 
 def _snapshots() -> list[tuple[str, str, str]]:
