@@ -54,13 +54,14 @@ def _time() -> list[tuple[str, str, str]]:
     return [
         (
             "The same count and sum by `.aggregate`, and by a function on Arrow batches",
-            f"{aggregate['of_identity']:.0%} and {batch['of_identity']:.0%} of the identity function",
+            f"{aggregate['of_identity']:.0%} and {batch['of_identity']:.0%} of the identity "
+            "function",
             "`bench/keyed_count.py --api aggregate`, `--api process_batch`",
         ),
         (
             "Count per key in windows of 10 seconds",
-            f"{of_spark['rocksdb']:.1f} × Spark's own streaming aggregation with its RocksDB store, "
-            f"{of_spark['default']:.1f} × with the default one",
+            f"{of_spark['rocksdb']:.1f} × Spark's own streaming aggregation with its RocksDB "
+            f"store, {of_spark['default']:.1f} × with the default one",
             "`bench/windows.py`",
         ),
         (
@@ -70,10 +71,10 @@ def _time() -> list[tuple[str, str, str]]:
             "`bench/skew.py`",
         ),
         (
-            f"90 % of {_millions(heap['keys'])} keys expire: space that comes back, and slow epochs "
-            "(95th percentile) meanwhile",
-            f"{heap['returned']:.0%} of the memory, {heap['p95_of_median_before']:.2f} × the median "
-            f"before (heap); {disk['returned']:.0%} of the {disk['returned_of']}, "
+            f"90 % of {_millions(heap['keys'])} keys expire: space that comes back, and slow "
+            "epochs (95th percentile) meanwhile",
+            f"{heap['returned']:.0%} of the memory, {heap['p95_of_median_before']:.2f} × the "
+            f"median before (heap); {disk['returned']:.0%} of the {disk['returned_of']}, "
             f"{disk['p95_of_median_before']:.2f} × (RocksDB)",
             "`bench/ttl.py`",
         ),
