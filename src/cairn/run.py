@@ -15,7 +15,7 @@ import msgspec
 from cairn.coordinator.epoch import clock_ms
 from cairn.coordinator.measured import summary
 from cairn.coordinator.resume import check_resume
-from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, pending
+from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, is_idleness_due, pending
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import Function, declared_state
@@ -100,6 +100,8 @@ class Run:
         self._change: _Change | None = None
         self._epoch_lock = threading.Lock()
         self._stopping = False
+        self._is_over = False
+        """Spark's query has ended, and what follows it."""
         self._stop_called = threading.Event()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
@@ -143,7 +145,7 @@ class Run:
 
     @property
     def _is_ending(self) -> bool:
-        return self._stopping or self.error is not None
+        return self._stopping or self._is_over or self.error is not None
 
     def _refuse_epoch(self) -> None:
         # Only once Spark knows that it is being stopped is the refusal no failure to it.
@@ -199,7 +201,12 @@ class Run:
             return False
         if self._change is not None and self._pace.is_change_overdue:
             return True
-        return is_due(newest, self._coordinator.origins, clock_ms())
+        if is_due(newest, clock_ms()):
+            return True
+        if not self._pace.is_long_silent:
+            return False
+        coordinator = self._coordinator
+        return is_idleness_due(newest, coordinator.origins, clock_ms(), coordinator.awake_ms)
 
     def _is_event_due(self) -> bool:
         return is_event_due(self._coordinator.newest)
@@ -295,7 +302,9 @@ class Run:
             except Exception as error:
                 failure = error
             if self.error is None and failure is not None and not self._stopping:
-                if self._go_on_elsewhere(failure):
+                with self._epoch_lock:
+                    goes_on = self._go_on_elsewhere(failure)
+                if goes_on:
                     continue
                 self.error = self._explained(failure)
             break
@@ -303,6 +312,10 @@ class Run:
             self._ticker.stop()
         if self._is_bounded and not self._is_ending:
             self._finish_input()
+        # An epoch without a batch may be under way: it needs its slots. None begins after this.
+        self._is_over = True
+        if self._epoch_lock.acquire(timeout=STOP_PATIENCE_S):
+            self._epoch_lock.release()
         if self.error is not None:
             self.status = "failed"
         else:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess
@@ -25,7 +27,6 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
-    is_time,
     port_schema,
     root_ports,
     united_schema,
@@ -44,7 +45,6 @@ from cairn.window_process import WindowPlan
 from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from cairn.job import Job
@@ -66,7 +66,11 @@ class Stream:
         schema = transformed_schema(job._spark(), self.schema, function)
         time = united_time(job._nodes, self._ports)
         column = None if time is None else time.column
-        kept = column in schema.names and is_time(schema.field(column).type)
+        # Of another type it may be of another unit: then it has to be declared anew.
+        kept = column in schema.names and (
+            schema.field(column).type == self.schema.field(column).type
+            or pa.types.is_timestamp(schema.field(column).type)
+        )
         name = f"transform:{len(job._nodes)}"
         job._nodes[name] = TransformNode(
             name, self._ports, function, schema, column if kept else None

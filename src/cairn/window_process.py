@@ -288,7 +288,7 @@ class WindowProcess(KeyedProcess[Any]):
         """Those of windows that are no more, unless others have timers for the same time."""
         stale = {at_ms for end in ends for at_ms in self._timers_of(end)}
         # Windows that are complete at different times share none, if that is all they wait for.
-        if self.plan.allowed_lateness_ms or self.plan.early_ms is not None:
+        if self.plan.allowed_lateness_ms or self.plan.early_ms is not None or MAX_MS in stale:
             for end, known in self.windows.items():
                 stale -= self._timers_of(end)
                 stale.discard(known[3])

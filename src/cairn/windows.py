@@ -139,9 +139,8 @@ WindowSpec = Tumbling | Sliding | Session | Global
 
 def complete_ms(spec: WindowSpec, end_us: int) -> int:
     """The first millisecond of watermark or clock with which a window of this end is complete."""
-    if isinstance(spec, Session):
-        return min(end_us // 1000 + 1, MAX_MS)
-    return min(-(-end_us // 1000), MAX_MS)
+    at_ms = end_us // 1000 + 1 if isinstance(spec, Session) else -(-end_us // 1000)
+    return max(-MAX_MS, min(at_ms, MAX_MS))
 
 
 def tumbling(
@@ -200,15 +199,16 @@ globals()["global"] = global_
 def _local_us(timezone: str, day: int, offset_ms: int) -> int:
     """When a day since 1970, moved by the offset, begins by the clocks of a place.
 
-    Where clocks show that time twice, it is the first; where they skip it, the moment they do.
+    Where clocks show that time twice, it is the first; where they skip it, as if they did not.
     """
     try:
         local = dt.datetime(1970, 1, 1) + dt.timedelta(days=day, milliseconds=offset_ms)
+        away = local.replace(tzinfo=ZoneInfo(timezone)).utcoffset()
     except OverflowError:  # Years that Python's calendar does not have.
         return (day * DAY_MS + offset_ms) * 1000
-    away = local.replace(tzinfo=ZoneInfo(timezone)).utcoffset()
     assert away is not None, "a zone has an offset at every time"
-    return (local - away - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
+    since_1970 = local - dt.datetime(1970, 1, 1) - away
+    return since_1970 // dt.timedelta(microseconds=1)
 
 
 def _check_time(time: str, kind: str) -> None:

@@ -313,7 +313,7 @@ def faulty(monkeypatch):
             stores.append(DriversStore(open_store(url), plan, **random_faults))
             return stores[-1]
 
-        monkeypatch.setattr("cairn.run.open_store", open_faulty)
+        monkeypatch.setattr("cairn.start.open_store", open_faulty)
         return stores
 
     yield wrap

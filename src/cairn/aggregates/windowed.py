@@ -249,10 +249,12 @@ class WindowAggregate(Aggregation):
 
     def _due_us(self, ctx: Any) -> int | None:
         """Windows that end here or before are complete."""
-        is_draining = ctx.watermark_ms == MAX_MS
+        if ctx.watermark_ms == MAX_MS:
+            # The job is drained: no row says that time has ended.
+            return NEVER
         if self._is_global:
-            return NEVER if is_draining else None
-        if self._by_event or is_draining:
+            return None
+        if self._by_event:
             return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000 - self._past_us
         return int(ctx.now_ms * 1000 - self._past_us)
 

@@ -165,6 +165,8 @@ class SparkDriver:
         except Exception as error:
             raise as_cairn_error(error, begin.epoch) from error
         finally:
+            # The thread may be the user's.
+            context.setLocalProperty("spark.job.description", None)
             self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]

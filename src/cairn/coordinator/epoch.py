@@ -104,6 +104,8 @@ class Coordinator:
         """Which slot runs each subtask, in the epochs to come."""
         self.newest: Epoch | None = None
         self.term = 0
+        self.awake_ms = 0
+        """Since when this driver asks the sources for rows."""
         self.last_commit_ms = 0.0
         self._sinks = dict(sinks)
         self._retained_epochs = retained_epochs
@@ -145,6 +147,7 @@ class Coordinator:
             host=os.uname().nodename, pid=os.getpid(), wall_ms=self._clock()
         )
         self.term = record.term
+        self.awake_ms = self._clock()
         self.newest = self.log.newest_epoch()
         self._collector = Collector(
             self.store,
@@ -407,7 +410,13 @@ class Coordinator:
         for ack in outcome.acks:
             for uid, committable in ack.committables.items():
                 committables[uid].append(committable)
-        clocks = clocks_of(self.newest).after(outcome.event_times, self.origins, begin.now_ms)
+        clocks = clocks_of(self.newest).after(
+            outcome.event_times,
+            self.origins,
+            begin.now_ms,
+            ended_ms=self._clock(),
+            awake_ms=self.awake_ms,
+        )
         return Epoch(
             number=begin.epoch,
             parent=begin.parent,

@@ -19,7 +19,8 @@ from cairn.plan.graph import Watermark
 from cairn.slot.protocol import Ack
 from cairn.storage.manifest import Epoch
 
-TIMER_STATES = frozenset({"timers.event", "timers.processing"})
+TIMER_STATES = frozenset({"timers.event", "timers.processing", "windows"})
+"""What may be due without input: timers, and windows that are aggregated."""
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.25
 SILENCE_S = 0.5
 """After an epoch, what Spark may need to begin the next one."""
@@ -54,18 +55,23 @@ def is_event_due(newest: Epoch | None) -> bool:
     return _is_passed(event_ms, newest.watermark_ms)
 
 
-def is_due(newest: Epoch | None, origins: Mapping[str, Watermark], now_ms: int) -> bool:
-    """Whether an epoch at this time has something to do, without a single row."""
+def is_due(newest: Epoch | None, now_ms: int) -> bool:
+    """Whether an epoch at this time has timers to fire, without a single row."""
     if newest is None:
         return False
-    if is_event_due(newest):
-        return True
-    event_ms, processing_ms = _earliest(newest.timers or {})
-    if _is_passed(processing_ms, now_ms):
-        return True
-    if event_ms is None:
+    _, processing_ms = _earliest(newest.timers or {})
+    return is_event_due(newest) or _is_passed(processing_ms, now_ms)
+
+
+def is_idleness_due(
+    newest: Epoch | None, origins: Mapping[str, Watermark], now_ms: int, awake_ms: int
+) -> bool:
+    """Whether a timer is due once the watermark waits for idle origins no longer."""
+    if newest is None or newest.timers is None:
         return False
-    return _is_passed(event_ms, clocks_of(newest).after({}, origins, now_ms).watermark_ms)
+    event_ms, _ = _earliest(newest.timers)
+    clocks = clocks_of(newest).after({}, origins, now_ms, awake_ms=awake_ms)
+    return _is_passed(event_ms, clocks.watermark_ms)
 
 
 def pending(newest: Epoch | None) -> Timers:
@@ -116,6 +122,13 @@ class Pace:
     def is_silent(self) -> bool:
         next_s = self._began_s + self._interval_s
         return self._clock_s() >= max(next_s, self._ended_s + min(self._interval_s, SILENCE_S))
+
+    @property
+    def is_long_silent(self) -> bool:
+        """A batch more is missing: this one was not just slow to come."""
+        return (
+            self._clock_s() >= max(self._began_s, self._ended_s) + 2 * self._interval_s + SILENCE_S
+        )
 
     @property
     def is_change_overdue(self) -> bool:

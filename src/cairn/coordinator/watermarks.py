@@ -28,12 +28,22 @@ class Clocks:
     origins: dict[str, int | None] = field(default_factory=dict)
     """Per origin, how far it has come by itself."""
     seen_ms: dict[str, int] = field(default_factory=dict)
-    """Per origin, the `now` of the epoch in which it last gave a row, or was first there."""
+    """Per origin, when the epoch ended in which it last gave a row, or was first there."""
 
     def after(
-        self, latest_us: Mapping[str, int], origins: Mapping[str, Watermark], now_ms: int
+        self,
+        latest_us: Mapping[str, int],
+        origins: Mapping[str, Watermark],
+        now_ms: int,
+        *,
+        ended_ms: int = 0,
+        awake_ms: int = 0,
     ) -> Clocks:
-        """The clocks after an epoch that saw these latest times, of the origins that gave rows."""
+        """The clocks after an epoch that saw these latest times, of the origins that gave rows.
+
+        The epoch ran from `now_ms` to `ended_ms`. Nobody asks a source for rows while an epoch
+        runs, nor before `awake_ms`, when the run began: such time is not its idleness.
+        """
         own: dict[str, int | None] = {}
         seen: dict[str, int] = {}
         active: list[int | None] = []
@@ -43,8 +53,9 @@ class Clocks:
             if name in latest_us:
                 reached = _clamped(latest_us[name] // 1000 - origin.delay_ms)
                 own[name] = _later(own[name], reached)
-                seen[name] = now_ms
-            if origin.idle_ms is None or now_ms - seen[name] < origin.idle_ms:
+                seen[name] = max(now_ms, ended_ms)
+            silent_ms = now_ms - max(seen[name], awake_ms)
+            if name in latest_us or origin.idle_ms is None or silent_ms < origin.idle_ms:
                 active.append(own[name])
         return Clocks(_later(self.watermark_ms, _reached(active, own)), own, seen)
 
@@ -70,4 +81,5 @@ def _later(left: int | None, right: int | None) -> int | None:
 
 
 def _clamped(ms: int) -> int:
-    return min(max(ms, MIN_MS), MAX_MS)
+    # The very last millisecond is for draining: no row says that time has ended.
+    return min(max(ms, MIN_MS), MAX_MS - 1)

@@ -26,7 +26,7 @@ from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
-from cairn.durations import MIN_MS
+from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import (
     EVENT_TIMERS,
@@ -202,7 +202,10 @@ class Operator:
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before.
         passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
-        passed_ms = passed_ms if self.spec.has_watermark else None
+        if not self.spec.has_watermark:
+            # Others of the job may have one. Here nothing is late, so nothing is complete either.
+            passed_ms = None
+            context.watermark_ms = begin.watermark_ms if begin.is_draining else None
         context.late_ms = passed_ms
         self.late_us = None
         if passed_ms is not None and not self._runner().handles_late:
@@ -362,11 +365,16 @@ class Operator:
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
         if isinstance(self.function, BatchProcess):
-            return self.function.next_timer(self.context)
-        if self.timers is None:
+            event_ms, processing_ms = self.function.next_timer(self.context)
+        elif self.timers is None:
             return None, None
-        self.timers.build()
-        return self.timers.event.first(), self.timers.processing.first()
+        else:
+            self.timers.build()
+            event_ms, processing_ms = self.timers.event.first(), self.timers.processing.first()
+        if event_ms is not None and not self.spec.has_watermark:
+            # Whatever the watermark of others: it is for draining to come to these.
+            event_ms = MAX_MS
+        return event_ms, processing_ms
 
     def own(self, subtask: int, parallelism: int) -> range:
         return groups_of(subtask, parallelism, self.group_count)

@@ -95,12 +95,11 @@ class RecordRunner:
         if timers is None:
             return
         timers.build()
+        watermark_ms = context.watermark_ms
+        self._event_until = -FOREVER if watermark_ms is None else watermark_ms
+        self._processing_until = context.now_ms
         if operator.is_draining:
-            self._event_until = self._processing_until = FOREVER
-        else:
-            watermark_ms = context.watermark_ms
-            self._event_until = -FOREVER if watermark_ms is None else watermark_ms
-            self._processing_until = context.now_ms
+            self._event_until = FOREVER
         spec = operator.spec
         # Such rows may be older than the watermark without being late.
         self._fires_between_rows = (
@@ -176,6 +175,9 @@ class RecordRunner:
     def end_rows(self) -> None:
         self.flush()
         if self._timers is not None:
+            if self._operator.is_draining:
+                # After the rows that operators before this one have emitted by draining.
+                self._processing_until = FOREVER
             self._fire_due()
             self._timers.release()
         self._operator.context.timers = NO_KEY

@@ -341,10 +341,11 @@ def _time_ms(at: Any, after: Any, from_ms: int | None) -> int:
             "an event timer is set with `after`, but there is no event time to count from: "
             "a processing timer has none\n  next: give the time itself, `at`"
         )
+    # A row of the last of years is no reason to fail: its timer is due when all are.
     if isinstance(after, str):
-        return as_ms(from_ms + _span_ms(after))
+        return min(from_ms + _span_ms(after), MAX_MS)
     if type(after) is int:
-        return as_ms(from_ms + after)
+        return as_ms(min(from_ms + after, MAX_MS))
     raise TypeError(
         f"`after` is a span of time such as '1 minute', or milliseconds; found {after!r}"
     )

@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, pending, timers_of
+from cairn.coordinator.ticker import (
+    Pace,
+    Ticker,
+    is_due,
+    is_event_due,
+    is_idleness_due,
+    pending,
+    timers_of,
+)
 from cairn.plan.graph import Watermark
 from cairn.slot.protocol import Ack, OperatorAck
 from cairn.storage.manifest import Epoch, StateDecl
@@ -48,7 +56,7 @@ def test_the_earliest_timers_are_taken_over_all_subtasks_of_an_operator() -> Non
 def test_a_timer_is_due_when_its_own_clock_has_come_to_it(
     facts: dict[str, Any], now_ms: int, due: bool
 ) -> None:
-    assert is_due(epoch(**facts), {}, now_ms) == due
+    assert is_due(epoch(**facts), now_ms) == due
 
 
 def test_a_silent_origin_makes_an_epoch_due_only_when_a_timer_waits_for_it() -> None:
@@ -59,24 +67,26 @@ def test_a_silent_origin_makes_an_epoch_due_only_when_a_timer_waits_for_it() -> 
         "watermark_ms": 100,
     }
     waiting = epoch(**silent, timers={"x": (500, None)})
-    assert not is_due(waiting, origins, 5_499)
-    assert is_due(waiting, origins, 5_500)
-    assert not is_event_due(waiting), "the watermark itself is not there yet"
-    assert not is_due(epoch(**silent, timers={"x": (501, None)}), origins, 5_500)
-    assert not is_due(epoch(**silent), origins, 5_500)
+    assert not is_idleness_due(waiting, origins, 5_499, 0)
+    assert is_idleness_due(waiting, origins, 5_500, 0)
+    assert not is_idleness_due(waiting, origins, 5_500, 4_501), "the run began later"
+    assert not is_due(waiting, 5_500), "the watermark itself is not there yet"
+    assert not is_idleness_due(epoch(**silent, timers={"x": (501, None)}), origins, 5_500, 0)
+    assert not is_idleness_due(epoch(**silent), origins, 5_500, 0)
 
 
 def test_before_the_first_epoch_nothing_is_due() -> None:
-    assert not is_due(None, {}, 10**15) and not is_event_due(None) and not pending(None)
+    assert not is_due(None, 10**15) and not is_idleness_due(None, {}, 10**15, 0)
+    assert not is_event_due(None) and not pending(None)
 
 
 def test_timers_of_which_nothing_is_known_are_due_where_there_may_be_any() -> None:
     plain = entry(states={"n": StateDecl(kind="value", type="bigint")})
     timed = entry(states={"timers.event": StateDecl(kind="map", type="boolean")})
-    assert not is_due(epoch(timers=None, operators={"op": plain}), {}, 0)
-    assert is_due(epoch(timers=None, operators={"op": timed}), {}, 0)
+    assert not is_due(epoch(timers=None, operators={"op": plain}), 0)
+    assert is_due(epoch(timers=None, operators={"op": timed}), 0)
     assert is_event_due(epoch(timers=None, operators={"op": timed}))
-    assert not is_due(epoch(timers={}, operators={"op": timed}), {}, 0)
+    assert not is_due(epoch(timers={}, operators={"op": timed}), 0)
 
 
 class Seconds:
@@ -107,6 +117,8 @@ def test_spark_is_silent_when_it_could_have_brought_a_batch_and_did_not() -> Non
     pace.end()
     assert clock.at(104.4) and not pace.is_silent
     assert clock.at(104.5) and pace.is_silent
+    assert clock.at(106.4) and not pace.is_long_silent
+    assert clock.at(106.5) and pace.is_long_silent, "another one is missing"
 
 
 def test_a_short_interval_needs_no_long_silence_and_a_change_waits_for_rows() -> None:

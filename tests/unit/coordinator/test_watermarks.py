@@ -35,6 +35,21 @@ def test_an_idle_origin_holds_it_back_no_longer() -> None:
     assert clocks.after({}, SOON, 60_000).watermark_ms == 199_000
 
 
+def test_time_in_which_nobody_asked_is_no_idleness() -> None:
+    # An epoch of two minutes, with rows of both; the next begins right after it.
+    clocks = Clocks().after(seen(a=100, b=50), SOON, 0, ended_ms=120_000)
+    assert clocks.after(seen(a=101), SOON, 120_100).watermark_ms == 45_000
+    # The run began a moment ago, however long ago the last epoch was.
+    clocks = Clocks().after(seen(a=100, b=50), SOON, 0)
+    assert clocks.after({}, SOON, 900_000, awake_ms=899_000).watermark_ms == 45_000
+    assert clocks.after({}, SOON, 960_000, awake_ms=899_000).watermark_ms == 99_000
+
+
+def test_an_origin_that_gives_rows_is_not_idle() -> None:
+    origins = {"a": Watermark(0, 0), "b": Watermark(0, 0)}
+    assert Clocks().after(seen(a=10, b=50), origins, 0).watermark_ms == 10_000
+
+
 def test_an_origin_that_never_gave_a_row_is_waited_for_from_when_it_was_first_there() -> None:
     clocks = Clocks(seen_ms={"a": 0}).after(seen(a=100), SOON, 1_000_000)
     assert clocks.watermark_ms is None
@@ -87,7 +102,8 @@ def test_a_row_between_two_milliseconds_is_not_late_by_its_own_watermark() -> No
 
 def test_times_out_of_this_world_stay_within_what_can_be_said() -> None:
     origins = {"a": Watermark(10)}
-    assert Clocks().after({"a": 2**63 - 1}, origins, 0).watermark_ms == MAX_MS
+    # Its very end is for draining alone.
+    assert Clocks().after({"a": 2**63 - 1}, origins, 0).watermark_ms == MAX_MS - 1
     assert Clocks().after({"a": -(2**63)}, origins, 0).watermark_ms == MIN_MS
 
 

@@ -175,9 +175,16 @@ def test_what_rows_set_that_is_due_comes_after_the_last_row() -> None:
     ]
 
 
-@pytest.mark.parametrize("given", [{"is_downstream": True}, {"has_watermark": False}])
-def test_timers_come_in_time_order_with_rows_that_may_be_older(given: dict[str, bool]) -> None:
-    driven = Driven(Asked(), **given)
+def test_the_watermark_of_others_completes_nothing_where_rows_have_none() -> None:
+    driven = Driven(Asked(), has_watermark=False)
+    driven.epoch((1, 0, "event 5"))
+    assert driven.epoch((1, 1, ""), watermark=100) == [("row", 1, 1)]
+    assert driven.operator.earliest_timers() == (MAX_MS, None), "draining comes to it"
+    assert driven.epoch(watermark=MAX_MS, draining=True) == [("event", 1, 5)]
+
+
+def test_timers_come_in_time_order_with_rows_that_may_be_older() -> None:
+    driven = Driven(Asked(), is_downstream=True)
     driven.epoch((1, 0, "event 5, event 8, event 12, processing 1"))
     rows = [(2, 4, "event 6"), (2, 5, ""), (3, 7, ""), (3, 11, ""), (3, 12, "")]
     assert driven.epoch(*rows, watermark=10, now=2) == [
