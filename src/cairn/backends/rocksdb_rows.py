@@ -178,10 +178,16 @@ class RocksRows(dict[Any, Any]):
             return [(key, ABSENT) for key in unwritten], b""
         if self.database is None:
             return [], None
+        # Taken before the database is asked, as in `fill`.
+        frozen = self.frozen
         found = list(islice(scan_rows(self.database, self.prefix, self.packing, cursor), count))
-        if len(found) < count:
-            return found, None
-        return found, after(self.prefix + self.packing.key(found[-1][0]))
+        then = None
+        if len(found) == count:
+            then = after(self.prefix + self.packing.key(found[-1][0]))
+        # Of keys that were changed since the scan began, the database has an old word.
+        dirty = self.dirty
+        pairs = [(key, ABSENT if key in dirty or key in frozen else held) for key, held in found]
+        return pairs, then
 
     def compact(self) -> None:
         pass

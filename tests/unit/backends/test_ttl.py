@@ -188,6 +188,30 @@ def test_after_a_restore_everything_is_found_again_in_slices(slot: Slot) -> None
     assert held(slot) == alike(slot, set())
 
 
+@pytest.mark.parametrize("base_begins", [False, True])
+def test_what_is_written_while_rows_are_looked_through_is_judged_by_its_new_time(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch, base_begins: bool
+) -> None:
+    monkeypatch.setattr(ttl, "_SCAN_KEYS", 2)
+    write(slot, range(80), 0)
+    if isinstance(slot.backend, RocksBackend):
+        slot.backend.flush()
+    for table in slot.tables.values():
+        for group in slot.groups:
+            expiry(table).assign(group)
+    begin(slot, 5 * TTL_MS)
+    for table in slot.tables.values():
+        for _ in range(3):
+            expiry(table)._step()
+    again = range(0, 80, 3)
+    write(slot, again, 5 * TTL_MS)
+    base = slot.backend.begin_base(slot.tables, slot.groups) if base_begins else None
+    reclaim(slot)
+    if base is not None:
+        base.close()
+    assert held(slot) == alike(slot, set(again))
+
+
 def test_key_groups_that_went_are_not_looked_at_and_those_that_came_are(slot: Slot) -> None:
     write(slot, range(40), 0)
     for table in slot.tables.values():
