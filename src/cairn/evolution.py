@@ -175,14 +175,18 @@ def reshape(
 
     `held` is what the epoch says of the state. Without it the old type is read off the
     rows, where pickled objects look like plain binary, and nothing is taken to expire.
-    Values that are to expire from now on count as written at `stamp_ms`.
+    Values that are to expire from now on, or by another clock, count as written at `stamp_ms`.
     """
     is_stamped = declaration.ttl is not None
     at: pa.Array | None = None
-    if held is not None and held.ttl is not None:
-        if is_stamped and _equal(parse_type(held.type), declaration.type):
+    old = None if held is None else TTL.of(held.ttl)
+    if held is not None and old is not None:
+        keeps_times = declaration.ttl is not None and declaration.ttl.clock == old.clock
+        if keeps_times and _equal(parse_type(held.type), declaration.type):
             return batch
-        at, plain = split(batch["value"])
+        times, plain = split(batch["value"])
+        # Times of one clock say nothing by the other: an event of long ago was written just now.
+        at = times if keeps_times else None
         batch = batch.set_column(batch.schema.names.index("value"), "value", plain)
     rows = _reshaped(batch, declaration, key_type, operator, held)
     if not is_stamped:

@@ -530,6 +530,20 @@ def test_values_get_a_time_and_lose_it_again() -> None:
     assert reshaped(stamped, state.Value("long"), held=expiring).equals(batch)
 
 
+@pytest.mark.parametrize("type", ["int", "long"])
+@pytest.mark.parametrize("clocks", [("event", "processing"), ("processing", "event")])
+def test_by_another_clock_values_count_as_written_now(clocks: tuple[Any, Any], type: str) -> None:
+    before, after = (state.TTL("1 hour", clock=clock) for clock in clocks)
+    plain = StateDecl(kind="value", type="int")
+    stamped = reshaped(
+        stored("int", 5, None, 7), state.Value("int", ttl=before), held=plain, stamp_ms=99
+    )
+    expiring = StateDecl(kind="value", type="int", ttl=before.text)
+    moved = reshaped(stamped, state.Value(type, ttl=after), held=expiring, stamp_ms=500)
+    assert moved["value"].to_pylist() == [{"at": 500, "value": 5}, None, {"at": 500, "value": 7}]
+    assert moved["live"].to_pylist() == [True, False, True]
+
+
 def test_a_type_and_a_ttl_change_together_and_times_stay() -> None:
     plain = StateDecl(kind="value", type="int")
     expiring = StateDecl(kind="value", type="int", ttl=state.TTL("1 hour").text)
