@@ -19,6 +19,7 @@ from typing import Any
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope, name_state
 from cairn.codec import ValueTypeError, codec
+from cairn.durations import MIN_MS
 from cairn.state import TTL, List, Map, Value
 
 Clock = Callable[[Scope], int]
@@ -33,15 +34,25 @@ def event_ms(scope: Scope) -> int:
     return floor if at is None or at < floor else at
 
 
+def event_stamp_ms(scope: Scope) -> int:
+    """When something counts as written."""
+    at, floor = scope.event_time_ms, scope.floor_ms
+    if at is None and floor == MIN_MS:
+        # A processing timer, and no watermark has passed: nothing is known of event time. By
+        # the beginning of time it would have expired for any row; rows are mostly of about now.
+        return scope.now_ms
+    return floor if at is None or at < floor else at
+
+
 def event_floor_ms(scope: Scope) -> int:
     return scope.floor_ms
 
 
-def clocks(ttl: TTL) -> tuple[Clock, Clock]:
-    """(what time it is, the epoch's floor)."""
+def clocks(ttl: TTL) -> tuple[Clock, Clock, Clock]:
+    """(what time it is, the time of what is written, the epoch's floor)."""
     if ttl.clock == "event":
-        return event_ms, event_floor_ms
-    return processing_ms, processing_ms
+        return event_ms, event_stamp_ms, event_floor_ms
+    return processing_ms, processing_ms, processing_ms
 
 
 class _Expiring:
@@ -57,7 +68,7 @@ class _Expiring:
         self._rows: list[Any] = table.rows
         self._changes = table.changes
         self._ttl_ms = declaration.ttl.ms
-        self._clock, self._floor = clocks(declaration.ttl)
+        self._clock, self._stamp, self._floor = clocks(declaration.ttl)
         self._is_event = declaration.ttl.clock == "event"
         self._refreshes = declaration.ttl.refresh == "read-write"
         values = codec(declaration.type)
@@ -101,7 +112,7 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
             except ValueTypeError as error:
                 raise name_state(self, error) from None
         scope = self._scope
-        at = self._clock(scope)
+        at = self._stamp(scope)
         if self._is_event:
             held = self._held()
             if held is not None and held[0] > at:
@@ -168,7 +179,7 @@ class ExpiringMapHandle(_Expiring, Map[Any, Any]):
                 value = self._normalise(value)
             except ValueTypeError as error:
                 raise name_state(self, error) from None
-        at = self._clock(self._scope)
+        at = self._stamp(self._scope)
         if self._is_event:
             pair = self._stored(entry)
             if pair is not ABSENT and pair[0] > at:
@@ -244,7 +255,7 @@ class ExpiringListHandle(_Expiring, List[Any]):
         return len(self._later_than(self._clock(self._scope)))
 
     def _stamped(self, values: Iterable[Any]) -> list[Any]:
-        at = self._clock(self._scope)
+        at = self._stamp(self._scope)
         try:
             return [(at, self._normalise(value)) for value in values]
         except ValueTypeError as error:

@@ -307,3 +307,44 @@ def test_when_the_input_ends_timers_see_what_lives_at_their_times() -> None:
         harness.commit()
         seen = [ast.literal_eval(out.seen) for out in harness.drain()]
         assert seen == [(130, 7), (150, 7)]
+
+
+class Wake(KeyedProcess[Any]):
+    """A timer by the clock writes state that expires by event time."""
+
+    value = state.Value("long", ttl=BY_EVENT)
+    items = state.List("long", ttl=BY_EVENT)
+    entries = state.Map("string", "long", ttl=BY_EVENT)
+
+    def _seen(self) -> Any:
+        return (repr((self.value.get(), list(self.items), dict(self.entries))),)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        ctx.timers.processing(after="1 second")
+        return self._seen()
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        self.value.set(1)
+        self.items.append(2)
+        self.entries["a"] = 3
+        return self._seen()
+
+
+def test_what_a_timer_by_the_clock_writes_before_a_watermark_is_seen_by_rows_of_now() -> None:
+    harness = Harness(
+        Wake(), "k long, v long, ts timestamp", "k", "seen string",
+        event_time="ts", watermark="1 second",
+    )  # fmt: skip
+    with harness:
+
+        def seen(emitted: Any) -> list[Any]:
+            harness.commit()
+            return [ast.literal_eval(out.seen) for out in emitted]
+
+        now = harness.clock.now_ms / SECOND
+        written = (1, [2], {"a": 3})
+        assert seen(harness.push([row(1, 0, now)])) == [(None, [], {})]
+        harness.clock.advance_ms(2 * SECOND)
+        assert seen(harness.tick()) == [written]
+        assert seen(harness.push([row(1, 0, now + 61)])) == [written]
+        assert seen(harness.push([row(1, 0, now + 62)])) == [(None, [], {})]
