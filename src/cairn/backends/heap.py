@@ -95,7 +95,8 @@ class HeapRows(dict[Any, Any]):
         if sys.getsizeof(self) > COMPACT_BYTES_MIN + COMPACT_ROW_BYTES * len(self):
             with self.lock:
                 kept = dict(self)
-                self.clear()
+                # Only the dict's own: the rows are the same ones before and after.
+                dict.clear(self)
                 self.update(kept)
 
     def _undo_after_capture(self) -> dict[Any, Any] | None:
@@ -134,19 +135,29 @@ class _ContainerRows(HeapRows):
 
 
 class HeapMapRows(_ContainerRows):
-    __slots__ = ()
+    __slots__ = ("entries_held",)
+
+    def __init__(self, lock: threading.Lock | None = None) -> None:
+        super().__init__(lock)
+        self.entries_held = 0
 
     def entry_count(self) -> int:
-        return sum(map(len, self.values()))
+        return self.entries_held
+
+    def clear(self) -> None:
+        super().clear()
+        self.entries_held = 0
 
     def _change(self, changes: Mapping[Any, Any]) -> None:
         for key, changed in changes.items():
             entries = self.setdefault(key, {})
+            before = len(entries)
             for entry, value in changed.items():
                 if value is ABSENT:
                     entries.pop(entry, None)
                 else:
                     entries[entry] = value
+            self.entries_held += len(entries) - before
             if not entries:
                 del self[key]
 

@@ -12,7 +12,8 @@ import pytest
 
 from cairn import state
 from cairn.backends import BACKENDS, ttl
-from cairn.backends.heap import HeapRows
+from cairn.backends.base import ABSENT
+from cairn.backends.heap import HeapMapRows, HeapRows
 from cairn.backends.overlay import Table
 from cairn.backends.rocksdb import RocksBackend
 from cairn.backends.ttl import Expiry, leave_out_expired
@@ -323,6 +324,40 @@ def test_a_dict_that_has_become_mostly_empty_shrinks() -> None:
     rows.compact()
     assert sys.getsizeof(rows) < full / 10
     assert rows == {key: (0, key) for key in range(100)}
+
+
+def test_entries_are_counted_without_a_walk_through_the_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = Slot("heap", str(tmp_path), states=declarations())
+    table = slot.tables["entries"]
+
+    def counted() -> int:
+        with monkeypatch.context() as patched:
+            for walk in ("__iter__", "items", "keys", "values"):
+                patched.setattr(HeapMapRows, walk, None, raising=False)
+            return table.keys_held()
+
+    begin(slot, 0)
+    reclaim(slot)
+    assert counted() == 0
+    keys = range(8 * 3_000)
+    write(slot, keys, 0)
+    assert counted() == 2 * len(keys)
+    base = slot.backend.begin_base(slot.tables, slot.groups)
+    commit(slot, {"entries": {0: {"a": ABSENT, "c": (900, 1), "d": (900, 1)}}})
+    commit(slot, {"entries": {1: {"a": ABSENT, "b": ABSENT, "z": ABSENT}}})
+    assert counted() == 2 * len(keys) + 1 - 2
+    base.close()
+    # Most are removed, so that the dict is made anew.
+    begin(slot, 1_100)
+    reclaim(slot)
+    assert counted() == 2
+    assert slot.backend.repack([table])
+    assert counted() == 2
+    table.forget(slot.groups)
+    assert counted() == 0
+    slot.close()
 
 
 def test_a_dict_that_is_mostly_full_is_left_alone() -> None:
