@@ -163,8 +163,9 @@ class _Scattered:
         """Group and dict key of each, remembered for the array asked last."""
         if self._asked is None or self._asked[0] is not keys:
             table = self._table
-            groups = key_groups(keys, table.keys.arrow, self._group_count).tolist()
-            names = table.keys.decode_keys(keys)
+            found = key_groups(keys, table.keys.arrow, self._group_count)
+            table.check_owned(keys, found)
+            groups, names = found.tolist(), table.keys.decode_keys(keys)
             table.backend.prefetch(groups, names)
             self._asked = (keys, groups, names)
         return self._asked[1], self._asked[2]

@@ -11,6 +11,8 @@ import pytest
 from cairn import state
 from cairn.backends import make_backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
+from cairn.errors import FunctionError
+from cairn.plan.keygroups import key_groups
 
 
 @pytest.fixture(params=["heap", "rocksdb"])
@@ -59,3 +61,23 @@ def test_the_next_entry_is_the_least_above(make: Any) -> None:
     assert handle.entry_above(None) == 20
     table.rollback()
     assert handle.entry_above(None) is None
+
+
+def test_keys_of_other_subtasks_are_refused(make: Any) -> None:
+    table, handle = make(state.Value("bigint"))
+    keys = longs(*range(8))
+    groups = key_groups(keys, pa.int64(), 4)
+    handle.put_many(keys, keys)
+    table.delta()
+    table.promote()
+    table.assign(range(2))
+    foreign = [key for key in range(8) if groups[key] >= 2]
+    for _ in range(2):
+        with pytest.raises(FunctionError, match="key_by") as caught:
+            handle.put_many(longs(*range(8)), keys)
+        assert caught.value.key == foreign[0]
+        assert table.delta() is None
+    own = longs(*(key for key in range(8) if groups[key] < 2))
+    assert handle.get_many(own).equals(own)
+    handle.put_many(own, own)
+    assert table.keys_changed() == len(own)
