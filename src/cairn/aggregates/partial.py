@@ -61,9 +61,11 @@ def make_partials(
     pane: str | None = None,
     carries_rows: bool = False,
     may_group: bool = True,
+    checks_overflow: bool = True,
 ) -> Partials:
     """`order`: SQL of the event time in microseconds, for first and last. `time`: SQL of the
-    timestamp partials carry, `pane` of the start of the pane it falls into.
+    timestamp partials carry, `pane` of the start of the pane it falls into. `checks_overflow`:
+    Spark raises when a sum leaves its type, as the slot does.
     """
     mark = _mark(keys)
     fields = [schema.field(key) for key in keys]
@@ -95,7 +97,11 @@ def make_partials(
                 fields.append(pa.field(name, type_))
                 rows.append(_named(_cast(by_row, type_), name))
                 grouped.append(_named(_cast(by_group, type_), name))
-    may_group = may_group and not carries_rows and all(map(_can_group, aggregates))
+    may_group = (
+        may_group
+        and not carries_rows
+        and all(_can_group(aggregate, checks_overflow) for aggregate in aggregates)
+    )
     return Partials(
         Layout(
             tuple(keys),
@@ -154,12 +160,15 @@ def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[s
     return [f"if({seen}, {at}, null)", x], [f"({chosen}).at", f"({chosen}).x"]
 
 
-def _can_group(aggregate: Aggregate) -> bool:
-    # Spark and the slot may not agree on the order of nested values.
-    return not any(
-        isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type)
-        for part in aggregate.parts
-    )
+def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
+    for part in aggregate.parts:
+        # Spark and the slot may not agree on the order of nested values.
+        if isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type):
+            return False
+        # Spark would wrap the sum, or make it null.
+        if part.names == ("sum",) and part.types != (pa.float64(),) and not checks_overflow:
+            return False
+    return True
 
 
 def _mark(keys: Collection[str]) -> str:
