@@ -29,7 +29,7 @@ from cairn.backends.chains import Chains
 from cairn.backends.key_index import NameIndex
 from cairn.backends.name_order import is_ordered_as_integers, name_order
 from cairn.backends.name_parts import Ints
-from cairn.backends.overlay import Table
+from cairn.backends.overlay import Table, joined
 from cairn.backends.spread import Array, Arrays, Columns, form_of, grown, is_fixed
 from cairn.codec import codec
 from cairn.plan.keygroups import key_groups
@@ -395,7 +395,7 @@ class ColumnTable(Table):
         return [_cast(batch[name], type) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        whole = joined(batches)
         index = NameIndex(self._types)
         positions, _ = index.place(self._names(whole))
         last = np.empty(len(index), np.int64)

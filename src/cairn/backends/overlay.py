@@ -386,12 +386,21 @@ def sorted_rows(rows: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: rows[key] for key in in_order(rows)}
 
 
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows in one batch."""
+    pieces = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    if len(pieces) > 1:
+        # Their files stay as they are, so nothing is lost.
+        raise OverflowError("deltas of more than 2 GiB of text or binary are not merged")
+    return pieces[0]
+
+
 def _last_rows(batches: Sequence[pa.RecordBatch], names: Iterable[list[Any]]) -> pa.RecordBatch:
     """Of rows with the same group and name the last one, sorted by group."""
-    whole = pa.Table.from_batches(batches).combine_chunks()
+    whole = joined(batches)
     groups = whole["group"].to_numpy()
     flat = (name for batch in names for name in batch)
     last = {named: at for at, named in enumerate(zip(groups.tolist(), flat, strict=True))}
     rows = np.fromiter(last.values(), np.int64, len(last))
     order = np.argsort(groups[rows], kind="stable")
-    return whole.take(pa.array(rows[order])).combine_chunks().to_batches()[0]
+    return whole.take(pa.array(rows[order]))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cairn import state
-from cairn.backends import make_backend
+from cairn.backends import make_backend, overlay
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.errors import FunctionError
 from cairn.plan.keygroups import key_groups
@@ -81,3 +82,22 @@ def test_keys_of_other_subtasks_are_refused(make: Any) -> None:
     assert handle.get_many(own).equals(own)
     handle.put_many(own, own)
     assert table.keys_changed() == len(own)
+
+
+def test_deltas_too_large_for_one_batch_are_not_merged(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow leaves strings of more than 2 GiB in pieces, of which only the first was read."""
+    table, handle = make(state.Value("bigint"))
+    handle.put_many(longs(1, 2), longs(10, 20))
+    delta = table.delta()
+    assert table.merge([delta, delta]).num_rows == 2
+
+    class InPieces:
+        def from_batches(self, batches: Any) -> Any:
+            whole = pa.Table.from_batches(batches)
+            return SimpleNamespace(combine_chunks=lambda: whole)
+
+    monkeypatch.setattr(overlay, "pa", SimpleNamespace(Table=InPieces(), array=pa.array))
+    with pytest.raises(OverflowError, match="2 GiB"):
+        table.merge([delta, delta])
