@@ -42,7 +42,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Partials:
-    """SQL for both plans, each column under its name; `grouping` None: row by row only."""
+    """SQL for both plans, each column under its name; `grouping` None: row by row only.
+
+    `grouped` is empty then.
+    """
 
     layout: Layout
     schema: pa.Schema
@@ -113,7 +116,7 @@ def make_partials(
         pa.schema(fields),
         tuple(rows),
         tuple(grouping) if may_group else None,
-        tuple(grouped),
+        tuple(grouped) if may_group else (),
     )
 
 
@@ -131,11 +134,9 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
     if isinstance(part, Edge):
         return _edge_sql(call, part, x, order)
     if isinstance(part, Distinct):
-        # Sorted: what a set gives first is left to chance, and a stage that runs again must agree.
-        return (
-            [f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"],
-            [f"sort_array(collect_set(if({x} IS NULL, null, xxhash64({x}))))"],
-        )
+        hashes = f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"
+        # Never grouped; see `_can_group`.
+        return [hashes], [hashes]
     if part.names == ("sum",):
         total = f"cast({x} AS {_summand(part)})"
         return [total], [f"sum({total})"]
@@ -162,6 +163,9 @@ def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[s
 
 def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
     for part in aggregate.parts:
+        # The hashes of a group would be a set of any size, in one row.
+        if isinstance(part, Distinct):
+            return False
         # Spark and the slot may not agree on the order of nested values.
         if isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type):
             return False

@@ -68,3 +68,10 @@ def test_sums_that_spark_would_let_overflow_are_left_to_the_slot(
     assert made(text, type_).grouping is not None
     found = made(text, type_, checks_overflow=False)
     assert (found.grouping is not None) == may_group
+
+
+def test_distinct_values_are_left_to_the_slot() -> None:
+    """Of a group they would be a set of any size, in one row."""
+    partials = made("approx_count_distinct(v)", pa.int64())
+    assert partials.grouping is None
+    assert not any("collect_set" in column for column in partials.grouped)
