@@ -44,6 +44,15 @@ class _Typed:
     def values(self, array: Any, count: int) -> pa.Array:
         return self._counted(self._fitted(array, self._value_type, "values"), count, "values")
 
+    def bounds(self, low: Any, high: Any) -> tuple[Any, Any]:
+        """Bounds of a range of entries."""
+        if pa.types.is_nested(self._entry_type) and not low is high is None:
+            raise TypeError(
+                f"state {self.name!r}: a range of entries of {type_ddl(self._entry_type)}; nested "
+                "entries have no bounds: use between(None, None) and choose among what it gives"
+            )
+        return low, high
+
     def _fitted(self, array: Any, type: pa.DataType, what: str) -> pa.Array:
         if isinstance(array, pa.Array) and array.type == type:
             return array
@@ -136,7 +145,7 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
         return self._table.entries_of(self._typed.keys(keys))
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
-        return self._table.entries_between(low, high)
+        return self._table.entries_between(*self._typed.bounds(low, high))
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
@@ -287,6 +296,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
+        low, high = self._typed.bounds(low, high)
         found = table.between(self._bound(low), self._bound(high))
         keys, entries, values = zip(*found, strict=True) if found else ((), (), ())
         names = [table.entries.encode(list(entries)), table.keys.encode(list(keys))]

@@ -101,3 +101,23 @@ def test_deltas_too_large_for_one_batch_are_not_merged(
     monkeypatch.setattr(overlay, "pa", SimpleNamespace(Table=InPieces(), array=pa.array))
     with pytest.raises(OverflowError, match="2 GiB"):
         table.merge([delta, delta])
+
+
+def test_entries_of_structs_may_have_null_fields(make: Any) -> None:
+    table, handle = make(state.Map("struct<a: int, b: int>", "bigint"))
+    kept = [{"a": 0, "b": None}, {"a": 1, "b": None}, {"a": 1, "b": 2}, {"a": None, "b": 1}]
+    entries = pa.array(kept, pa.struct([("a", pa.int32()), ("b", pa.int32())]))
+    handle.put_many(longs(1, 2, 3, 4), entries, longs(1, 2, 3, 4))
+    for _ in range(2):
+        keys, found, values = handle.between(None, None)
+        assert keys.to_pylist() == values.to_pylist() == [4, 1, 2, 3]
+        assert found.to_pylist() == [kept[key - 1] for key in (4, 1, 2, 3)]
+        table.promote()
+
+
+@pytest.mark.parametrize("type_", ["struct<a: int>", "array<int>"])
+def test_a_range_of_nested_entries_is_refused(make: Any, type_: str) -> None:
+    _, handle = make(state.Map(type_, "bigint"))
+    for low, high in ((None, (1,)), ((1,), None)):
+        with pytest.raises(TypeError, match=r"between\(None, None\)"):
+            handle.between(low, high)
