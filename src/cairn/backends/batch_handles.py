@@ -45,13 +45,25 @@ class _Typed:
         return self._counted(self._fitted(array, self._value_type, "values"), count, "values")
 
     def bounds(self, low: Any, high: Any) -> tuple[Any, Any]:
-        """Bounds of a range of entries."""
+        """Bounds of a range of entries; of integers none that an entry cannot be."""
         if pa.types.is_nested(self._entry_type) and not low is high is None:
             raise TypeError(
                 f"state {self.name!r}: a range of entries of {type_ddl(self._entry_type)}; nested "
                 "entries have no bounds: use between(None, None) and choose among what it gives"
             )
-        return low, high
+        are_numbers = all(bound is None or isinstance(bound, int) for bound in (low, high))
+        if not pa.types.is_integer(self._entry_type) or not are_numbers:
+            return low, high
+        most = (1 << (self._entry_type.bit_width - 1)) - 1
+        least = -most - 1
+        if high is not None and high < least:
+            low = most  # Nothing is above it.
+        if low is not None and low < least:
+            low = None
+        return (
+            low if low is None else min(low, most),
+            high if high is None else min(max(high, least), most),
+        )
 
     def _fitted(self, array: Any, type: pa.DataType, what: str) -> pa.Array:
         if isinstance(array, pa.Array) and array.type == type:
@@ -149,7 +161,7 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
-        return self._table.entry_above(low)
+        return self._table.entry_above(self._typed.bounds(low, None)[0])
 
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = clear = _ByBatch._refuse
     __hash__ = Declaration.__hash__
@@ -306,6 +318,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
+        low, _ = self._typed.bounds(low, None)
         entry: int | None = self._table.first_above(self._bound(low))
         return entry
 

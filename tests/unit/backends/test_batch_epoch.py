@@ -121,3 +121,24 @@ def test_a_range_of_nested_entries_is_refused(make: Any, type_: str) -> None:
     for low, high in ((None, (1,)), ((1,), None)):
         with pytest.raises(TypeError, match=r"between\(None, None\)"):
             handle.between(low, high)
+
+
+@pytest.mark.parametrize(("type_", "bits"), [("tinyint", 8), ("int", 32), ("bigint", 64)])
+def test_bounds_may_lie_beyond_what_entries_can_be(make: Any, type_: str, bits: int) -> None:
+    table, handle = make(state.Map(type_, "bigint"))
+    most = 2 ** (bits - 1) - 1
+    entries = [-most - 1, 0, most]
+    handle.put_many(longs(1, 2, 3), pa.array(entries, getattr(pa, f"int{bits}")()), longs(0, 0, 0))
+    beyond = 2**80
+    for _ in range(2):
+        for low in (None, -beyond, -most - 2, -most - 1, 0, most, most + 1, beyond):
+            for high in (None, -beyond, -most - 2, -most - 1, 0, most, most + 1, beyond):
+                expected = [
+                    entry
+                    for entry in entries
+                    if (low is None or entry > low) and (high is None or entry <= high)
+                ]
+                assert handle.between(low, high)[1].to_pylist() == expected, (low, high)
+            above = [entry for entry in entries if low is None or entry > low]
+            assert handle.entry_above(low) == min(above, default=None)
+        table.promote()
