@@ -7,8 +7,9 @@ The slot merges either, so the choice is free epoch by epoch.
 
 Always true here:
 - both plans give the same columns in the same order, and merge to the same results;
-- in both, the partials of a group of rows are a function of the rows, not of their order
-  (but for first and last without event time, which go by arrival).
+- in both, the partials of a group of rows are a function of the rows, not of their order; but
+  sums and moments of floats, which differ in their last digits with the order in which Spark's
+  groupBy comes to the rows, and first and last without event time, which go by arrival.
 """
 
 from __future__ import annotations

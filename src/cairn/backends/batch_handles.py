@@ -4,7 +4,8 @@ Over tables in arrays (`columns`) all of it is numpy. Over any other backend key
 decoded, looked up in overlay and rows as the handles of single keys do it, and encoded again.
 
 Always true here:
-- both kinds give the same answers in the same order;
+- both kinds give the same answers in the same order, but for `set_in_epoch`: in arrays it goes by
+  first touch, in rows by key group and then first touch;
 - arrays of another type are cast, or refused before anything is changed.
 """
 

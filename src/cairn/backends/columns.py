@@ -10,8 +10,9 @@ is laid out anew, between epochs.
 Always true here:
 - `committed` says which positions the parent epoch holds; their values are in the arrays, or put
   aside if the epoch has touched them;
-- what is read or stored is ordered by input or by name, never by position: positions depend
-  on history.
+- what is read, and a delta, is ordered by input or by name, never by position: positions depend
+  on history. Only a base goes by key group and then position: its rows are the same, its bytes
+  need not be.
 """
 
 from __future__ import annotations
