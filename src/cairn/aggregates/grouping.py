@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.codec import codec
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -28,8 +30,11 @@ def numbered(values: pa.Array) -> tuple[Ints, int]:
             numbers, count = together(numbers, count, *numbered(field))
         return numbers, count
     if pa.types.is_nested(type_):
-        values = pa.array([repr(v) for v in values.to_pylist()], pa.string())
-    elif pa.types.is_floating(type_):
+        # Named as state names them, so that what is one key there is one here.
+        keys = codec(type_).decode_keys(values)
+        places = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        return np.fromiter(map(places.__getitem__, keys), np.int64, len(keys)), len(places)
+    if pa.types.is_floating(type_):
         values = normal_floats(values)
     encoded = pc.dictionary_encode(values, null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)

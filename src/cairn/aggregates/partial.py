@@ -7,8 +7,9 @@ The slot merges either, so the choice is free epoch by epoch.
 
 Always true here:
 - both plans give the same columns in the same order, and merge to the same results;
-- in both, the partials of a group of rows are a function of the rows, not of their order
-  (but for first and last without event time, which go by arrival).
+- in both, the partials of a group of rows are a function of the rows, not of their order; but
+  sums and moments of floats, which differ in their last digits with the order in which Spark's
+  groupBy comes to the rows, and first and last without event time, which go by arrival.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Partials:
-    """SQL for both plans, each column under its name; `grouping` None: row by row only."""
+    """SQL for both plans, each column under its name; `grouping` None: row by row only.
+
+    `grouped` is empty then.
+    """
 
     layout: Layout
     schema: pa.Schema
@@ -61,9 +65,11 @@ def make_partials(
     pane: str | None = None,
     carries_rows: bool = False,
     may_group: bool = True,
+    checks_overflow: bool = True,
 ) -> Partials:
     """`order`: SQL of the event time in microseconds, for first and last. `time`: SQL of the
-    timestamp partials carry, `pane` of the start of the pane it falls into.
+    timestamp partials carry, `pane` of the start of the pane it falls into. `checks_overflow`:
+    Spark raises when a sum leaves its type, as the slot does.
     """
     mark = _mark(keys)
     fields = [schema.field(key) for key in keys]
@@ -95,7 +101,11 @@ def make_partials(
                 fields.append(pa.field(name, type_))
                 rows.append(_named(_cast(by_row, type_), name))
                 grouped.append(_named(_cast(by_group, type_), name))
-    may_group = may_group and not carries_rows and all(map(_can_group, aggregates))
+    may_group = (
+        may_group
+        and not carries_rows
+        and all(_can_group(aggregate, checks_overflow) for aggregate in aggregates)
+    )
     return Partials(
         Layout(
             tuple(keys),
@@ -107,7 +117,7 @@ def make_partials(
         pa.schema(fields),
         tuple(rows),
         tuple(grouping) if may_group else None,
-        tuple(grouped),
+        tuple(grouped) if may_group else (),
     )
 
 
@@ -125,11 +135,9 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
     if isinstance(part, Edge):
         return _edge_sql(call, part, x, order)
     if isinstance(part, Distinct):
-        # Sorted: what a set gives first is left to chance, and a stage that runs again must agree.
-        return (
-            [f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"],
-            [f"sort_array(collect_set(if({x} IS NULL, null, xxhash64({x}))))"],
-        )
+        hashes = f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"
+        # Never grouped; see `_can_group`.
+        return [hashes], [hashes]
     if part.names == ("sum",):
         total = f"cast({x} AS {_summand(part)})"
         return [total], [f"sum({total})"]
@@ -154,12 +162,18 @@ def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[s
     return [f"if({seen}, {at}, null)", x], [f"({chosen}).at", f"({chosen}).x"]
 
 
-def _can_group(aggregate: Aggregate) -> bool:
-    # Spark and the slot may not agree on the order of nested values.
-    return not any(
-        isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type)
-        for part in aggregate.parts
-    )
+def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
+    for part in aggregate.parts:
+        # The hashes of a group would be a set of any size, in one row.
+        if isinstance(part, Distinct):
+            return False
+        # Spark and the slot may not agree on the order of nested values.
+        if isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type):
+            return False
+        # Spark would wrap the sum, or make it null.
+        if part.names == ("sum",) and part.types != (pa.float64(),) and not checks_overflow:
+            return False
+    return True
 
 
 def _mark(keys: Collection[str]) -> str:

@@ -340,9 +340,10 @@ class WindowAggregate(Aggregation):
         event_ms: int | None = None
         clock_ms: int | None = None
         if self._is_global:
-            _, _, values = self.windows.between(None, None)
-            # Draining is what completes it.
-            clock_ms = MAX_MS if plain(values.field("rows")).any() else None
+            # Draining is what completes it, and leaves nothing to emit. Whether there is anything
+            # before is not worth a look at every window in every epoch.
+            if ctx.watermark_ms != MAX_MS and self.windows.entry_above(None) is not None:
+                clock_ms = MAX_MS
         elif (end_us := self.windows.entry_above(self._due_us(ctx))) is not None:
             at_ms = complete_ms(self._spec, end_us)
             event_ms, clock_ms = (at_ms, None) if self._by_event else (None, at_ms)

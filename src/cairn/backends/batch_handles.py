@@ -4,7 +4,8 @@ Over tables in arrays (`columns`) all of it is numpy. Over any other backend key
 decoded, looked up in overlay and rows as the handles of single keys do it, and encoded again.
 
 Always true here:
-- both kinds give the same answers in the same order;
+- both kinds give the same answers in the same order, but for `set_in_epoch`: in arrays it goes by
+  first touch, in rows by key group and then first touch;
 - arrays of another type are cast, or refused before anything is changed.
 """
 
@@ -43,6 +44,27 @@ class _Typed:
 
     def values(self, array: Any, count: int) -> pa.Array:
         return self._counted(self._fitted(array, self._value_type, "values"), count, "values")
+
+    def bounds(self, low: Any, high: Any) -> tuple[Any, Any]:
+        """Bounds of a range of entries; of integers none that an entry cannot be."""
+        if pa.types.is_nested(self._entry_type) and not low is high is None:
+            raise TypeError(
+                f"state {self.name!r}: a range of entries of {type_ddl(self._entry_type)}; nested "
+                "entries have no bounds: use between(None, None) and choose among what it gives"
+            )
+        are_numbers = all(bound is None or isinstance(bound, int) for bound in (low, high))
+        if not pa.types.is_integer(self._entry_type) or not are_numbers:
+            return low, high
+        most = (1 << (self._entry_type.bit_width - 1)) - 1
+        least = -most - 1
+        if high is not None and high < least:
+            low = most  # Nothing is above it.
+        if low is not None and low < least:
+            low = None
+        return (
+            low if low is None else min(low, most),
+            high if high is None else min(max(high, least), most),
+        )
 
     def _fitted(self, array: Any, type: pa.DataType, what: str) -> pa.Array:
         if isinstance(array, pa.Array) and array.type == type:
@@ -136,11 +158,11 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
         return self._table.entries_of(self._typed.keys(keys))
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
-        return self._table.entries_between(low, high)
+        return self._table.entries_between(*self._typed.bounds(low, high))
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
-        return self._table.entry_above(low)
+        return self._table.entry_above(self._typed.bounds(low, None)[0])
 
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = clear = _ByBatch._refuse
     __hash__ = Declaration.__hash__
@@ -163,8 +185,9 @@ class _Scattered:
         """Group and dict key of each, remembered for the array asked last."""
         if self._asked is None or self._asked[0] is not keys:
             table = self._table
-            groups = key_groups(keys, table.keys.arrow, self._group_count).tolist()
-            names = table.keys.decode_keys(keys)
+            found = key_groups(keys, table.keys.arrow, self._group_count)
+            table.check_owned(keys, found)
+            groups, names = found.tolist(), table.keys.decode_keys(keys)
             table.backend.prefetch(groups, names)
             self._asked = (keys, groups, names)
         return self._asked[1], self._asked[2]
@@ -286,6 +309,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
+        low, high = self._typed.bounds(low, high)
         found = table.between(self._bound(low), self._bound(high))
         keys, entries, values = zip(*found, strict=True) if found else ((), (), ())
         names = [table.entries.encode(list(entries)), table.keys.encode(list(keys))]
@@ -295,6 +319,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 
     def entry_above(self, low: Any) -> int | None:
         """The least entry above `low`, of any key here."""
+        low, _ = self._typed.bounds(low, None)
         entry: int | None = self._table.first_above(self._bound(low))
         return entry
 

@@ -13,6 +13,9 @@ from cairn.backends.key_index import NameIndex
 from cairn.backends.name_parts import Ints
 from cairn.backends.spread import grown
 
+FEW = 16
+"""So many lists are walked one by one: a step of numpy takes as long as a step in each of them."""
+
 
 class Chains:
     """Which positions belong to a key: a linked list of them per key, in arrays."""
@@ -53,10 +56,17 @@ class Chains:
         rows = np.flatnonzero(owners >= 0)
         at = self._heads[owners[rows]]
         found_rows, found = [rows], [at]
-        while len(at):
+        while len(at) > FEW:
             at = self._next[at]
             more = np.flatnonzero(at >= 0)
             rows, at = rows[more], at[more]
             found_rows.append(rows)
             found.append(at)
+        follow = self._next.data
+        for row, position in zip(rows.tolist(), at.tolist(), strict=True):
+            walked = []
+            while (position := follow[position]) >= 0:
+                walked.append(position)
+            found_rows.append(np.full(len(walked), row, np.int64))
+            found.append(np.array(walked, np.int64))
         return np.concatenate(found_rows), np.concatenate(found)

@@ -10,8 +10,9 @@ is laid out anew, between epochs.
 Always true here:
 - `committed` says which positions the parent epoch holds; their values are in the arrays, or put
   aside if the epoch has touched them;
-- what is read or stored is ordered by input or by name, never by position: positions depend
-  on history.
+- what is read, and a delta, is ordered by input or by name, never by position: positions depend
+  on history. Only a base goes by key group and then position: its rows are the same, its bytes
+  need not be.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cairn.backends.chains import Chains
 from cairn.backends.key_index import NameIndex
 from cairn.backends.name_order import is_ordered_as_integers, name_order
 from cairn.backends.name_parts import Ints
-from cairn.backends.overlay import Table
+from cairn.backends.overlay import Table, joined
 from cairn.backends.spread import Array, Arrays, Columns, form_of, grown, is_fixed
 from cairn.codec import codec
 from cairn.plan.keygroups import key_groups
@@ -211,13 +212,14 @@ class ColumnTable(Table):
         if len(missing) < len(positions):
             rows = pa.array(missing)
             names = [array.take(rows) for array in names]
+        groups = key_groups(names[0], self.keys.arrow, self._group_count)
+        # Before they are added: a name that has a position is not looked at again.
+        self.check_owned(names[0], groups)
         placed, firsts = self._index.add(names)
         count = len(self._index)
         if len(firsts):
             self._reserve(count)
-            fresh = names[0].take(pa.array(firsts))
-            new = slice(count - len(firsts), count)
-            self._groups[new] = key_groups(fresh, self.keys.arrow, self._group_count)
+            self._groups[count - len(firsts) : count] = groups[firsts]
         if len(missing) == len(positions):
             return placed
         positions = positions.copy()
@@ -273,6 +275,7 @@ class ColumnTable(Table):
     def _drop_but(self, groups: range) -> None:
         held = self._groups[: len(self._index)]
         self._drop((held < groups.start) | (held >= groups.stop))
+        self._lay_out()
 
     def _drop(self, gone: Bools) -> None:
         """Hold nothing at these positions. Between epochs: nothing is pending."""
@@ -302,12 +305,17 @@ class ColumnTable(Table):
 
     def _lay_out_if_sparse(self) -> None:
         count = len(self._index)
-        held = np.flatnonzero(self._committed[:count])
-        if count - len(held) > max(DEAD_MIN, len(held)):
-            names, values = self._index.arrays(held), self._values.take(held)
-            groups = self._groups[held]
-            self._clear()
-            self._load(names, values, groups, np.ones(len(held), np.bool_))
+        held = int(np.count_nonzero(self._committed[:count]))
+        if count - held > max(DEAD_MIN, held):
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Only names of which something is held have a position."""
+        held = np.flatnonzero(self._committed[: len(self._index)])
+        names, values = self._index.arrays(held), self._values.take(held)
+        groups = self._groups[held]
+        self._clear()
+        self._load(names, values, groups, np.ones(len(held), np.bool_))
 
     def _load(
         self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
@@ -388,7 +396,7 @@ class ColumnTable(Table):
         return [_cast(batch[name], type) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        whole = joined(batches)
         index = NameIndex(self._types)
         positions, _ = index.place(self._names(whole))
         last = np.empty(len(index), np.int64)

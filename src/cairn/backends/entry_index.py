@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT
-from cairn.backends.overlay import MapTable
+from cairn.backends.overlay import MapTable, in_order
 
 Owner = tuple[int, Any]
 """Key group and key."""
@@ -50,10 +50,10 @@ class EntryIndex:
                 del self._owners[entry]
 
     def entries(self, low: Any, high: Any) -> Iterator[Any]:
-        """Entries above `low` and up to `high`, in order."""
+        """Entries above `low` and up to `high`, in order. Nested ones have no bounds."""
         if self._unsorted or len(self._order) > 2 * len(self._owners) + 16:
             # An entry that went and came again is there twice.
-            self._order = sorted({entry for entry in self._order if entry in self._owners})
+            self._order = in_order({entry for entry in self._order if entry in self._owners})
             self._unsorted = False
         start = 0 if low is None else bisect_right(self._order, low)
         stop = len(self._order) if high is None else bisect_right(self._order, high)

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT as ABSENT
@@ -28,6 +29,7 @@ from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layou
 from cairn.backends.ttl import Expiry, leave_out_expired
 from cairn.codec import Codec, codec
 from cairn.codec.stamped import stamped_codec
+from cairn.errors import FunctionError
 from cairn.state import Declaration
 
 BASE_BATCH_ROWS = 64 * 1024
@@ -82,6 +84,20 @@ class Table(ABC):
                 self.changes[group] = {}
                 if self.expiry is not None:
                     self.expiry.assign(group)
+
+    def check_owned(self, keys: pa.Array, groups: npt.NDArray[Any]) -> None:
+        """Refuse keys of key groups that are not here: another subtask holds their state."""
+        foreign = np.flatnonzero((groups < self.groups.start) | (groups >= self.groups.stop))
+        if len(foreign):
+            key = keys[int(foreign[0])].as_py()
+            raise FunctionError(
+                f"state {self.name!r}: key {key!r} is not one of this subtask\n"
+                "  found: a key that is not the key of the rows at hand\n"
+                "  expected: state is read and written under the key of the rows (ctx.keys)\n"
+                "  next: key_by() the column that these keys are taken from",
+                state=self.name,
+                key=key,
+            )
 
     def promote(self) -> None:
         """The epoch is committed: its changes are the state now."""
@@ -370,12 +386,21 @@ def sorted_rows(rows: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: rows[key] for key in in_order(rows)}
 
 
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows in one batch."""
+    pieces = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    if len(pieces) > 1:
+        # Their files stay as they are, so nothing is lost.
+        raise OverflowError("deltas of more than 2 GiB of text or binary are not merged")
+    return pieces[0]
+
+
 def _last_rows(batches: Sequence[pa.RecordBatch], names: Iterable[list[Any]]) -> pa.RecordBatch:
     """Of rows with the same group and name the last one, sorted by group."""
-    whole = pa.Table.from_batches(batches).combine_chunks()
+    whole = joined(batches)
     groups = whole["group"].to_numpy()
     flat = (name for batch in names for name in batch)
     last = {named: at for at, named in enumerate(zip(groups.tolist(), flat, strict=True))}
     rows = np.fromiter(last.values(), np.int64, len(last))
     order = np.argsort(groups[rows], kind="stable")
-    return whole.take(pa.array(rows[order])).combine_chunks().to_batches()[0]
+    return whole.take(pa.array(rows[order]))

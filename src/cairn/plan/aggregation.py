@@ -49,9 +49,12 @@ def aggregation(
     taken = [*keys] if plan is None else [*keys, *WINDOW_COLUMNS]
     calls = parse_calls(asked, taken)
     found = [_typed(spark, schema, call, is_timed=order is not None) for call in calls]
+    checks_overflow = spark.conf.get("spark.sql.ansi.enabled") == "true"
     if plan is None:
-        return _running(schema, keys, found, order)
-    return _windowed(schema, keys, found, order, plan, carries_rows=carries_rows)
+        return _running(schema, keys, found, order, checks_overflow=checks_overflow)
+    return _windowed(
+        schema, keys, found, order, plan, carries_rows=carries_rows, checks_overflow=checks_overflow
+    )
 
 
 def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partials) -> PartialNode:
@@ -86,9 +89,14 @@ def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggr
 
 
 def _running(
-    schema: pa.Schema, keys: Sequence[str], aggregates: Sequence[Aggregate], order: str | None
+    schema: pa.Schema,
+    keys: Sequence[str],
+    aggregates: Sequence[Aggregate],
+    order: str | None,
+    *,
+    checks_overflow: bool,
 ) -> tuple[Aggregation, Partials]:
-    partials = make_partials(schema, keys, aggregates, order=order)
+    partials = make_partials(schema, keys, aggregates, order=order, checks_overflow=checks_overflow)
     result = pa.schema([*(schema.field(key) for key in keys), *(a.field for a in aggregates)])
     return RunningAggregate(Accumulators(aggregates), partials.layout, result), partials
 
@@ -101,6 +109,7 @@ def _windowed(
     plan: WindowPlan,
     *,
     carries_rows: bool,
+    checks_overflow: bool,
 ) -> tuple[Aggregation, Partials]:
     spec = plan.windows
     time = pane = None
@@ -122,6 +131,7 @@ def _windowed(
         pane=pane,
         carries_rows=carries_rows,
         may_group=may_group,
+        checks_overflow=checks_overflow,
     )
     bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
     fields = [*(schema.field(key) for key in keys), *bounds, *(a.field for a in aggregates)]

@@ -111,3 +111,7 @@ def test_keys_that_spark_takes_for_equal_are_one() -> None:
     assert numbered(struct)[0].tolist() == [0, 1, 0, 2]
     lists = pa.array([[1], [2], [1], None])
     assert numbered(lists)[0].tolist() == [0, 1, 0, 2]
+    floats_in_lists = pa.array([[0.0], [-0.0], [float("nan")], [-float("nan")], [None], None, []])
+    assert numbered(floats_in_lists)[0].tolist() == [0, 0, 1, 1, 2, 3, 4]
+    in_struct = pa.StructArray.from_arrays([floats_in_lists], ["a"])
+    assert numbered(in_struct)[0].tolist() == [0, 0, 1, 1, 2, 3, 4]

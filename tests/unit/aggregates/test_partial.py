@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from cairn.aggregates.accumulate import make_aggregate
 from cairn.aggregates.parse import parse_calls
@@ -48,3 +49,29 @@ def test_first_of_lists_by_time_is_left_to_the_slot() -> None:
     lists = SCHEMA.field("v").type
     assert made("first(v)", lists, is_timed=True).grouping is None
     assert made("first(v)", lists).grouping is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "type_", "may_group"),
+    [
+        ("sum(v)", pa.int64(), False),
+        ("sum(v)", pa.decimal128(20, 2), False),
+        ("avg(v)", pa.decimal128(20, 2), False),
+        ("sum(v)", pa.float64(), True),
+        ("avg(v)", pa.float64(), True),
+        ("max(v)", pa.int64(), True),
+    ],
+)
+def test_sums_that_spark_would_let_overflow_are_left_to_the_slot(
+    text: str, type_: pa.DataType, may_group: bool
+) -> None:
+    assert made(text, type_).grouping is not None
+    found = made(text, type_, checks_overflow=False)
+    assert (found.grouping is not None) == may_group
+
+
+def test_distinct_values_are_left_to_the_slot() -> None:
+    """Of a group they would be a set of any size, in one row."""
+    partials = made("approx_count_distinct(v)", pa.int64())
+    assert partials.grouping is None
+    assert not any("collect_set" in column for column in partials.grouped)

@@ -198,6 +198,21 @@ def test_the_global_window_emits_early_and_when_drained() -> None:
     assert job.harness.drain() == []
 
 
+def test_the_global_window_asks_to_be_drained_without_reading_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Aggregated(WindowPlan(Global(), early_rows=2))
+    operator = job.harness._operator
+    assert operator.earliest_timers() == (None, None)
+    job.epoch((1, 3, 5), (2, 3, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(operator.function.windows), "between", None)  # type: ignore[attr-defined]
+        assert operator.earliest_timers() == (None, MAX_MS)
+    job.harness.drain()
+    assert operator.earliest_timers() == (None, None)
+    assert job.epoch((1, 4, 7), (1, 4, 8)) == [(1, None, None, 3, 8)]
+
+
 def test_early_results_come_after_enough_rows() -> None:
     job = Aggregated(WindowPlan(Tumbling(10), early_rows=2))
     assert job.epoch((1, 3, 5), (2, 3, 5), (2, 4, 1), watermark_ms=1) == [(2, 0, 10, 2, 5)]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cairn import state
-from cairn.backends import columns, make_backend
+from cairn.backends import chains, columns, make_backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.columns import ColumnTable
 from cairn.plan.keygroups import key_groups
@@ -142,3 +142,26 @@ def test_a_base_begun_in_an_epoch_has_none_of_it() -> None:
     (rows,) = base
     found = dict(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True))
     assert found == {1: 1, 2: 2}
+
+
+@pytest.mark.parametrize("few", [0, 3, 1000])
+def test_a_key_with_many_entries_does_not_hide_those_with_few(
+    monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(chains, "FEW", few)
+    table, handle = made(state.Map("long", "long"), pa.int64())
+    lengths = {1: 500, 2: 1, 3: 40, 4: 39, 5: 2, 6: 40}
+    names = [(key, entry) for entry in range(500) for key, n in lengths.items() if entry < n]
+    for start in range(0, len(names), 100):
+        keys, entries = zip(*names[start : start + 100], strict=True)
+        handle.put_many(pa.array(keys), pa.array(entries), pa.array(entries))
+        table.promote()
+        handle.of_keys(pa.array([1]))
+    handle.put_many(pa.array([1, 3]), pa.array([7, 39]), pa.nulls(2, pa.int64()))
+    asked = [6, 1, 9, 2, 3, 4, 5]
+    rows, entries, values = handle.of_keys(pa.array(asked))
+    expected = sorted(
+        (asked.index(key), entry) for key, entry in names if (key, entry) not in ((1, 7), (3, 39))
+    )
+    assert list(zip(rows.to_pylist(), entries.to_pylist(), strict=True)) == expected
+    assert values.equals(entries)

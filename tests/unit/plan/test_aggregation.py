@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 
-from cairn.plan.aggregation import partial_node
+from cairn.plan import dataframe
+from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.graph import (
     EventTime,
     Node,
@@ -59,3 +62,16 @@ def test_running_aggregates_count_rows_of_any_time() -> None:
     (edge,) = graph.edges
     assert edge.event_time is None
     assert edge.schema.field("k").type == pa.int64()
+
+
+@pytest.mark.parametrize(("ansi", "is_grouped"), [("true", True), ("false", False)])
+def test_sums_are_grouped_ahead_only_where_spark_checks_them(
+    monkeypatch: pytest.MonkeyPatch, ansi: str, is_grouped: bool
+) -> None:
+    monkeypatch.setattr(dataframe, "transformed_schema", lambda *_: pa.schema([("x", pa.int64())]))
+    session = SimpleNamespace(conf={"spark.sql.ansi.enabled": ansi})
+    for plan in (None, WindowPlan(Tumbling(10))):
+        _, partials = aggregation(
+            session, nodes_of(None), (Port("rows"),), ["k"], {"total": "sum(v)"}, plan
+        )
+        assert (partials.grouping is not None) == is_grouped
