@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.rewind import settle
-from cairn.coordinator.ticker import is_due
+from cairn.coordinator.ticker import is_due, is_idleness_due
 from cairn.crash import crash_point
 from cairn.durations import MIN_MS
 from cairn.errors import CairnError
@@ -369,7 +369,12 @@ class Driver:
         """As `Run` does when Spark is silent; whether there was something to do."""
         newest = self.coordinator.newest
         now_ms = self.world.clock()
-        if newest is None or not (is_draining or is_due(newest, self.coordinator.origins, now_ms)):
+        origins, awake_ms = self.coordinator.origins, self.coordinator.awake_ms
+        if newest is None or not (
+            is_draining
+            or is_due(newest, now_ms)
+            or is_idleness_due(newest, origins, now_ms, awake_ms)
+        ):
             return False
         self._run_without_a_batch(newest.spark, is_draining)
         return True
