@@ -69,7 +69,7 @@ def test_wrong_job_is_refused_before_spark_runs_anything(spark, rows):
     with pytest.raises(PlanError, match="no column 'ts'"):
         job.source("timed", rows.stream(spark), event_time="ts")
     with pytest.raises(PlanError, match="expected: a timestamp"):
-        job.source("timed", rows.stream(spark), event_time="k")
+        job.source("timed", rows.stream(spark), event_time="m")
     keyed = source.key_by("k")
     counted = keyed.process(Count(), schema=OUT, uid="count")
     with pytest.raises(PlanError, match="'count' is used twice"):
