@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 ROWS_MAX = 128 * 1024
-BYTES_MAX = 32 * 1024 * 1024
+BYTES_MAX = 8 * 1024 * 1024
 SORT_ROWS_MIN = 4 * 1024
 """Fewer rows gain nothing from another order, so they keep the one they came in."""
 
@@ -59,6 +59,11 @@ class Gather:
         """What was gathered, by key group if it is much; None when there is nothing."""
         if not self._parts:
             return None
+        if len(self._parts) == 1 and self._byte_count >= self._bytes_max:
+            # Wide rows: copying them costs more than the caches give.
+            (part,) = self._parts
+            self.reset()
+            return part
         groups = pa.concat_arrays([part.groups for part in self._parts])
         rows = pa.concat_arrays([part.rows for part in self._parts])
         timed = [part.times for part in self._parts if part.times is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.slot.gather import Gather
@@ -19,6 +19,7 @@ def batch(rows: list[tuple[int, int]], first: int) -> tuple[Any, Any, Any]:
     return groups, at, pa.StructArray.from_arrays([at, groups], ["at", "group"])
 
 
+@settings(deadline=None)
 @given(BATCHES)
 def test_rows_come_out_by_group_in_the_order_they_came(batches: list[Any]) -> None:
     gather = Gather(sort_rows_min=0)
@@ -53,6 +54,14 @@ def test_few_rows_keep_the_order_they_came_in() -> None:
     gather.add(*batch([(3, 0), (1, 0)], 0))
     taken = gather.take()
     assert taken is not None and taken.groups.to_pylist() == [3, 1]
+
+
+def test_wide_rows_pass_as_they_are() -> None:
+    gather = Gather(bytes_max=1, sort_rows_min=0)
+    groups, times, rows = batch([(3, 0), (1, 0)], 0)
+    assert gather.add(groups, times, rows)
+    taken = gather.take()
+    assert taken is not None and taken.rows is rows and gather.take() is None
 
 
 def test_rows_without_event_time_have_none() -> None:
