@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
+LATE = "late"
+"""The side output of rows that came too late, or without a time."""
+
 EVENT_TIMERS = "timers.event"
 PROCESSING_TIMERS = "timers.processing"
 """Timers are state like any other: from key to {time in milliseconds: True}."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import BatchProcess, Function, KeyedProcess
+from cairn.functions import LATE, BatchProcess, Function, KeyedProcess
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
     check_event_time,
@@ -33,7 +33,6 @@ from cairn.plan.graph import (
     united_time,
 )
 from cairn.sinks.base import Sink
-from cairn.slot.outlet import LATE
 from cairn.types import parse_schema, schema_ddl
 from cairn.window_functions import (
     WindowApply,

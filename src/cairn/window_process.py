@@ -27,12 +27,10 @@ import pyarrow as pa
 
 from cairn.durations import MAX_MS
 from cairn.errors import PlanError
-from cairn.functions import KeyedProcess
+from cairn.functions import LATE, KeyedProcess
 from cairn.state import Declaration, Map
 from cairn.windows import FOREVER, Bounds, Global, Session, WindowSpec, complete_ms
 
-LATE = "late"
-"""The side output of late rows, as all operators have it."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FIRST_US = (dt.datetime.min.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 _LAST_US = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)

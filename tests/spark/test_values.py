@@ -208,19 +208,22 @@ def test_rows_of_a_key_come_in_event_time_order_with_ties_the_same_each_time(
         job = Job("ordered", max_parallelism=4)
         source = job.source("rows", shuffled.stream(spark, files_per_epoch=7), event_time="t")
         # It follows the column through a transform.
-        source.transform(lambda df: df.where("id >= 0")).key_by("k").process(
-            InOrder(), schema="x int", uid="order"
+        ordered = (
+            source.transform(lambda df: df.where("id >= 0"))
+            .key_by("k")
+            .process(InOrder(), schema="x int", uid="order")
         )
+        untimed = sinks.Collect()
+        ordered.side("late").sink_to(untimed, uid="untimed")
         finish(job, tmp_path / f"checkpoint-{attempt}")
         found.append(stored_state(job, tmp_path / f"checkpoint-{attempt}")["order"])
         assert len(epochs(tmp_path / f"checkpoint-{attempt}")) == 1
+        assert untimed.rows == [(0, None, 1000)]
     assert found[0] == found[1]
     for key, seen in found[0]["seen"].items():
         times = [row.t for row in seen]
-        known = [t for t in times if t is not None]
-        assert known == sorted(known)
-        assert times[: len(times) - len(known)] == [None] * (len(times) - len(known))
-        assert len(seen) == sum(row[0] == key for row in rows)
+        assert times == sorted(times)
+        assert len(seen) == sum(row[0] == key and row[1] is not None for row in rows)
         # Not simply by id: ties go by a hash of the row.
     millis = [found[0]["ids"][1][0], (T0 - dt.timedelta(days=40000)).timestamp() * 1000]
     assert millis[0] == millis[1]

@@ -46,7 +46,7 @@ class ObjectExtreme(_Objects):
     def __init__(self, type_: pa.DataType, *, is_max: bool) -> None:
         super().__init__(type_)
         self.is_max = is_max
-        self.names = ("max" if is_max else "min",)  # type: ignore[misc]
+        self.names = ("max" if is_max else "min",)
 
     def merge(self, into: Columns, at: Ints, columns: Columns) -> None:
         held = into[0]

@@ -11,7 +11,8 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,39 +25,40 @@ Columns = list[Any]
 """Of one part: numpy arrays, or an Arrow array where numpy has no such type."""
 
 
-class Part:
+class Part(ABC):
     """A column, or several that are merged together."""
 
-    names: ClassVar[tuple[str, ...]]
+    names: tuple[str, ...]
 
     @property
+    @abstractmethod
     def types(self) -> tuple[pa.DataType, ...]:
         """Of the columns in state."""
-        raise NotImplementedError
 
     @property
     def partial_types(self) -> tuple[pa.DataType, ...]:
         """Of the columns Spark sends."""
         return self.types
 
+    @abstractmethod
     def zeros(self, count: int) -> Columns:
         """That have seen nothing yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, arrays: list[pa.Array]) -> Columns:
         """From state; nulls are parts that were not there yet."""
-        raise NotImplementedError
 
     def read(self, arrays: list[pa.Array]) -> Columns:
         """From what Spark sends."""
         return self.load(arrays)
 
+    @abstractmethod
     def merge(self, into: Columns, at: Ints, columns: Columns) -> None:
         """Row i of `columns` into row at[i]; several rows may go to one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def store(self, columns: Columns) -> list[pa.Array]:
-        raise NotImplementedError
+        """To state."""
 
     def take(self, columns: Columns, rows: Ints) -> Columns:
         return [column[rows] for column in columns]
@@ -128,7 +130,7 @@ class Extreme(Part):
     def __init__(self, type_: pa.DataType, *, is_max: bool) -> None:
         self.type = type_
         self.is_max = is_max
-        self.names = ("max" if is_max else "min",)  # type: ignore[misc]
+        self.names = ("max" if is_max else "min",)
 
     @property
     def types(self) -> tuple[pa.DataType, ...]:

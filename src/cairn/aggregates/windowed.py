@@ -28,8 +28,9 @@ from cairn.aggregates.parts import Columns, Ints, plain
 from cairn.aggregates.running import Aggregation
 from cairn.aggregates.sessions import Spans, touching, united
 from cairn.durations import MAX_MS
+from cairn.functions import LATE
 from cairn.state import Declaration, Map
-from cairn.window_process import LATE, WindowPlan
+from cairn.window_process import WindowPlan
 from cairn.windows import Global, Session, Sliding, complete_ms
 
 NEVER = 2**63 - 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from cairn.backends.entries import Entries
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope as Scope
 from cairn.backends.scope import name_state as _name_state
@@ -187,7 +188,7 @@ class ListHandle(List[Any]):
             self._changes[scope.group].pop(scope.key, None)
 
 
-class MapHandle(Map[Any, Any]):
+class MapHandle(Entries):
     def __init__(self, declaration: Map[Any, Any], table: MapTable, scope: Scope) -> None:
         self.name = declaration.name
         self._scope = scope
@@ -195,31 +196,6 @@ class MapHandle(Map[Any, Any]):
         self._changes = table.changes
         self._values = table.values
         self._entries = table.entries
-
-    def _entry(self, entry: Any) -> Any:
-        if entry is None:
-            raise TypeError(f"state {self.name!r}: a map key cannot be None")
-        try:
-            return self._entries.normalise_key(entry)
-        except ValueTypeError as error:
-            raise _name_state(self, error) from None
-
-    def _stored(self, entry: Any) -> Any:
-        """The stored value of an entry, or ABSENT."""
-        scope = self._scope
-        changed = self._changes[scope.group].get(scope.key)
-        if changed is not None and entry in changed:
-            return changed[entry]
-        held = self._rows[scope.group].get(scope.key)
-        return ABSENT if held is None else held.get(entry, ABSENT)
-
-    def _put(self, entry: Any, value: Any) -> None:
-        scope = self._scope
-        changes = self._changes[scope.group]
-        changed = changes.get(scope.key)
-        if changed is None:
-            changed = changes[scope.key] = {}
-        changed[entry] = value
 
     def __getitem__(self, entry: Any) -> Any:
         value = self._stored(self._entry(entry))

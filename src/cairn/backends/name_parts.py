@@ -7,6 +7,7 @@ Always true here:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,18 +35,19 @@ class Names(NamedTuple):
     """Which parts are null, as bits; None: no part of any name."""
 
 
-class Part:
+class Part(ABC):
     """One type of a name: so many integers, and so many bits that say what is null."""
 
     width = 1
     bits = 1
 
+    @abstractmethod
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
-        raise NotImplementedError
+        """A column as integers, and what is null of it; `add`: what is new gets a number."""
 
+    @abstractmethod
     def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
         """The column. Where it is not nullable, nulls are under a null struct: anything will do."""
-        raise NotImplementedError
 
 
 class _FixedPart(Part):

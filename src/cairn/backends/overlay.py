@@ -178,7 +178,7 @@ class Table(ABC):
 
     def unpack_changes(self, batch: pa.RecordBatch) -> None:
         """Be the overlay that was packed."""
-        raise NotImplementedError
+        raise AssertionError(f"state {self.name!r}: nothing was packed")
 
     @abstractmethod
     def apply(self, batch: pa.RecordBatch) -> None:

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from cairn.backends.entries import Entries
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope, name_state
 from cairn.codec import ValueTypeError, codec
 from cairn.durations import MIN_MS
-from cairn.state import TTL, List, Map, Value
+from cairn.state import TTL, List, Value
 
 Clock = Callable[[Scope], int]
 
@@ -128,37 +129,16 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
             self._changes[scope.group].pop(scope.key, None)
 
 
-class ExpiringMapHandle(_Expiring, Map[Any, Any]):
+class ExpiringMapHandle(_Expiring, Entries):
     def __init__(self, table: MapTable, scope: Scope) -> None:
         self._bind(table, scope)
         self._entries = table.entries
-
-    def _entry(self, entry: Any) -> Any:
-        if entry is None:
-            raise TypeError(f"state {self.name!r}: a map key cannot be None")
-        try:
-            return self._entries.normalise_key(entry)
-        except ValueTypeError as error:
-            raise name_state(self, error) from None
-
-    def _stored(self, entry: Any) -> Any:
-        """The pair of an entry, expired or not, or ABSENT."""
-        scope = self._scope
-        changed = self._changes[scope.group].get(scope.key)
-        if changed is not None and entry in changed:
-            return changed[entry]
-        held = self._rows[scope.group].get(scope.key)
-        return ABSENT if held is None else held.get(entry, ABSENT)
 
     def _visible(self, entry: Any) -> Any:
         pair = self._stored(entry)
         if pair is not ABSENT and pair[0] + self._ttl_ms > self._clock(self._scope):
             return pair
         return ABSENT
-
-    def _put(self, entry: Any, pair: Any) -> None:
-        scope = self._scope
-        self._changes[scope.group].setdefault(scope.key, {})[entry] = pair
 
     def __getitem__(self, entry: Any) -> Any:
         name = self._entry(entry)

@@ -20,9 +20,8 @@ import pyarrow as pa
 
 from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
-from cairn.functions import Function
+from cairn.functions import LATE, Function
 from cairn.sinks.base import Sink
-from cairn.slot.outlet import LATE
 
 MAX_GROUP_COUNT = 32768
 

@@ -30,6 +30,7 @@ from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import (
     EVENT_TIMERS,
+    LATE,
     BatchProcess,
     Function,
     KeyedProcess,
@@ -39,7 +40,7 @@ from cairn.functions import (
 from cairn.plan.keygroups import groups_of
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
-from cairn.slot.outlet import LATE, Outlet, short
+from cairn.slot.outlet import Outlet, short
 from cairn.slot.protocol import Begin, Piece
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.spec import OperatorSpec

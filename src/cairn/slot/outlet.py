@@ -22,9 +22,6 @@ BATCH_ROWS_FIRST = 1024
 BATCH_ROWS_MAX = 16 * 1024
 BATCH_BYTES_TARGET = 16 * 1024 * 1024
 
-LATE = "late"
-"""The side output of rows that came too late, or without a time."""
-
 Target = Callable[[pa.RecordBatch], None]
 
 

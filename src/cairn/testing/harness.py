@@ -39,12 +39,11 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import BatchProcess, Function
+from cairn.functions import LATE, BatchProcess, Function
 from cairn.ids import new_id
 from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
-from cairn.slot.outlet import LATE
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
 from cairn.slot.spec import OperatorSpec, OutletSpec
