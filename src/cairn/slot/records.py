@@ -76,9 +76,9 @@ class RecordRunner:
                 f"  next: give {name} a method on_timer(self, time_ms, ctx)"
             )
         elif spec.event_time is None:
-            self._key_timers = UntimedKeyTimers(operator.context, self._timers)
+            self._key_timers = UntimedKeyTimers(operator.context, self._timers, operator.journal)
         else:
-            self._key_timers = KeyTimers(operator.context, self._timers)
+            self._key_timers = KeyTimers(operator.context, self._timers, operator.journal)
         self._event_until = self._processing_until = -FOREVER
         """Timers up to here are due in this epoch."""
         self._fires_between_rows = False
@@ -144,12 +144,16 @@ class RecordRunner:
         if self._fires_between_rows:
             assert self._timers is not None
             scoped = self._with_timers(scoped, self._timers.event)
+        self._run_rows(scoped, len(group_list))
+
+    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
+        """Call the function for so many rows, each with group, key and time before it."""
+        operator = self._operator
         context = operator.context
         main = operator.main
         process = self._function.process
         emit = main.rows.append
         row: Any = None
-        remaining = len(group_list)
         try:
             while remaining > 0:
                 rows_max = main.rows_max
