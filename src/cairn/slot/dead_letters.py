@@ -25,7 +25,7 @@ import pyarrow as pa
 from cairn.backends.journal import Journal
 from cairn.codec import codec
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import ERRORS, BatchProcess, KeyedProcess
+from cairn.functions import ERRORS, BatchProcess, KeyedProcess, Process
 from cairn.letters import (
     SCHEMA,
     error_text,
@@ -113,7 +113,10 @@ class RecordSifter(RecordRunner):
     """Runs a function row by row; rows that it fails on are put aside."""
 
     def __init__(
-        self, operator: Operator, function: KeyedProcess[Any], letters: DeadLetters
+        self,
+        operator: Operator,
+        function: KeyedProcess[Any] | Process[Any],
+        letters: DeadLetters,
     ) -> None:
         super().__init__(operator, function)
         self._letters = letters
@@ -125,7 +128,7 @@ class RecordSifter(RecordRunner):
 
     def _run_rows(self, scoped: Iterator[Any], count: int) -> None:
         context = self._operator.context
-        process = self._function.process
+        process = self._process_row
         emit = self._operator.main.rows.append
         journal, outlets = self._letters.journal, self._sifted
         row: Any = None
@@ -136,13 +139,12 @@ class RecordSifter(RecordRunner):
                     if type(result) is tuple:
                         emit(result)
                     else:
-                        self._emit_all("process()", result)
+                        self._emit_all(self._where, result)
                 for outlet in outlets:
                     if len(outlet.rows) != outlet.accepted:
                         outlet.accept()
             except Exception as error:
                 self._put_aside(error, json_text(row))
-                continue
             if journal:
                 journal.clear()
             for outlet in outlets:
@@ -151,45 +153,65 @@ class RecordSifter(RecordRunner):
         for outlet in outlets:
             outlet.flush()
 
+    def _run_broadcast_rows(self, timed: Iterator[Any]) -> None:
+        context = self._operator.context
+        for row, context.event_time_ms in timed:
+            try:
+                result = self._function.process_broadcast(row, context)
+                if result is not None:
+                    self._emit_all("process_broadcast()", result)
+                self._accept()
+            except Exception as error:
+                # Every subtask has the row, and fails on it: one letter is enough.
+                self._put_aside(error, json_text(row), is_told=context.subtask == 0)
+            self._row_done()
+
     def _call(self, kind: Kind, time_ms: int, due: list[tuple[int, Any]]) -> None:
         context = self._operator.context
         function = self._function
-        journal, outlets = self._letters.journal, self._sifted
+        assert isinstance(function, KeyedProcess), "timers belong to keys"
         for context.group, context.key in due:
             try:
                 result = function.on_timer(time_ms, context)
                 if result is not None:
                     self._emit_all("on_timer()", result)
-                for outlet in outlets:
-                    outlet.accept()
+                self._accept()
             except Exception as error:
                 self._put_aside(error, timer_json(kind, time_ms))
-                self._tell_of_failure(kind, time_ms)
-            journal.clear()
-            for outlet in outlets:
-                if outlet.accepted >= outlet.batch_rows:
-                    outlet.flush()
+                self._tell_of_failure(function, kind, time_ms)
+            self._row_done()
 
-    def _tell_of_failure(self, kind: Kind, time_ms: int) -> None:
+    def _tell_of_failure(self, function: KeyedProcess[Any], kind: Kind, time_ms: int) -> None:
         operator = self._operator
         try:
-            self._function.on_timer_failed(time_ms, operator.context)
+            function.on_timer_failed(time_ms, operator.context)
+            self._accept()
         except Exception as error:
             timer = timer_text(kind, time_ms)
             raise operator.failed("on_timer_failed()", error, timer=timer) from error
 
-    def _put_aside(self, error: Exception, row: str) -> None:
+    def _accept(self) -> None:
+        for outlet in self._sifted:
+            outlet.accept()
+
+    def _row_done(self) -> None:
+        self._letters.journal.clear()
+        for outlet in self._sifted:
+            if outlet.accepted >= outlet.batch_rows:
+                outlet.flush()
+
+    def _put_aside(self, error: Exception, row: str, *, is_told: bool = True) -> None:
         """The row has not been here, but for a letter."""
         check_forgivable(error)
         self._letters.journal.undo()
         for outlet in self._sifted:
             outlet.withdraw()
-        context = self._operator.context
-        self._letters.add(
-            error, key=context.key, row=row, time_ms=context.event_time_ms, epoch=context.epoch
-        )
-        for outlet in self._sifted:
-            outlet.accept()
+        if is_told:
+            context = self._operator.context
+            self._letters.add(
+                error, key=context.key, row=row, time_ms=context.event_time_ms, epoch=context.epoch
+            )
+            self._accept()
 
 
 class BatchSifter(BatchRunner):
