@@ -66,7 +66,7 @@ class DeadLetters:
 
     def add(self, error: Exception, *, key: Any, row: str, time_ms: int | None, epoch: int) -> None:
         self.rows += 1
-        if self._outlet is not None:
+        if self._outlet is not None and self._outlet.targets:
             letter = (
                 self._uid,
                 error_text(error),
@@ -131,6 +131,7 @@ class RecordSifter(RecordRunner):
         process = self._process_row
         emit = self._operator.main.rows.append
         journal, outlets = self._letters.journal, self._sifted
+        journal.clear()
         row: Any = None
         for context.group, context.key, context.event_time_ms, row in scoped:
             try:
@@ -263,6 +264,8 @@ class BatchSifter(BatchRunner):
             self._held = None
             for outlet, emitted in held:
                 self._pass_on(outlet, emitted)
+        for outlet in self._operator.outlets:
+            outlet.flush()
 
     def _pass_on(self, outlet: Outlet, batch: pa.RecordBatch) -> None:
         if self._held is None:
