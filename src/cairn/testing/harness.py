@@ -77,6 +77,7 @@ class Harness:
         event_time: str | None = None,
         watermark: str | None = None,
         now_ms: int = 0,
+        backend: str = "heap",
     ) -> None:
         self.schema = parse_schema(schema)
         keys = (key_by,) if isinstance(key_by, str) else tuple(key_by)
@@ -108,6 +109,8 @@ class Harness:
         self._keys = [codec(self.schema.field(name).type) for name in keys]
         self._group_hash = key_hasher([self.schema.field(name).type for name in keys])
         self.clock = ManualClock(now_ms)
+        self._backend = backend
+        self._scratch = tempfile.TemporaryDirectory(prefix="cairn-harness-")
         self._store = open_store("memory:")
         self._log = Log(self._store)
         self._term = self._log.take_over(host="harness", pid=0, wall_ms=now_ms).term
@@ -136,7 +139,8 @@ class Harness:
         if times is not None:
             order = self._in_time(fitted, times)
             fitted = [fitted[at] for at in order]
-            encoded, times = encoded.take(pa.array(order)), times.take(pa.array(order))
+            places = pa.array(order, pa.int64())
+            encoded, times = encoded.take(places), times.take(places)
         before = len(self._emitted[None])
         if not self._running:
             self._begin()
@@ -307,6 +311,7 @@ class Harness:
     def close(self) -> None:
         """Call the function's `close`, as at the end of a slot."""
         self._operator.close()
+        self._scratch.cleanup()
 
     def __enter__(self) -> Harness:
         return self
@@ -372,7 +377,7 @@ class Harness:
         return self._group_hash(key) % GROUP_COUNT
 
     def _fresh_operator(self) -> Operator:
-        backend = make_backend("heap", "")
+        backend = make_backend(self._backend, f"{self._scratch.name}/{new_id()}")
         operator = Operator(self._spec, backend, group_count=GROUP_COUNT)
         for outlet in operator.outlets:
             outlet.targets.append(partial(self._take, outlet.tag))
