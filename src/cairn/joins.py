@@ -27,7 +27,6 @@ from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError
 from cairn.functions import Context, KeyedProcess
 from cairn.state import Declaration, Map
-from cairn.types import type_ddl
 from cairn.window_process import named
 
 HOW = ("inner", "left", "right", "full")
@@ -72,16 +71,18 @@ class JoinPlan:
         """What a column of the right stream is called in the result."""
         return f"{column}{self.suffix}" if column in self.left.names else column
 
-    def schema(self) -> pa.Schema:
-        """Of the result: all of left, then right without its key columns."""
-        right_key = dict(self.on)
+    def schema(self, key_types: Sequence[pa.DataType]) -> pa.Schema:
+        """Of the result: all of left, then right without its key columns.
+
+        `key_types` are wide enough for the keys of both. Of a right row that is alone, the
+        key stands in the columns of left.
+        """
         fields = []
+        keys = dict(zip(self.left_keys, zip(self.right_keys, key_types, strict=True), strict=True))
         for field in self.left:
-            if field.name in right_key:
-                # Of a right row that is alone the key stands here.
-                other = self.right.field(right_key[field.name])
-                nullable = field.nullable or (self.keeps_right and other.nullable)
-                type_ = _common(field, other) if self.keeps_right else field.type
+            if self.keeps_right and field.name in keys:
+                other, type_ = keys[field.name]
+                nullable = field.nullable or self.right.field(other).nullable
                 fields.append(pa.field(field.name, type_, nullable))
             else:
                 fields.append(field.with_nullable(field.nullable or self.keeps_right))
@@ -115,11 +116,7 @@ def join_plan(
                 f"  found: {', '.join(schema.names)}",
                 column=column,
             )
-    for column, other in pairs:
-        _common(left.field(column), right.field(other))
-    plan = JoinPlan(left, right, pairs, *_bounds_ms(within), how, suffix)
-    plan.schema()
-    return plan
+    return JoinPlan(left, right, pairs, *_bounds_ms(within), how, suffix)
 
 
 def _pairs(on: Any) -> tuple[tuple[str, str], ...]:
@@ -136,20 +133,6 @@ def _pairs(on: Any) -> tuple[tuple[str, str], ...]:
 
 def _listed(on: Any) -> list[Any]:
     return list(on) if isinstance(on, Iterable) else [on]
-
-
-def _common(left: pa.Field, right: pa.Field) -> pa.DataType:
-    """The type of a key that both streams have."""
-    if left.type == right.type:
-        return left.type
-    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
-        return max(left.type, right.type, key=lambda type_: type_.bit_width)
-    raise PlanError(
-        f"join: column {left.name!r} of the left stream is {type_ddl(left.type)}, "
-        f"{right.name!r} of the right is {type_ddl(right.type)}\n"
-        "  next: bring them to one type with .transform(...)",
-        column=left.name,
-    )
 
 
 def _bounds_ms(within: Any) -> tuple[int, int]:
