@@ -66,7 +66,7 @@ class Store:
     def __init__(self, stages: dict[int, list[tuple[int, int | None]]]) -> None:
         self.stages = stages
 
-    def taskList(self, stage: int, *args: Any) -> Any:  # noqa: N802
+    def taskList(self, stage: int, *args: Any) -> Any:
         tasks = self.stages.get(stage, [])
         return Seq(tasks[:1] if args[4] else tasks[-1:])
 
@@ -75,16 +75,16 @@ class Seq:
     def __init__(self, tasks: Any) -> None:
         self.tasks = tasks
 
-    def isEmpty(self) -> bool:  # noqa: N802
+    def isEmpty(self) -> bool:
         return not self.tasks
 
     def head(self) -> Seq:
         return self
 
-    def launchTime(self) -> Seq:  # noqa: N802
+    def launchTime(self) -> Seq:
         return self
 
-    def getTime(self) -> int:  # noqa: N802
+    def getTime(self) -> int:
         return int(self.tasks[0][0])
 
     def duration(self) -> Seq:
