@@ -58,4 +58,4 @@ def alignment_ms(
 
 def is_chained(operator: OperatorSpec) -> bool:
     """Whether all its rows come from operators of its own level."""
-    return operator.lane is None
+    return all(inlet.lane is None for inlet in operator.inlets)
