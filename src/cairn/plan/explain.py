@@ -78,6 +78,7 @@ def explained(graph: Graph) -> Facts:
 def _source(node: SourceNode) -> Facts:
     return {
         "name": node.name,
+        "columns": node.schema.names,
         "schema": schema_ddl(node.schema),
         "event_time": node.event_time,
         **_mark(node.watermark),
@@ -255,7 +256,7 @@ def _head(facts: Facts) -> Iterator[str]:
         f"max_parallelism {facts['max_parallelism']}",
     ]
     yield f"job {facts['job']}: {', '.join(said)}"
-    yield "An epoch is one Spark action, a level one stage of it, with one Python process per subtask."
+    yield "An epoch is one Spark action; a level is a stage of it, a Python process per subtask."
     yield ""
     for source in facts["sources"]:
         yield from _folded(f"source {source['name']}", source["schema"])
