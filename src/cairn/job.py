@@ -117,6 +117,7 @@ class Job:
         on_stop: Literal["retain", "delete"] = "retain",
         spark_checkpoint: str | None = None,
         drain: bool = False,
+        on_error: Literal["fail", "dead-letter"] = "fail",
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
@@ -133,6 +134,9 @@ class Job:
         `retained_for` ("7 days"). `on_stop="delete"` removes the checkpoint when the run ends
         without an error. `spark_checkpoint` is where Spark keeps its own log, if its file
         systems do not reach the checkpoint.
+
+        With `on_error="dead-letter"` a row (or timer) that a function raises on does not fail the
+        epoch: what it did is undone, and it goes to the operator's `.side("errors")`.
         """
         from cairn.options import Options
         from cairn.run import Run
@@ -153,6 +157,7 @@ class Job:
                 on_stop=on_stop,
                 spark_checkpoint=None if spark_checkpoint is None else str(spark_checkpoint),
                 drain=drain,
+                on_error=on_error,
             ),
         )
 

@@ -92,6 +92,9 @@ def run(
     drain: Annotated[
         bool, typer.Option("--drain", help="With available-now: at the end, fire every timer.")
     ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="fail, or dead-letter: put rows aside that a function fails on.")
+    ] = "fail",
     allow_dropped_state: Annotated[
         bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
@@ -129,6 +132,7 @@ def run(
                     "spark_checkpoint": spark_checkpoint,
                     "allow_dropped_state": allow_dropped_state,
                     "drain": drain,
+                    "on_error": on_error,
                 },
                 as_json=as_json,
             )

@@ -60,6 +60,8 @@ def _about(facts: Facts) -> Table:
     if facts["late_rows"] or facts["untimed_rows"]:
         late = f"{count(facts['late_rows'])} late, {count(facts['untimed_rows'])} without a time"
         about.add_row("put aside", late)
+    if facts["error_rows"]:
+        about.add_row("failed", f"{many(facts['error_rows'], 'row')} put aside")
     about.add_row("time", _times(facts))
     waited = {
         uid: operator["alignment_ms"]

@@ -10,7 +10,7 @@ from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.slot.spec import JobSpec
 from cairn.storage.manifest import Epoch
 
-_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows")
+_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows", "error_rows")
 
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
@@ -110,6 +110,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "rows_in": rows_in,
         "late_rows": _total(operators, "late_rows"),
         "untimed_rows": _total(operators, "untimed_rows"),
+        "error_rows": _total(operators, "error_rows"),
         "watermark_ms": epoch.watermark_ms,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),

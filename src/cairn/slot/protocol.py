@@ -106,6 +106,8 @@ class OperatorAck(msgspec.Struct, frozen=True):
     late_rows: int = 0
     untimed_rows: int = 0
     """Rows without an event time; like late ones they are not processed."""
+    error_rows: int = 0
+    """Rows and timers that the function failed on and that were put aside."""
     event_timer_ms: int | None = None
     """The earliest timer that is left, by event time."""
     processing_timer_ms: int | None = None

@@ -382,6 +382,7 @@ class LevelRuntime:
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
+            error_rows=operator.error_rows,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
             groups=operator.groups_in,

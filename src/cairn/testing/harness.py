@@ -13,7 +13,8 @@ time less that, with `advance_watermark` to where it is told. Timers that are du
 or by the clock, are called at the beginning of the next epoch. As in production the
 function is a copy of the one given, its clock stands still inside an epoch, its output
 must fit the declared schema, and what it raises comes out as FunctionError and fails the
-epoch: it is rolled back.
+epoch: it is rolled back. With `on_error="dead-letter"` rows that it fails on are put aside
+instead, and are found in `harness.side("errors")`.
 
 Always true here:
 - `rollback` leaves state and outputs as they were at the last commit, and nothing else:
@@ -39,8 +40,9 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import LATE, BatchProcess, Function
+from cairn.functions import ERRORS, LATE, BatchProcess, Function
 from cairn.ids import new_id
+from cairn.letters import SCHEMA, OnError, check_on_error
 from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
 from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
@@ -77,6 +79,7 @@ class Harness:
         event_time: str | None = None,
         watermark: str | None = None,
         now_ms: int = 0,
+        on_error: OnError = "fail",
     ) -> None:
         self.schema = parse_schema(schema)
         keys = (key_by,) if isinstance(key_by, str) else tuple(key_by)
@@ -87,6 +90,9 @@ class Harness:
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
         if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
             raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
+        check_on_error(on_error)
+        if on_error == "dead-letter" and outputs.setdefault(ERRORS, SCHEMA) != SCHEMA:
+            raise PlanError(f"side output {ERRORS!r} has the schema of dead letters", tag=ERRORS)
         if watermark is not None and event_time is None:
             raise PlanError("watermark= needs event_time=")
         self._delay_ms = None if watermark is None else duration_ms(watermark, "watermark")
@@ -100,6 +106,7 @@ class Harness:
             inlets=(InletSpec(0, self.schema, keys, event_time),),
             function=cloudpickle.dumps(function),
             outlets=tuple(OutletSpec(tag, schema, (), ()) for tag, schema in outputs.items()),
+            on_error=on_error,
         )
         self._input = codec(pa.struct(list(self.schema)))
         self._keys = [codec(self.schema.field(name).type) for name in keys]
