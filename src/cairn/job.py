@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,6 +79,27 @@ class Job:
         return build_graph(
             self.name, self.max_parallelism, dict(self._nodes), chaining=self.chaining
         )
+
+    def explain(self, format: Literal["text", "svg", "json"] = "text") -> str:
+        """The graph: stages, operators, states, shuffles, chains. Nothing is started.
+
+        As text it is also printed. "svg" is a picture of it, "json" the same for programs.
+        """
+        from cairn.plan.drawing import explained_svg
+        from cairn.plan.explain import explained, explained_text
+
+        facts = explained(self.graph())
+        if format == "svg":
+            return explained_svg(facts)
+        if format == "json":
+            return json.dumps(facts, indent=2)
+        if format != "text":
+            raise PlanError(
+                f"explain: there is no format {format!r}\n  expected: one of text, svg, json"
+            )
+        text = explained_text(facts)
+        print(text)
+        return text
 
     def start(
         self,

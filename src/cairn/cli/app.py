@@ -140,6 +140,36 @@ def run(
 
 
 @app.command()
+def explain(
+    target: Annotated[
+        str, typer.Argument(metavar="JOB.PY:BUILD", help="A file and its build(spark, *args).")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Passed on to BUILD.")
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw it, into this file.")
+    ] = None,
+    master: Annotated[str, typer.Option(help="Spark's master; nothing runs on it.")] = "local[1]",
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark setting; repeat it.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show the graph of a job: stages, operators, states, shuffles, chains. Nothing is started.
+
+    [dim]cairn explain examples/fraud.py:build --svg fraud.svg -- payments out[/dim]
+    """
+    from cairn.cli.explaining import explain_job
+
+    with reported(debug=debug):
+        explain_job(
+            target, list(args or []), svg=svg, as_json=as_json, master=master, conf=list(conf or [])
+        )
+
+
+@app.command()
 def ls(
     checkpoint: Checkpoint,
     everything: Annotated[

@@ -145,6 +145,8 @@ class Report(msgspec.Struct, frozen=True):
     """Per operator, how many keys it holds, expired ones included that are still there."""
     base_failed: str = ""
     """Why a file could not be written in the background; it is tried again."""
+    stage: int | None = None
+    """The Spark stage it ran in; None without Spark."""
 
 
 class Failure(msgspec.Struct, frozen=True):
