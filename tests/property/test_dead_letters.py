@@ -179,7 +179,7 @@ _WRITES = (
 
 
 def _programs(*, nested: bool) -> st.SearchStrategy[list[Any]]:
-    command = st.tuples(st.sampled_from(_WRITES * 3 + FAILURES), _SMALL).map(list)
+    command = st.tuples(st.sampled_from(_WRITES * 2 + FAILURES), _SMALL).map(list)
     if nested:
         plan = st.tuples(st.just("plan"), _programs(nested=False)).map(list)
         command = command | plan
