@@ -13,7 +13,8 @@ time less that, with `advance_watermark` to where it is told. Timers that are du
 or by the clock, are called at the beginning of the next epoch. As in production the
 function is a copy of the one given, its clock stands still inside an epoch, its output
 must fit the declared schema, and what it raises comes out as FunctionError and fails the
-epoch: it is rolled back.
+epoch: it is rolled back. With `on_error="dead-letter"` rows that it fails on are put aside
+instead, and are found in `harness.side("errors")`.
 
 Always true here:
 - `rollback` leaves state and outputs as they were at the last commit, and nothing else:
@@ -39,8 +40,9 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import LATE, BatchProcess, Function
+from cairn.functions import ERRORS, LATE, BatchProcess, Function
 from cairn.ids import new_id
+from cairn.letters import SCHEMA, OnError, check_on_error
 from cairn.plan.check import check_function, check_handlers, check_ttl
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
@@ -76,6 +78,7 @@ class Harness:
         event_time: str | Mapping[str, str] | None = None,
         watermark: str | None = None,
         now_ms: int = 0,
+        on_error: OnError = "fail",
         backend: str = "heap",
         broadcast: Any = None,
     ) -> None:
@@ -95,6 +98,9 @@ class Harness:
             late = f"{LATE}.{inlet.name}" if inlet.name else LATE
             if outputs.setdefault(late, inlet.schema) != inlet.schema:
                 raise PlanError(f"side output {late!r} has the schema of the rows pushed", tag=late)
+        check_on_error(on_error)
+        if on_error == "dead-letter" and outputs.setdefault(ERRORS, SCHEMA) != SCHEMA:
+            raise PlanError(f"side output {ERRORS!r} has the schema of dead letters", tag=ERRORS)
         if watermark is not None and not self._is_timed:
             raise PlanError("watermark= needs event_time=")
         self._delay_ms = None if watermark is None else duration_ms(watermark, "watermark")
@@ -113,6 +119,7 @@ class Harness:
             inlets=inlets,
             function=cloudpickle.dumps(function),
             outlets=tuple(OutletSpec(tag, schema, (), ()) for tag, schema in outputs.items()),
+            on_error=on_error,
             stored_key_types=self._inputs.key_types,
         )
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
