@@ -171,7 +171,7 @@ def check_handlers(
             f"  next: give {found} a method for each of them"
         )
     known = {name for name in dir(function) if name.startswith("on_")}
-    unknown = known - set(expected) - {"on_timer", "on_epoch_committed"}
+    unknown = known - set(expected) - set(dir(KeyedProcess))
     if inputs and unknown:
         raise PlanError(
             f"operator {uid!r}: {found} has {sorted(unknown)[0]}(), but no such input\n"
