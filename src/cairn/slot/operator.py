@@ -194,7 +194,8 @@ class Operator:
         context = self.context
         context.epoch = begin.epoch
         context.now_ms = begin.now_ms
-        context.watermark_ms = begin.watermark_ms
+        watermark_ms, passed_ms = self._behind(begin.watermark_ms), self._behind(begin.passed_ms)
+        context.watermark_ms = watermark_ms
         context.subtask = subtask
         context.parallelism = begin.parallelism
         context.event_time_ms = context.timer_kind = None
@@ -220,15 +221,15 @@ class Operator:
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before.
-        passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
+        late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:
             # Others of the job may have one. Here nothing is late, so nothing is complete either.
-            passed_ms = None
+            late_ms = None
             context.watermark_ms = begin.watermark_ms if begin.is_draining else None
-        context.late_ms = passed_ms
+        context.late_ms = late_ms
         self.late_us = None
-        if passed_ms is not None and not self._runner().handles_late:
-            self.late_us = passed_ms * 1000
+        if late_ms is not None and not self._runner().handles_late:
+            self.late_us = late_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self._runner().reset()
@@ -238,7 +239,8 @@ class Operator:
     def _set_floor(self, begin: Begin) -> None:
         # Not the watermark: timers that are due by it fire at their own times, as far back
         # as where those of the parent epoch ended.
-        self.context.floor_ms = MIN_MS if begin.passed_ms is None else begin.passed_ms
+        passed_ms = self._behind(begin.passed_ms)
+        self.context.floor_ms = MIN_MS if passed_ms is None else passed_ms
         for table in self.tables.values():
             if table.expiry is not None:
                 table.expiry.begin(self.floor_ms(table, begin))
@@ -248,7 +250,13 @@ class Operator:
         ttl = table.declaration.ttl
         if ttl is None:
             return None
-        return begin.now_ms if ttl.clock == "processing" else begin.passed_ms
+        return begin.now_ms if ttl.clock == "processing" else self._behind(begin.passed_ms)
+
+    def _behind(self, watermark_ms: int | None) -> int | None:
+        """The watermark of this operator, where the job's is here."""
+        if watermark_ms is None or watermark_ms == MAX_MS:
+            return watermark_ms
+        return max(watermark_ms - self.spec.delay_ms, MIN_MS)
 
     def reclaim(self, seconds: float) -> bool:
         """Remove state that has expired, for about so long; True when there is more."""
@@ -429,6 +437,8 @@ class Operator:
         if event_ms is not None and not self.spec.has_watermark:
             # Whatever the watermark of others: it is for draining to come to these.
             event_ms = MAX_MS
+        if event_ms is not None:
+            event_ms = min(event_ms + self.spec.delay_ms, MAX_MS)
         return event_ms, processing_ms
 
     def own(self, subtask: int, parallelism: int) -> range:
