@@ -25,6 +25,7 @@ import cairn
 from cairn import Job, KeyedProcess, sinks, state
 
 WARM_UP = 3
+PARALLELISM = 4
 MASTER = "local-cluster[2,8,2048]"
 SHARED = "subtasks share 2 cores: beyond that, scheduling is measured too"
 
@@ -130,7 +131,7 @@ def panel(title: str, x_title: str, series: list[dict[str, Any]]) -> Panel:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000, help="rows per epoch")
-    parser.add_argument("--epochs", type=int, default=12, help="measured epochs per run")
+    parser.add_argument("--epochs", type=int, default=10, help="measured epochs per run")
     parser.add_argument("--master", default=MASTER)
     parser.add_argument("--quick", action="store_true", help="a trial; nothing is kept")
     options = parser.parse_args()
@@ -138,15 +139,20 @@ def main() -> None:
     if options.quick:
         options.epochs, subtasks, shuffles, sizes = 4, [1, 4], [1, 3], [10_000, 100_000]
     spark = cairn.session(
-        "bench", master=options.master, driver__memory="2g", ui__enabled=False,
-        sql__shuffle__partitions=2,
-    )  # fmt: skip
+        "bench",
+        master=options.master,
+        driver__memory="2g",
+        ui__enabled=False,
+        # As many tasks read a file as there are subtasks, small as it is.
+        sql__files__minPartitionNum=PARALLELISM,
+        sql__files__openCostInBytes=1,
+    )
     keys = 10_000
     sized = {"rows": options.rows, "epochs": options.epochs}
     series: dict[str, list[dict[str, Any]]] = {"parallelism": [], "shuffles": [], "keys": []}
 
     def run(kind: str, name: int, **how: int) -> None:
-        how = {"parallelism": 4, "operators": 2, "keys": keys, "held_keys": keys, **how}
+        how = {"parallelism": PARALLELISM, "operators": 2, "keys": keys, "held_keys": keys, **how}
         with work_dir() as work:
             measured = measure(spark, work, **how, **sized)
         waited = measured["waited_ms"]
@@ -199,8 +205,12 @@ def main() -> None:
             f"Median and middle half of {options.epochs} epochs, {options.rows:,} rows; {SHARED}.",
             [
                 panel("one shuffle", "subtasks", series["parallelism"]),
-                panel("4 subtasks, all operators together", "shuffles", series["shuffles"]),
-                panel("one shuffle, 4 subtasks", "keys of state", series["keys"]),
+                panel(
+                    f"{PARALLELISM} subtasks, all operators together",
+                    "shuffles",
+                    series["shuffles"],
+                ),
+                panel(f"one shuffle, {PARALLELISM} subtasks", "keys of state", series["keys"]),
             ],
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 300, 200, 56, 62, 58, 40
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 300, 200, 66, 62, 58, 30
 INK, DIM, LINE, RANGE = "#1f2328", "#59636e", "#2f66c9", "#a9c2ec"
 
 
