@@ -14,13 +14,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.entries import Entries
+from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope as Scope
 from cairn.backends.scope import name_state as _name_state
 from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.codec import ValueTypeError
-from cairn.state import Aggregating, Declaration, List, Map, Reducing, Value
+from cairn.state import (
+    Aggregating,
+    Broadcast,
+    Declaration,
+    List,
+    Map,
+    OperatorList,
+    Reducing,
+    Value,
+)
 from cairn.types import OBJECT
 
 
@@ -271,11 +282,15 @@ def make_handle(table: Table, scope: Scope) -> Declaration:
             return ExpiringListHandle(table, scope)
         return ListHandle(declaration, table, scope)
     if isinstance(table, MapTable):
+        if isinstance(declaration, OperatorList):
+            return OperatorListHandle(declaration, table)
         assert isinstance(declaration, Map)
         if expires:
             return ExpiringMapHandle(table, scope)
         return MapHandle(declaration, table, scope)
     assert isinstance(table, ValueTable)
+    if isinstance(declaration, Broadcast):
+        return BroadcastHandle(declaration, table)
     cell = _cell(declaration, table, scope)
     if isinstance(declaration, Reducing):
         return ReducingHandle(declaration, cell)

@@ -27,7 +27,7 @@ from cairn.slot.protocol import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
 from cairn.storage.files import StatePart
-from cairn.storage.manifest import EMPTY_VERSION, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Scope, next_version
 
 INCOMPLETE: Final = ""
 """A version that no epoch names."""
@@ -37,9 +37,16 @@ class Holding:
     """The tables of one entry in one slot, resident between epochs."""
 
     def __init__(
-        self, uid: str, key_type: pa.DataType, backend: Backend, *, group_count: int
+        self,
+        uid: str,
+        key_type: pa.DataType,
+        backend: Backend,
+        *,
+        group_count: int,
+        scope: Scope = "keyed",
     ) -> None:
         self.uid = uid
+        self.scope = scope
         self.key_type = key_type
         self.backend = backend
         self.group_count = group_count
@@ -83,7 +90,9 @@ class Holding:
         return True
 
     def own(self, subtask: int, parallelism: int) -> range:
-        """The key groups of a subtask."""
+        """The key groups of a subtask; of shared state it has all."""
+        if self.scope == "shared":
+            return range(self.group_count)
         return groups_of(subtask, parallelism, self.group_count)
 
     def is_at(self, version: str, groups: range) -> bool:
@@ -136,6 +145,9 @@ class Holding:
         """What the epoch changed, by state."""
         parts = []
         for name, table in sorted(self.tables.items()):
+            if self.scope == "shared":
+                # Replicas are compared by their deltas: those of equal content must be equal.
+                table.sort_changes()
             try:
                 batch = table.delta()
             except ValueError as error:

@@ -22,7 +22,10 @@ import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_handle
+from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.handles import make_handle
+from cairn.backends.heap import HeapBackend
+from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import Table
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
@@ -37,6 +40,7 @@ from cairn.functions import (
 )
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
+from cairn.slot.entry import own_states, shared_uid
 from cairn.slot.holding import Holding
 from cairn.slot.outlet import Outlet, fitted, short
 from cairn.slot.protocol import Begin
@@ -44,7 +48,9 @@ from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.spec import OperatorSpec
 from cairn.slot.timers import Timers
+from cairn.state import Broadcast
 from cairn.storage.files import StatePart
+from cairn.storage.manifest import Scope
 
 MESSAGE_CHARS_MAX = 4000
 
@@ -84,7 +90,20 @@ class Operator:
     def __init__(self, spec: OperatorSpec, backend: Backend, *, group_count: int) -> None:
         self.spec = spec
         self.group_count = group_count
-        self.state = Holding(spec.uid, spec.key_type, backend, group_count=group_count)
+        scope: Scope = "keyed" if spec.keys else "subtask"
+        self.state = Holding(spec.uid, spec.key_type, backend, group_count=group_count, scope=scope)
+        self.shared: Holding | None = None
+        """Broadcast state: the same in every subtask."""
+        if isinstance(spec.broadcast, Broadcast):
+            self.shared = Holding(
+                shared_uid(spec.uid),
+                spec.broadcast.key_type,
+                HeapBackend(),
+                group_count=group_count,
+                scope="shared",
+            )
+        self._lists: list[OperatorListHandle] = []
+        self._broadcast: BroadcastHandle | None = None
         self.context = SlotContext()
         self.context.count_late = self._count_late
         self.function: Function | None = None
@@ -92,6 +111,8 @@ class Operator:
         self.told_of: int | None = None
         """The last committed epoch that the function was told of."""
         self._is_declared = False
+        self._is_waiting = False
+        """For the last row of the broadcast."""
         self.is_draining = False
         self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
@@ -105,7 +126,7 @@ class Operator:
     @property
     def holdings(self) -> tuple[Holding, ...]:
         """All that it holds, its own state first."""
-        return (self.state,)
+        return (self.state,) if self.shared is None else (self.state, self.shared)
 
     @property
     def backend(self) -> Backend:
@@ -178,6 +199,11 @@ class Operator:
             self.late_us = passed_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self._is_waiting = False
+        for handle in self._lists:
+            handle.begin(subtask)
+        if self._broadcast is not None:
+            self._broadcast.forget()
         self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
@@ -198,27 +224,49 @@ class Operator:
         if not self._is_declared:
             function = self.spec.load()
             by_batch = isinstance(function, BatchProcess)
-            self.state.declare(declared_state(function), by_batch=by_batch)
+            self.state.declare(own_states(function), by_batch=by_batch)
+            if self.shared is not None:
+                assert self.spec.broadcast is not None
+                self.shared.declare({self.spec.broadcast.name: self.spec.broadcast})
             self._is_declared = True
 
     def _bind(self, function: Function) -> None:
         """Give the function its state."""
         by_batch = isinstance(function, BatchProcess)
-        declared = declared_state(function)
-        self.state.declare(declared, by_batch=by_batch)
-        for name in declared:
-            table = self.tables[name]
+        self.declare()
+        self.state.declare(own_states(function), by_batch=by_batch)
+        self._lists, self._broadcast = [], None
+        for name, table in self.tables.items():
             if by_batch:
                 setattr(function, name, make_batch_handle(table, self.group_count))
             elif name.isidentifier():
-                setattr(function, name, make_handle(table, self.context))
+                handle = make_handle(table, self.context)
+                setattr(function, name, handle)
+                if isinstance(handle, OperatorListHandle):
+                    self._lists.append(handle)
+        if self.shared is not None:
+            (table,) = self.shared.tables.values()
+            shared = make_handle(table, self.context)
+            assert isinstance(shared, BroadcastHandle)
+            self._broadcast = self.context.broadcast = shared
+            if table.name in declared_state(function):
+                setattr(function, table.name, shared)
 
     def begin_rows(self) -> None:
-        """Before the first row: what is due without one."""
+        """Before the first row: what is due without one. Rows of a broadcast come before that."""
+        self._is_waiting = self.spec.broadcast_inlet is not None
+        if not self._is_waiting:
+            self._runner().begin_rows()
+
+    def _end_broadcast(self) -> None:
+        """All rows of the broadcast are in: what was due at the beginning is due now."""
+        self._is_waiting = False
         self._runner().begin_rows()
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
+        if self._is_waiting:
+            self._end_broadcast()
         self.rows_in += self._row_count(rows)
         if times is not None:
             in_time = self._in_time(times)
@@ -230,10 +278,18 @@ class Operator:
 
     def run_broadcast(self, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows that all subtasks get, before the others of the epoch. They are never late."""
-        self.rows_in += len(rows)
-        runner = self._runner()
+        if self.context.subtask == 0:
+            # Every subtask gets them, but they are rows of the stream once.
+            self.rows_in += len(rows)
+        runner, shared = self._runner(), self._broadcast
         assert isinstance(runner, RecordRunner), "broadcast rows come one by one"
-        runner.run_broadcast(times, rows)
+        if shared is not None:
+            shared.is_writable = True
+        try:
+            runner.run_broadcast(times, rows)
+        finally:
+            if shared is not None:
+                shared.is_writable = False
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Rows of an operator of the same level that this one is chained to."""
@@ -287,6 +343,8 @@ class Operator:
 
     def finish(self) -> list[StatePart]:
         """After the last row: what the epoch changed of its own state."""
+        if self._is_waiting:
+            self._end_broadcast()
         self._runner().end_rows()
         self.flush()
         return self.state.delta(self.spec.uid)

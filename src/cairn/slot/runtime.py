@@ -37,6 +37,7 @@ from cairn.slot.operator import Operator
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
 from cairn.slot.reader import connected_rows
+from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.spec import (
     InletSpec,
@@ -47,7 +48,7 @@ from cairn.slot.spec import (
     lane_name,
 )
 from cairn.slot.sweeper import Sweeper
-from cairn.storage.files import StatePart, encode_segment
+from cairn.storage.files import EncodedSegment, StatePart, encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.pack import write_segment
@@ -186,7 +187,12 @@ class LevelRuntime:
         self.operators = [
             Operator(
                 op,
-                make_backend(job.backend, f"{scratch}/{new_id()}", job.backend_memory_bytes),
+                # Lists of subtasks are little: in memory with every backend.
+                make_backend(
+                    job.backend if op.keys else "heap",
+                    f"{scratch}/{new_id()}",
+                    job.backend_memory_bytes,
+                ),
                 group_count=job.group_count,
             )
             for op in spec.operators
@@ -275,16 +281,36 @@ class LevelRuntime:
             self.compactor.cancel(uid)
         missing = holding.bring_to(version, groups, pieces)
         if missing and version != EMPTY_VERSION:
-            assert begin.parent is not None, "state without a parent epoch"
-            restore(holding, self.log, self.store, begin.parent, missing, self.scratch, begin)
+            self._read_parent(holding, missing, begin, subtask)
             self.restored = True
             crash_point("slot.restored")
         holding.version = version
-        if uid in begin.rewrite and version != EMPTY_VERSION:
+        # Of state that all subtasks hold alike, the first one writes what is stored.
+        is_writer = holding.scope != "shared" or subtask == 0
+        if is_writer and uid in begin.rewrite and version != EMPTY_VERSION:
             self.compactor.cancel(uid)
             self._rewritten.append(self._write_base_now(holding, begin))
         else:
             self._compact(holding, begin, subtask)
+
+    def _read_parent(
+        self, holding: Holding, missing: list[range], begin: Begin, subtask: int
+    ) -> None:
+        assert begin.parent is not None, "state without a parent epoch"
+        if holding.scope == "subtask":
+            held = self.log.epoch(begin.parent).operators.get(holding.uid)
+            if held is not None and len(held.ranges) != begin.parallelism:
+                redistribute(
+                    holding,
+                    self.log,
+                    self.store,
+                    begin.parent,
+                    subtask=subtask,
+                    parallelism=begin.parallelism,
+                    scratch=self.scratch,
+                )
+                return
+        restore(holding, self.log, self.store, begin.parent, missing, self.scratch, begin)
 
     def _write_base_now(self, holding: Holding, begin: Begin) -> Compacted:
         base = holding.backend.begin_base(holding.tables, holding.groups)
@@ -363,7 +389,13 @@ class LevelRuntime:
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
             operators = [self._finish_operator(op, begin) for op in self.operators]
-            self.state_keys = {held.uid: held.state_keys() for held in self.holdings}
+            shared = [op.shared for op in self.operators if op.shared is not None]
+            operators += [self._finish_shared(holding, begin) for holding in shared]
+            self.state_keys = {
+                held.uid: held.state_keys()
+                for held in self.holdings
+                if held.scope != "shared" or self._subtask == 0
+            }
             crash_point("slot.delta.written")
             committables = {}
             for uid, sink in self.sinks.items():
@@ -392,6 +424,24 @@ class LevelRuntime:
             groups=operator.groups_in,
         )
 
+    def _finish_shared(self, holding: Holding, begin: Begin) -> OperatorAck:
+        """Every subtask has made the same changes: one stores them, the others say their name."""
+        parts = holding.delta(holding.uid.split(":")[0])
+        is_writer = self._subtask == 0
+        stored: Stored | None = None
+        if parts and is_writer:
+            stored = self._store_delta(holding.uid, parts, begin)
+        elif parts:
+            stored = Stored(_encoded(holding.uid, parts, begin).id, 0, 0)
+        holding.finished(None if stored is None else stored.id)
+        return OperatorAck(
+            uid=holding.uid,
+            rows_in=0,
+            rows_out=0,
+            keys_changed=holding.keys_changed() if is_writer else 0,
+            delta=stored,
+        )
+
     def report(self, *, executor: str, log: str, started_ms: int) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         uids = {holding.uid for holding in self.holdings}
@@ -413,9 +463,7 @@ class LevelRuntime:
         )
 
     def _store_delta(self, uid: str, parts: list[StatePart], begin: Begin) -> Stored:
-        segment = encode_segment(
-            "delta", uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch
-        )
+        segment = _encoded(uid, parts, begin)
         if len(segment.data) <= begin.inline_bytes_max:
             return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
         at = write_segment(self.store, segment, begin.term)
@@ -466,3 +514,7 @@ class LevelRuntime:
         for sink in self.sinks.values():
             sink.abort()
             sink.sink.close()
+
+
+def _encoded(uid: str, parts: list[StatePart], begin: Begin) -> EncodedSegment:
+    return encode_segment("delta", uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch)
