@@ -59,8 +59,8 @@ class BroadcastHandle(Broadcast[Any, Any]):
             stored = self._values.normalise(value)
         except ValueTypeError as error:
             raise name_state(self, error) from None
+        self._begin_change(name)
         self._table.changes[GROUP][name] = stored
-        self._order = None
 
     def __delitem__(self, key: Any) -> None:
         self._check_writable()
@@ -74,13 +74,20 @@ class BroadcastHandle(Broadcast[Any, Any]):
         for name in self._keys():
             self._remove(name)
 
+    def _begin_change(self, name: Any) -> None:
+        self._order = None
+        journal = self._table.journal
+        if journal is not None:
+            journal.append((self.forget,))
+            journal.keep(self._table.changes[GROUP], name)
+
     def _remove(self, name: Any) -> None:
+        self._begin_change(name)
         changes = self._table.changes[GROUP]
         if name in self._table.rows[GROUP]:
             changes[name] = None
         else:
             changes.pop(name, None)
-        self._order = None
 
     def _stored(self, name: Any) -> Any:
         changes = self._table.changes[GROUP]

@@ -109,11 +109,23 @@ class OperatorListHandle(OperatorList[Any]):
             return
         items = self._held()
         at = items[-1][0].at + 1 if items else 0
-        changed = self._table.changes[self._group].setdefault(self._subtask, {})
+        changes, journal = self._table.changes[self._group], self._table.journal
+        if journal is not None and self._subtask not in changes:
+            self._keep(changes, self._subtask)
+        changed = changes.setdefault(self._subtask, {})
         for index, value in enumerate(added, start=at):
             place = self._place((index, OWN))
+            if journal is not None:
+                self._keep(changed, place)
             items.append((place, value))
             changed[place] = value
+
+    def _keep(self, mapping: dict[Any, Any], name: Any) -> None:
+        """Before something is set: say how to take it back."""
+        journal = self._table.journal
+        if journal is not None:
+            journal.append((self.forget,))
+            journal.keep(mapping, name)
 
     def _replace(self, items: Items) -> None:
         """Be these items; what is committed and stays needs no change."""
@@ -121,6 +133,7 @@ class OperatorListHandle(OperatorList[Any]):
         changed = {place: ABSENT for place in held if place not in wanted}
         changed |= {p: v for p, v in items if p not in held or held[p] != v}
         changes = self._table.changes[self._group]
+        self._keep(changes, self._subtask)
         if changed:
             changes[self._subtask] = changed
         else:

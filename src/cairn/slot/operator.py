@@ -25,6 +25,8 @@ from cairn.backends.batch_handles import make_batch_handle
 from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.handles import make_handle
 from cairn.backends.heap import HeapBackend
+from cairn.backends.journal import Journal
+from cairn.backends.journaled_handles import make_journaled_handle
 from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import Table
 from cairn.durations import MAX_MS, MIN_MS
@@ -40,12 +42,14 @@ from cairn.functions import (
 )
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
+from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
 from cairn.slot.entry import own_states, shared_uid
 from cairn.slot.holding import Holding
 from cairn.slot.outlet import Outlet, fitted, short
 from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
+from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.spec import OperatorSpec
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
@@ -78,9 +82,15 @@ class Runner(Protocol):
 
 
 def make_runner(operator: Operator, function: Function) -> Runner:
+    letters = operator.letters
     if isinstance(function, BatchProcess):
+        # Partials are of rows that no user's code has seen, and will see none.
+        if letters is not None and not isinstance(function, PartialProcess):
+            return BatchSifter(operator, function, letters)
         return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess | Process)
+    if letters is not None:
+        return RecordSifter(operator, function, letters)
     return RecordRunner(operator, function)
 
 
@@ -114,7 +124,12 @@ class Operator:
         self._is_waiting = False
         """For the last row of the broadcast."""
         self.is_draining = False
-        self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
+        make_outlet = SiftedOutlet if spec.on_error == "dead-letter" else Outlet
+        self.outlets = [make_outlet(spec.uid, out.tag, out.schema) for out in spec.outlets]
+        self.letters: DeadLetters | None = None
+        """Where rows go that the function fails on, if they do not fail the epoch."""
+        if spec.on_error == "dead-letter":
+            self.letters = DeadLetters(spec.uid, self.outlets)
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
         self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
         self.late = {o.tag: o for o in self.outlets if o.tag and o.tag.split(".")[0] == LATE}
@@ -236,11 +251,15 @@ class Operator:
         self.declare()
         self.state.declare(own_states(function), by_batch=by_batch)
         self._lists, self._broadcast = [], None
+        for holding in self.holdings:
+            for table in holding.tables.values():
+                table.journal = self.journal
+        make_one = make_handle if self.journal is None else make_journaled_handle
         for name, table in self.tables.items():
             if by_batch:
                 setattr(function, name, make_batch_handle(table, self.group_count))
             elif name.isidentifier():
-                handle = make_handle(table, self.context)
+                handle = make_one(table, self.context)
                 setattr(function, name, handle)
                 if isinstance(handle, OperatorListHandle):
                     self._lists.append(handle)
@@ -334,7 +353,19 @@ class Operator:
         """Of an aggregation: how many groups the epoch's rows were in."""
         return self.function.groups if isinstance(self.function, PartialProcess) else 0
 
+    @property
+    def journal(self) -> Journal | None:
+        """Where writes say how they are undone, if the epoch may go on without a row."""
+        return None if self.letters is None else self.letters.journal
+
+    @property
+    def error_rows(self) -> int:
+        """Put aside in this epoch."""
+        return 0 if self.letters is None else self.letters.rows
+
     def _count_late(self, rows: int) -> None:
+        if self.journal is not None:
+            self.journal.append((setattr, self, "late_rows", self.late_rows))
         self.late_rows += rows
 
     def _runner(self) -> Runner:

@@ -419,6 +419,7 @@ class LevelRuntime:
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
+            error_rows=operator.error_rows,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
             groups=operator.groups_in,
@@ -442,7 +443,9 @@ class LevelRuntime:
             delta=stored,
         )
 
-    def report(self, *, executor: str, log: str, started_ms: int) -> Report:
+    def report(
+        self, *, executor: str, log: str, started_ms: int, stage: int | None = None
+    ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         uids = {holding.uid for holding in self.holdings}
         written = [file for file in self.compactor.announced() if file.uid in uids]
@@ -460,6 +463,7 @@ class LevelRuntime:
             compacted=(*self._rewritten, *written),
             state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
+            stage=stage,
         )
 
     def _store_delta(self, uid: str, parts: list[StatePart], begin: Begin) -> Stored:
