@@ -248,6 +248,7 @@ class Operator:
     def _bind(self, function: Function) -> None:
         """Give the function its state."""
         by_batch = isinstance(function, BatchProcess)
+        declared = declared_state(function)
         self.declare()
         self.state.declare(own_states(function), by_batch=by_batch)
         self._lists, self._broadcast = [], None
@@ -268,7 +269,7 @@ class Operator:
             shared = make_handle(table, self.context)
             assert isinstance(shared, BroadcastHandle)
             self._broadcast = self.context.broadcast = shared
-            if table.name in declared_state(function):
+            if table.name in declared:
                 setattr(function, table.name, shared)
 
     def begin_rows(self) -> None:
