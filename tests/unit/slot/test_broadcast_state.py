@@ -240,13 +240,26 @@ def test_timers_come_after_the_rules_of_their_epoch(tmp_path: Path) -> None:
 # From one program to the next
 
 
+class Without(KeyedProcess[Any]):
+    n = state.Value("long")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        pass
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        pass
+
+
 def test_a_program_without_it_is_refused_unless_it_may_be_lost(tmp_path: Path) -> None:
     job = make(tmp_path)
     job.run(ROWS, [("a", 1)])
-    with pytest.raises(
-        PlanError, match="operator 'alerts': the epoch holds broadcast state 'rules'"
-    ):
-        job.lead(2, alerts=Anonymous(), broadcast=None)
+    with pytest.raises(PlanError, match="'alerts': the epoch holds broadcast state 'rules'"):
+        job.lead(2, alerts=Without(), broadcast=None)
+    job.lead(2, alerts=Without(), broadcast=None, allow_dropped_state=True)
+    job.run(ROWS, [("b", 2)])
+    assert shared_uid("alerts") not in job.newest.operators
+    job.lead(3)
+    assert {row[3] for row in job.run(ROWS)} == {""}, "it does not come back"
 
 
 def test_its_keys_keep_their_type(tmp_path: Path) -> None:
