@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cairn import KeyedProcess, state
+from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
 from cairn.slot.entry import shared_uid
 from cairn.snapshots import EpochReader
@@ -288,3 +290,17 @@ def test_its_values_may_get_another_type(tmp_path: Path) -> None:
     job.kill()
     job.run([], [("b", 0)])
     assert job.replicas() == [{"a": "<1>", "b": "new"}] * 5
+
+
+def test_show_says_whose_state_is(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path, f"file://{tmp_path}/checkpoint")
+    job.lead(2)
+    job.run(ROWS, [("a", 1)])
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "checkpoint")])
+    assert shown.exit_code == 0
+    text = " ".join(shown.stdout.split())
+    assert "operator alerts:broadcast the same in every subtask" in text
+    assert "rules broadcast string → bigint" in text
+    assert "operator notes a list per subtask" in text
+    assert "own operator list bigint" in text
+    assert "operator alerts keyed by k bigint" in text
