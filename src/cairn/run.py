@@ -18,7 +18,7 @@ from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import Function, declared_state
-from cairn.idle import Host, IdleEpochs
+from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options, check_parallelism
 from cairn.plan.check import check_function, check_ttl
 from cairn.plan.deploy import pickled_function
@@ -97,7 +97,7 @@ class Run:
         self.error: BaseException | None = None
         self._change_lock = threading.Lock()
         self._change: _Change | None = None
-        self._epoch_lock = threading.Lock()
+        self._turn = Turn()
         self._stopping = False
         self._is_over = False
         """Spark's query has ended, and what follows it."""
@@ -113,7 +113,7 @@ class Run:
             fail=self._fail,
             stop=self._stop_query,
         )
-        self._idle = IdleEpochs(host, self._coordinator, self._pace, self._epoch_lock, graph.name)
+        self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
         self._query = self._start_query()
         self._ticker: Ticker | None = None
         if not self._is_bounded:
@@ -134,12 +134,9 @@ class Run:
     # Epochs, on Spark's thread
 
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
-        while not self._epoch_lock.acquire(timeout=0.1):
-            if self._is_ending:
-                self._refuse_epoch()
+        self._turn.take_for_batch(self._refuse_if_ending)
         try:
-            if self._is_ending:
-                self._refuse_epoch()
+            self._refuse_if_ending()
             self._run_batch(rows, batch_id)
             crash_point("driver.epoch.ended")
         except _StoppingError:
@@ -148,13 +145,15 @@ class Run:
             self.error = self.error or error
             raise
         finally:
-            self._epoch_lock.release()
+            self._turn.give_up()
 
     @property
     def _is_ending(self) -> bool:
         return self._stopping or self._is_over or self.error is not None
 
-    def _refuse_epoch(self) -> None:
+    def _refuse_if_ending(self) -> None:
+        if not self._is_ending:
+            return
         # Only once Spark knows that it is being stopped is the refusal no failure to it.
         self._stop_called.wait(STOP_PATIENCE_S)
         time.sleep(0.2)
@@ -262,8 +261,11 @@ class Run:
             except Exception as error:
                 failure = error
             if self.error is None and failure is not None and not self._stopping:
-                with self._epoch_lock:
+                self._turn.take_at_once()
+                try:
                     goes_on = self._go_on_elsewhere(failure)
+                finally:
+                    self._turn.give_up()
                 if goes_on:
                     continue
                 self.error = self._explained(failure)
@@ -274,8 +276,8 @@ class Run:
             self._finish_input()
         # An epoch without a batch may be under way: it needs its slots. None begins after this.
         self._is_over = True
-        if self._epoch_lock.acquire(timeout=STOP_PATIENCE_S):
-            self._epoch_lock.release()
+        if self._turn.take_at_once(STOP_PATIENCE_S):
+            self._turn.give_up()
         if self.error is not None:
             self.status = "failed"
         else:
@@ -352,7 +354,8 @@ class Run:
     def process_all_available(self) -> None:
         """Until everything the sources hold now is in committed epochs; raises what failed.
 
-        Timers that the watermark has come to by then have fired.
+        Timers that the watermark has come to by then have fired, and what loops sent back has
+        been processed, until they send back nothing more.
         """
         try:
             self._query.processAllAvailable()
@@ -376,13 +379,13 @@ class Run:
             )
         self._stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
-        finished = self._epoch_lock.acquire(timeout=STOP_PATIENCE_S)
+        finished = self._turn.take_at_once(STOP_PATIENCE_S)
         try:
             self._stop_called.set()
             self._query.stop()
         finally:
             if finished:
-                self._epoch_lock.release()
+                self._turn.give_up()
         self._ended.wait(STOP_PATIENCE_S)
         if savepoint is not None:
             self.savepoint(savepoint)

@@ -2,7 +2,8 @@
 
     take_over -> recover -> run_epoch*          each epoch:
       begin     what the attempt starts from, fixed
-      execute   the subtasks run and acknowledge (Spark, or a simulation)
+      execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
+                loops again and again, up to so many rounds, while records are sent back
       pack      small deltas into one object
       manifest  put-if-absent: from here on the epoch exists
       commit    sinks publish, again and again until they have
@@ -15,7 +16,8 @@ Always true here:
 - sinks publish an epoch only after its manifest is written;
 - `now` and the watermark never go back, and are the same in every attempt at an epoch;
 - parallelism and functions change between two epochs, never within one;
-- an epoch that failed before its manifest never happened, and is tried again whole.
+- an epoch that failed before its manifest never happened, and is tried again whole, with
+  all its rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
 from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
-from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
+from cairn.coordinator.ranges import (
+    advance,
+    pieces_of,
+    ranges_for,
+    replaced,
+    slots_for,
+    take_in,
+)
+from cairn.coordinator.rounds import following, sends_back
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
@@ -38,6 +48,7 @@ from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Sink
+from cairn.slot.feedback import records_decl
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Report, Stored
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
@@ -136,6 +147,7 @@ class Coordinator:
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
         self.states = {uid: state_decls(op) for uid, op in self.operators.items()}
+        self.feedbacks = {feedback.uid: feedback for feedback in spec.feedbacks}
         # Asked for until an epoch has done it, also when another change comes first.
         self._rewrite = (self._rewrite | frozenset(rewrite)) & self.operators.keys()
 
@@ -196,15 +208,14 @@ class Coordinator:
         for attempt in range(self._attempts_max):
             begin = self._begin(number, attempt, now_ms, ranges, is_draining)
             try:
-                outcome = execute(begin)
-                outcome = outcome._replace(acks=self._complete(outcome.acks))
+                rounds = self._run_rounds(begin, execute)
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                compacted = announced(outcome.reports)
-                slices = self._pack(outcome.acks, compacted)
+                compacted = announced([r for outcome in rounds for r in outcome.reports])
+                slices = self._pack([a for outcome in rounds for a in outcome.acks], compacted)
                 crash_point("driver.pack.written")
                 parts = self._take_in(begin, ranges, compacted, slices)
-                epoch = self._manifest(begin, parts, position, outcome, slices, ran_ms)
+                epoch = self._manifest(begin, parts, position, rounds, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -248,10 +259,24 @@ class Coordinator:
         """What the next epoch runs with."""
         return None if self.newest is None else self.newest.watermark_ms
 
+    def _run_rounds(self, begin: Begin, execute: Execute) -> list[Outcome]:
+        """The rounds of an attempt: one, or in a job with loops as many as it takes."""
+        rounds = []
+        while True:
+            outcome = execute(begin)
+            outcome = outcome._replace(acks=self._complete(outcome.acks))
+            rounds.append(outcome)
+            is_last = begin.round + 1 >= self.spec.rounds_max
+            if is_last or not sends_back(outcome.acks, self.feedbacks):
+                return rounds
+            crash_point("driver.round.ran")
+            begin = following(begin, outcome.acks, self.feedbacks)
+
     def _ranges(self) -> dict[str, list[RangeState]]:
         held = {} if self.newest is None else self.newest.operators
         count = self.spec.group_count
-        return {uid: ranges_for(held.get(uid), self.parallelism, count) for uid in self.operators}
+        uids = [*self.operators, *self.feedbacks]
+        return {uid: ranges_for(held.get(uid), self.parallelism, count) for uid in uids}
 
     def _begin(
         self,
@@ -269,7 +294,7 @@ class Coordinator:
             }
             for uid, parts in ranges.items()
         }
-        shares = max(1, len(self.operators) * self.parallelism)
+        shares = max(1, len(ranges) * self.parallelism)
         return Begin(
             run_id=self.run_id,
             term=self.term,
@@ -295,7 +320,7 @@ class Coordinator:
         found = {}
         for uid, parts in ranges.items():
             entry = None if self.newest is None else self.newest.operators.get(uid)
-            if entry is not None and len(entry.ranges) != len(parts):
+            if uid not in self.feedbacks and entry is not None and len(entry.ranges) != len(parts):
                 found[uid] = [
                     pieces_of(entry, range(p.first_group, p.first_group + p.group_count))
                     for p in parts
@@ -376,17 +401,26 @@ class Coordinator:
         begin: Begin,
         ranges: dict[str, list[RangeState]],
         position: SparkPosition,
-        outcome: Outcome,
+        rounds: Sequence[Outcome],
         slices: Mapping[str, Slice],
         ran_ms: float,
     ) -> Epoch:
         assert self._collector is not None
-        by_operator = {
-            (operator.uid, ack.subtask): operator
-            for ack in outcome.acks
-            for operator in ack.operators
+        last = rounds[-1]
+        acks = [ack for outcome in rounds for ack in outcome.acks]
+        held = state_keys_of(last.reports)
+        found: dict[tuple[str, int], RangeState] = {
+            (uid, subtask): part
+            for uid, parts in ranges.items()
+            for subtask, part in enumerate(parts)
         }
-        held = state_keys_of(outcome.reports)
+        for ack in acks:
+            for op in ack.operators:
+                at = op.uid, ack.subtask
+                if op.uid in self.feedbacks:
+                    found[at] = replaced(found[at], op, begin.epoch, slices)
+                else:
+                    found[at] = advance(found[at], op, begin.epoch, slices, held.get(at))
         operators = {}
         for uid, spec in self.operators.items():
             operators[uid] = OperatorEntry(
@@ -395,23 +429,24 @@ class Coordinator:
                 key_types=spec.key_types,
                 states=self.states[uid],
                 parallelism=self.parallelism,
-                ranges=[
-                    advance(
-                        part,
-                        by_operator[uid, subtask],
-                        begin.epoch,
-                        slices,
-                        held.get((uid, subtask)),
-                    )
-                    for subtask, part in enumerate(ranges[uid])
-                ],
+                ranges=[found[uid, subtask] for subtask in range(self.parallelism)],
+            )
+        for uid, feedback in self.feedbacks.items():
+            operators[uid] = OperatorEntry(
+                uid=uid,
+                function_version="",
+                key_types=feedback.key_types,
+                states=records_decl(feedback),
+                parallelism=self.parallelism,
+                ranges=[found[uid, subtask] for subtask in range(self.parallelism)],
+                scope="feedback",
             )
         committables: dict[str, list[Any]] = {uid: [] for uid in self._sinks}
-        for ack in outcome.acks:
+        for ack in acks:
             for uid, committable in ack.committables.items():
                 committables[uid].append(committable)
         clocks = clocks_of(self.newest).after(
-            outcome.event_times,
+            rounds[0].event_times,
             self.origins,
             begin.now_ms,
             ended_ms=self._clock(),
@@ -429,12 +464,12 @@ class Coordinator:
             # The watermark of a drain is made up: what operators emit then is as old as before.
             passed_ms=begin.passed_ms if begin.is_draining else begin.watermark_ms,
             seen_ms=clocks.seen_ms,
-            timers=timers_of(outcome.acks),
+            timers=timers_of(last.acks),
             spark=position,
             operators=operators,
             committables=committables,
-            timings=timings_of(outcome.reports, begin, ran_ms),
-            metrics=metrics_of(outcome.acks, outcome.reports),
+            timings=timings_of([outcome.reports for outcome in rounds], begin, ran_ms),
+            metrics=metrics_of(acks, [outcome.reports for outcome in rounds]),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 

@@ -62,7 +62,12 @@ class Sink(ABC):
         self.context = context
 
     @abstractmethod
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer: ...
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        """A writer for an attempt: a number that rises.
+
+        In a loop with several rounds each one has its own. All rounds of the attempt that
+        counts are published, so what they prepare must not share a name.
+        """
 
     @abstractmethod
     def commit(self, epoch: int, committables: Sequence[Committable]) -> None:

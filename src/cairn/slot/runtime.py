@@ -121,7 +121,7 @@ class SinkRuntime:
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.committed(begin.parent)
-        self.writer = self.sink.writer(begin.epoch, subtask, begin.attempt)
+        self.writer = self.sink.writer(begin.epoch, subtask, begin.step)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"

@@ -108,6 +108,11 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
 
 
+Scope = Literal["keyed", "subtask", "shared", "feedback"]
+"""Whose state it is: of the keys, of each subtask, of all of them alike; or it is records on
+their way back in a loop, which each epoch replaces."""
+
+
 class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     function_version: str
@@ -115,6 +120,7 @@ class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, StateDecl]
     parallelism: int
     ranges: list[RangeState]
+    scope: Scope = "keyed"
 
 
 class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +213,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True):
     key_types: dict[str, str]
     states: dict[str, StateDecl]
     parallelism: int
+    scope: Scope = "keyed"
 
 
 class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -363,6 +370,7 @@ def _unpack_operator(
         states=about.states,
         parallelism=about.parallelism,
         ranges=ranges,
+        scope=about.scope,
     )
 
 
@@ -391,6 +399,7 @@ def _about(entry: OperatorEntry) -> _About:
         key_types=entry.key_types,
         states=entry.states,
         parallelism=entry.parallelism,
+        scope=entry.scope,
     )
 
 
