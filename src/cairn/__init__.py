@@ -17,7 +17,7 @@ from cairn.errors import (
     StateNotFoundError,
     StateSchemaError,
 )
-from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess
+from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
 from cairn.session import session, spark_config
 from cairn.window_functions import WindowFunction
@@ -39,6 +39,7 @@ __all__ = [
     "KeyGroupCountError",
     "KeyedProcess",
     "PlanError",
+    "Process",
     "QueryError",
     "RestoreError",
     "StaleEpochError",

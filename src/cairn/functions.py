@@ -129,7 +129,8 @@ class Function:
 class KeyedProcess(Function, Generic[Row]):
     """Code and state per key. Subclass it, declare state as class attributes.
 
-    `process` returns or yields rows (tuples, dicts or row objects), or nothing.
+    `process` returns or yields rows (tuples, dicts or row objects), or nothing. On connected
+    streams there is a method `on_<name>(row, ctx)` for each of them in its place.
     """
 
     def process(self, row: Row, ctx: Context) -> Any:
@@ -141,6 +142,29 @@ class KeyedProcess(Function, Generic[Row]):
 
         Timers are set with `ctx.timers` and come in order of their times. One that is set
         here and is due already is called in the same epoch.
+        """
+
+    def process_broadcast(self, row: Any, ctx: Context) -> Any:
+        """Each row of a broadcast, before the other rows of the epoch, the same in all subtasks.
+
+        `ctx.broadcast` may be written here, and only here; there is no key at hand.
+        """
+
+
+class Process(Function, Generic[Row]):
+    """Code without keys, on any stream. Each subtask has its own state, an `OperatorList`.
+
+    `process` returns or yields rows (tuples, dicts or row objects), or nothing.
+    """
+
+    def process(self, row: Row, ctx: Context) -> Any:
+        """Each row that comes to this subtask; `ctx.key` is None."""
+        raise PlanError(f"{type(self).__name__} defines no process(row, ctx)")
+
+    def process_broadcast(self, row: Any, ctx: Context) -> Any:
+        """Each row of a broadcast, before the other rows of the epoch, the same in all subtasks.
+
+        `ctx.broadcast` may be written here, and only here.
         """
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from cairn.connected import ConnectedStreams, connected
 from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
-from cairn.stream import Stream
+from cairn.stream import KeyedStream, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
 class Job:
     """A named graph of operators. `max_parallelism` is fixed for the life of its state."""
 
-    def __init__(self, name: str, *, max_parallelism: int = 128) -> None:
+    def __init__(self, name: str, *, max_parallelism: int = 128, chaining: bool = True) -> None:
+        """`chaining`: functions without keys run in the process of the operator that feeds them.
+
+        Without it each of them is a stage of its own, behind a shuffle.
+        """
         check_name("job", name)
         self.name = name
         self.max_parallelism = max_parallelism
+        self.chaining = chaining
         self._nodes: dict[str, Node] = {}
 
     def source(
@@ -58,9 +64,20 @@ class Job:
         self._nodes[name] = SourceNode(name, dataframe, schema, event_time, mark)
         return Stream(self, (Port(name),), schema)
 
+    def connect(self, **streams: KeyedStream) -> ConnectedStreams:
+        """Keyed streams into one function: `job.connect(orders=..., payments=...).process(...)`.
+
+        The function is a KeyedProcess with a method `on_<name>(row, ctx)` for each of them. Rows
+        with equal keys share state and timers, whatever the key columns are called. Where all
+        streams have an event time, an epoch's rows of a key come in its order across them.
+        """
+        return connected(self, streams)
+
     def graph(self) -> Graph:
         """The job as it stands, checked and cut into levels."""
-        return build_graph(self.name, self.max_parallelism, dict(self._nodes))
+        return build_graph(
+            self.name, self.max_parallelism, dict(self._nodes), chaining=self.chaining
+        )
 
     def start(
         self,

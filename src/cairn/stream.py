@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cairn.connected import ConnectedStreams
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import LATE, BatchProcess, Function, KeyedProcess
+from cairn.functions import LATE, BatchProcess, KeyedProcess, Process
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
     check_event_time,
@@ -21,18 +22,21 @@ from cairn.plan.check import (
     check_watermark,
 )
 from cairn.plan.graph import (
+    Inlet,
     Port,
     ProcessNode,
     SinkNode,
     TimeNode,
     TransformNode,
     bare_ports,
+    late_tag,
     port_schema,
     root_ports,
     united_schema,
     united_time,
 )
 from cairn.sinks.base import Sink
+from cairn.state import Declaration
 from cairn.types import parse_schema, schema_ddl
 from cairn.window_functions import (
     WindowApply,
@@ -117,6 +121,20 @@ class Stream:
         check_keys(columns, self.schema)
         return KeyedStream(self, columns)
 
+    def process(self, function: Process[Any], *, schema: Any, uid: str) -> ProcessStream:
+        """Run a function without keys over every row. `uid` names its state, for good.
+
+        It runs where the rows are, without a shuffle, if they come from another operator.
+        """
+        return self._spread().process(function, schema=schema, uid=uid)
+
+    def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
+        """Let a function without keys see each of these rows in every subtask."""
+        return self._spread().broadcast(rows, declaration)
+
+    def _spread(self) -> ConnectedStreams:
+        return ConnectedStreams(self._job, (Inlet(self._ports, way="spread"),))
+
     def sink_to(self, sink: Sink, *, uid: str) -> None:
         """Write the stream out; an epoch's rows become visible when it is committed."""
         check_uid(uid, self._job._nodes)
@@ -138,20 +156,27 @@ class KeyedStream:
 
     def process(self, function: KeyedProcess[Any], *, schema: Any, uid: str) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
-        return self._run(function, KeyedProcess, schema, uid)
+        return self._connected().process(function, schema=schema, uid=uid)
+
+    def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
+        """Let a function see each of these rows in every subtask: rules, settings, small tables.
+
+        `events.key_by("k").broadcast(rules, state.Broadcast("string", "long")).process(...)`
+        """
+        return self._connected().broadcast(rows, declaration)
+
+    def _connected(self) -> ConnectedStreams:
+        inlet = Inlet(self._stream._ports, self._columns)
+        return ConnectedStreams(self._stream._job, (inlet,))
 
     def process_batch(self, function: BatchProcess, *, schema: Any, uid: str) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
-        return self._run(function, BatchProcess, schema, uid)
-
-    def _run(
-        self, function: Function, kind: type[Function], schema: Any, uid: str
-    ) -> ProcessStream:
         job = self._stream._job
         check_uid(uid, job._nodes)
-        check_function(function, uid, kind)
+        check_function(function, uid, BatchProcess)
         out = parse_schema(schema)
-        job._nodes[uid] = ProcessNode(uid, self._stream._ports, self._columns, function, out, ())
+        inlet = Inlet(self._stream._ports, self._columns)
+        job._nodes[uid] = ProcessNode(uid, (inlet,), function, out)
         return ProcessStream(job, (Port(uid),), out)
 
     def window(
@@ -262,11 +287,13 @@ class ProcessStream(Stream):
         """The rows emitted with `ctx.output(tag, row)`.
 
         "late" is what came too late, or without a time: rows as they came in, no schema needed.
+        Of connected streams it is "late.<name>", for each of them.
         """
         uid = self._ports[0].node
         node = self._job._nodes[uid]
         assert isinstance(node, ProcessNode)
-        parsed = self._late_schema(node, schema) if tag == LATE else None
+        late = next((inlet for inlet in node.row_inlets if late_tag(inlet) == tag), None)
+        parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:
             if schema is None:
                 raise PlanError(f"side output {tag!r} of {uid!r} needs a schema")
@@ -280,20 +307,20 @@ class ProcessStream(Stream):
             )
         return Stream(self._job, (Port(uid, tag),), parsed)
 
-    def _late_schema(self, node: ProcessNode, schema: Any) -> pa.Schema | None:
+    def _late_schema(self, node: ProcessNode, inlet: Inlet, schema: Any) -> pa.Schema | None:
         """None: the operator has no event time, and "late" is a tag like any other."""
         nodes = self._job._nodes
-        if united_time(nodes, node.inputs) is None:
+        if any(united_time(nodes, each.ports) is None for each in node.row_inlets):
             if schema is None:
                 raise PlanError(
                     f"operator {node.uid!r} has no event time, so nothing is late\n"
                     "  next: declare it, with job.source(..., event_time=, watermark=)"
                 )
             return None
-        rows = united_schema([port_schema(nodes, port) for port in node.inputs])
+        rows = united_schema([port_schema(nodes, port) for port in inlet.ports])
         if schema is not None and parse_schema(schema) != rows:
             raise PlanError(
-                f"side output {LATE!r} of {node.uid!r} has the operator's input, as it came\n"
+                f"side output {late_tag(inlet)!r} of {node.uid!r} has the rows as they came in\n"
                 f"  found: {schema_ddl(parse_schema(schema))}\n  expected: {schema_ddl(rows)}\n"
                 "  next: leave the schema out, or give your own rows another tag"
             )
@@ -309,7 +336,8 @@ def aggregated(
     function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
     name = f"partial:{uid}"
     job._nodes[name] = partial_node(name, stream._ports, uid, partials)
-    job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, ())
+    inlet = Inlet((Port(name),), keys)
+    job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema)
 
     def keep_late_rows() -> None:
         function, partials = aggregation(
@@ -317,7 +345,7 @@ def aggregated(
         )
         sides = ((LATE, stream.schema),)
         job._nodes[name] = partial_node(name, stream._ports, uid, partials)
-        job._nodes[uid] = ProcessNode(uid, (Port(name),), keys, function, function.schema, sides)
+        job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema, sides)
 
     is_late = plan is not None and plan.has_late_rows
     return AggregateStream(job, uid, stream, function.schema, keep_late_rows if is_late else None)

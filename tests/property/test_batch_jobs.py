@@ -22,7 +22,7 @@ from cairn.codec import codec
 from cairn.coordinator import compaction, epoch
 from cairn.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
 from cairn.slot import batches
@@ -108,7 +108,7 @@ class Machine:
             GROUP_COUNT,
             {
                 "rows": SourceNode("rows", None, self.schema, None, None),
-                "op": ProcessNode("op", (Port("rows"),), keys, Tally(), OUT, ()),
+                "op": ProcessNode("op", (Inlet((Port("rows"),), keys),), Tally(), OUT, ()),
                 "out": SinkNode("out", (Port("op"),), sink),
             },
         )

@@ -36,7 +36,7 @@ from cairn.coordinator import compaction, epoch
 from cairn.coordinator.epoch import Coordinator
 from cairn.errors import FunctionError
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
 from cairn.storage import manifest
@@ -425,7 +425,9 @@ class JobMachine:
             GROUP_COUNT,
             {
                 "rows": SourceNode("rows", None, self.schema, None, None),
-                "op": ProcessNode("op", (Port("rows"),), self.keys, self.function, SEEN, ()),
+                "op": ProcessNode(
+                    "op", (Inlet((Port("rows"),), self.keys),), self.function, SEEN, ()
+                ),
                 "out": SinkNode("out", (Port("op"),), sink),
             },
         )

@@ -15,7 +15,16 @@ import pyarrow as pa
 
 from cairn import KeyedProcess, state
 from cairn.codec import codec
-from cairn.plan.graph import Graph, Node, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import (
+    Graph,
+    Inlet,
+    Node,
+    Port,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    build_graph,
+)
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
 
@@ -170,11 +179,15 @@ def ledger_graph(group_count: int, seen: Sink, branched: Sink) -> Graph:
     nodes: dict[str, Node] = {
         "rows": SourceNode("rows", None, ROW, None, None),
         "ledger": ProcessNode(
-            "ledger", (Port("rows"),), ("account",), Ledger(), SEEN, (("branches", BRANCH),)
+            "ledger",
+            (Inlet((Port("rows"),), ("account",)),),
+            Ledger(),
+            SEEN,
+            (("branches", BRANCH),),
         ),
         "seen": SinkNode("seen", (Port("ledger"),), seen),
         "branch": ProcessNode(
-            "branch", (Port("ledger", "branches"),), ("branch",), Branch(), BRANCH, ()
+            "branch", (Inlet((Port("ledger", "branches"),), ("branch",)),), Branch(), BRANCH, ()
         ),
         "branched": SinkNode("branched", (Port("branch"),), branched),
     }

@@ -22,6 +22,7 @@ from cairn.codec import codec
 from cairn.coordinator.epoch import Outcome
 from cairn.plan.graph import (
     Graph,
+    Inlet,
     Node,
     Port,
     ProcessNode,
@@ -298,10 +299,12 @@ def reminders_graph(group_count: int, told: Sink, counted: Sink) -> Graph:
     nodes: dict[str, Node] = {
         "rows": SourceNode("rows", None, ROW, "at", Watermark(DELAY_MS)),
         "remind": ProcessNode(
-            "remind", (Port("rows"),), ("k",), Remind(), PASSED, (("told", TOLD),)
+            "remind", (Inlet((Port("rows"),), ("k",)),), Remind(), PASSED, (("told", TOLD),)
         ),
         "told": SinkNode("told", (Port("remind", "told"),), told),
-        "between": ProcessNode("between", (Port("remind"),), ("part",), Between(), COUNTED, ()),
+        "between": ProcessNode(
+            "between", (Inlet((Port("remind"),), ("part",)),), Between(), COUNTED, ()
+        ),
         "counted": SinkNode("counted", (Port("between"),), counted),
     }
     return build_graph("reminders", group_count, nodes)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from cairn import KeyedProcess, state
 from cairn.plan.graph import (
     Graph,
+    Inlet,
     Node,
     Port,
     ProcessNode,
@@ -74,10 +75,10 @@ def timed_graph(group_count: int, sinks: dict[str, Transactional]) -> Graph:
     nodes: dict[str, Node] = {
         "rows": SourceNode("rows", None, ROW, "ts", Watermark(DELAY_MS, 5_000)),
         "small": ProcessNode(
-            "small", (Port("rows"),), ("account",), small, RESULT, (("late", ROW), ("beats", beats))
+            "small", (Inlet((Port("rows"),), ("account",)),), small, RESULT,
+            (("late", ROW), ("beats", beats)),
         ),
-        "large": ProcessNode(
-            "large", (Port("small"),), ("account",), large, RESULT,
+        "large": ProcessNode("large", (Inlet((Port("small"),), ("account",)),), large, RESULT,
             (("late", RESULT), ("beats", beats)),
         ),
     }  # fmt: skip

@@ -25,7 +25,7 @@ LAYERS = [
     {"snapshots"},
     {"slot", "sinks"},
     {"plan", "coordinator", "session"},
-    {"stream", "options", "start", "idle", "run", "job"},
+    {"stream", "connected", "options", "start", "idle", "run", "job"},
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
 ]
@@ -153,6 +153,7 @@ def test_exported_names_are_these() -> None:
         "KeyGroupCountError",
         "KeyedProcess",
         "PlanError",
+        "Process",
         "QueryError",
         "RestoreError",
         "StaleEpochError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +11,8 @@ import pyarrow as pa
 from cairn.codec import ValueTypeError, codec, is_hashable
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import BatchProcess, Function, KeyedProcess, declared_state
-from cairn.plan.graph import Watermark, is_time
+from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
+from cairn.plan.graph import Watermark, common_type, is_time
 from cairn.state import Map, Value
 from cairn.types import OBJECT, type_ddl
 
@@ -103,33 +103,34 @@ def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
         )
 
 
+_HOW_TO_RUN = {
+    KeyedProcess: ".key_by(...).process(...)",
+    Process: ".process(...) on a stream without keys",
+    BatchProcess: ".key_by(...).process_batch(...)",
+}
+
+
 def check_function(function: Any, uid: str, kind: type[Function] | None = None) -> None:
-    """`kind`: KeyedProcess or BatchProcess; None takes either."""
+    """`kind`: KeyedProcess, Process or BatchProcess; None takes any."""
     if isinstance(function, type):
         raise PlanError(f"operator {uid!r}: give an object, {function.__name__}(), not the class")
     found = type(function).__name__
-    if isinstance(function, KeyedProcess):
-        if kind is BatchProcess:
-            raise PlanError(
-                f"operator {uid!r}: {found} is a KeyedProcess\n  next: run it with .process(...)"
-            )
-        if type(function).process is KeyedProcess.process:
-            raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
-    elif isinstance(function, BatchProcess):
-        if kind is KeyedProcess:
-            raise PlanError(
-                f"operator {uid!r}: {found} is a BatchProcess\n"
-                "  next: run it with .process_batch(...)"
-            )
-        if type(function).process is BatchProcess.process:
-            raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
-        _check_batch_state(function, uid)
-    else:
-        expected = "BatchProcess" if kind is BatchProcess else "KeyedProcess"
+    known = next((k for k in _HOW_TO_RUN if isinstance(function, k)), None)
+    if known is None:
+        expected = (kind or KeyedProcess).__name__
         raise PlanError(
             f"operator {uid!r}: {found} is no {expected}\n  next: subclass cairn.{expected}, with "
             f"the code in its process(...), and give an object of that class"
         )
+    if kind is not None and known is not kind:
+        raise PlanError(
+            f"operator {uid!r}: {found} is a {known.__name__}\n"
+            f"  next: run it with {_HOW_TO_RUN[known]}"
+        )
+    if isinstance(function, BatchProcess):
+        if type(function).process is BatchProcess.process:
+            raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
+        _check_batch_state(function, uid)
     for declaration in declared_state(function).values():
         entry = declaration.entry_type
         if entry is not None and not is_hashable(entry):
@@ -147,6 +148,66 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
                     f"{error}",
                     state=declaration.name,
                 ) from None
+
+
+def check_handlers(
+    function: Function, uid: str, inputs: Sequence[str] = (), *, has_broadcast: bool = False
+) -> None:
+    """The methods that a function must have for what comes in."""
+    found = type(function).__name__
+    expected = [f"on_{name}" for name in inputs]
+    if not inputs and isinstance(function, KeyedProcess | Process):
+        base = KeyedProcess if isinstance(function, KeyedProcess) else Process
+        if getattr(type(function), "process", None) is base.process:
+            raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
+    missing = [name for name in expected if not callable(getattr(function, name, None))]
+    own = getattr(type(function), "process_broadcast", None)
+    if has_broadcast and own in (KeyedProcess.process_broadcast, Process.process_broadcast):
+        missing.append("process_broadcast")
+    if missing:
+        raise PlanError(
+            f"operator {uid!r}: {found} has no {missing[0]}(row, ctx)\n"
+            f"  found inputs: {', '.join([*inputs, *(['a broadcast'] if has_broadcast else [])])}\n"
+            f"  next: give {found} a method for each of them"
+        )
+    known = {name for name in dir(function) if name.startswith("on_")}
+    unknown = known - set(expected) - {"on_timer", "on_epoch_committed"}
+    if inputs and unknown:
+        raise PlanError(
+            f"operator {uid!r}: {found} has {sorted(unknown)[0]}(), but no such input\n"
+            f"  found inputs: {', '.join(inputs)}"
+        )
+
+
+def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
+    """Connected streams share state by key, so their keys must be comparable."""
+    counts = {len(each) for each in types.values()}
+    told = {
+        name: ", ".join(type_ddl(type_) for type_ in each) or "none" for name, each in types.items()
+    }
+    keys = "; ".join(f"{name}: {text}" for name, text in told.items())
+    if len(counts) > 1:
+        raise PlanError(
+            f"connect: the streams are keyed by different numbers of columns\n  found: {keys}"
+        )
+    for columns in zip(*types.values(), strict=True):
+        if common_type(columns) is None:
+            raise PlanError(
+                f"connect: keys of different types never meet\n  found: {keys}\n"
+                "  expected: the same types, or whole numbers of any width, or floating ones\n"
+                "  next: cast one of them before, with .transform(...)"
+            )
+    for name in types:
+        if name in ("timer", "epoch_committed") or not name.isidentifier():
+            raise PlanError(f"connect: an input cannot be called {name!r}\n  next: rename it")
+
+
+def check_broadcast(declaration: Any) -> None:
+    if declaration is not None and getattr(declaration, "kind", None) != "broadcast":
+        raise PlanError(
+            f"broadcast: {declaration!r} is no declaration of broadcast state\n"
+            '  next: declare it, for example state.Broadcast("string", "string")'
+        )
 
 
 def _check_batch_state(function: BatchProcess, uid: str) -> None:

@@ -15,6 +15,7 @@ holds it: subtask i stays where its slot is.
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
 - every subtask gets at least one row, the pin's, so each one runs in every epoch;
+- every subtask gets each broadcast row, before all others of the level, in one order;
 - rows of a level with event time are sorted by it, ties by a hash of the row, where a function
   of the level wants that;
 - the latest event time of an origin is observed where it is declared, whatever is filtered
@@ -41,6 +42,7 @@ from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl, type_ddl
 
 OBSERVED = "cairn"
+TURN = "turn"
 
 
 def dataframe_schema(df: DataFrame) -> pa.Schema:
@@ -215,11 +217,23 @@ class Planner:
         # From the rows' side, so that the epoch's session and its settings plan the join; the
         # hash table is built on the hinted side, which has one row.
         joined = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
-        if _is_sorted(level):
-            joined = joined.sortWithinPartitions("time", "tie")
+        order = self._order(level)
+        if order:
+            joined = joined.sortWithinPartitions(*order)
         function = self._functions[level.index]
         jdf = joined._jdf.mapInArrow(function._jc, False, None)
         return DataFrame(jdf, rows.sparkSession)
+
+    def _order(self, level: Level) -> list[Any]:
+        """By what the rows of a subtask are sorted; nothing: as they come."""
+        has_turns = any(edge.way == "broadcast" for edge in level.edges)
+        order: list[Any] = [F.col(TURN).isNull()] if has_turns else []
+        if "time" in self._input_columns(level) and (has_turns or _is_sorted(level)):
+            order.append("time")
+        if has_turns:
+            order.append(TURN)
+        # Rows of several inputs at one time: those of the first come first.
+        return [*order, "lane", "tie"] if _is_sorted(level) else order
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
@@ -260,7 +274,21 @@ class Planner:
         fed = branches[0]
         for branch in branches[1:]:
             fed = fed.union(branch)
-        return fed
+        return self._broadcast(fed, level)
+
+    def _broadcast(self, fed: DataFrame, level: Level) -> DataFrame:
+        """Broadcast rows to every subtask, each with its turn among them; others as they are."""
+        lanes = [str(edge.index) for edge in level.edges if edge.way == "broadcast"]
+        if not lanes:
+            return fed
+        names = self._input_columns(level)
+        is_theirs = f"lane IN ({', '.join(lanes)})"
+        # Numbered before there is one for each subtask, so that all see the same order.
+        turns = f"CASE WHEN {is_theirs} THEN monotonically_increasing_id() END AS {TURN}"
+        everywhere = f"sequence(0, {self.parallelism - 1})"
+        subtasks = f"explode(CASE WHEN {is_theirs} THEN {everywhere} ELSE array(subtask) END)"
+        columns = [f"{subtasks} AS subtask" if name == "subtask" else name for name in names]
+        return self._project(self._project(fed, [*names, turns]), [*columns, TURN])
 
     def _has_direct(self, level: Level) -> bool:
         # Acknowledgements of the level before always pass.
@@ -403,7 +431,10 @@ class Planner:
         here = edge in level.edges
         values = {"lane": str(edge.index), "ack": "cast(null AS binary)"}
         if edge.keys and here:
-            keys = [(prefix + quoted(k), edge.schema.field(k).type) for k in edge.keys]
+            keys = [
+                (_widened(prefix + quoted(name), edge.schema.field(name).type, type_), type_)
+                for name, type_ in zip(edge.keys, edge.key_types, strict=True)
+            ]
             values["group"] = spark_key_group_sql(keys, count)
             # coalesce: Spark believes a division can be null, and would filter on that.
             values["subtask"] = (
@@ -435,6 +466,10 @@ class Planner:
             else:
                 values[name] = f"cast(null AS struct<{schema_ddl(other.schema)}>)"
         return values
+
+
+def _widened(column: str, found: pa.DataType, wanted: pa.DataType) -> str:
+    return column if found == wanted else f"cast({column} AS {type_ddl(wanted)})"
 
 
 def _is_sorted(level: Level) -> bool:

@@ -9,8 +9,20 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.plan.check import check_ttl
-from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode, is_chained
+from cairn.plan.graph import (
+    Edge,
+    EventTime,
+    Graph,
+    Level,
+    Port,
+    ProcessNode,
+    TransformNode,
+    is_chained,
+    key_types,
+    united_time,
+)
 from cairn.slot.spec import (
+    InletSpec,
     JobSpec,
     LevelSpec,
     OperatorSpec,
@@ -92,27 +104,48 @@ def pickled_function(uid: str, function: Function) -> bytes:
 def _operator(
     graph: Graph, node: ProcessNode, level: Level, tap_lanes: dict[Port, int]
 ) -> OperatorSpec:
-    edge = next(e for e in level.edges if e.consumer == node.uid)
-    check_ttl(node.function, node.uid, has_event_time=edge.event_time is not None)
+    inlets = _inlets(graph, node, level)
+    check_ttl(node.function, node.uid, has_event_time=inlets[0].event_time is not None)
     function = pickled_function(node.uid, node.function)
     outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
     return OperatorSpec(
         uid=node.uid,
-        lane=edge.index,
-        schema=edge.schema,
-        keys=node.keys,
-        event_time=edge.event_time,
+        inlets=inlets,
         function=function,
         outlets=tuple(
             _outlet(graph, Port(node.uid, tag), schema, tap_lanes) for tag, schema in outputs
         ),
         is_downstream=any(
             isinstance(graph.nodes[origin.node], ProcessNode)
-            for port in node.inputs
+            for port in node.row_inputs
             for origin in graph.origins(port)
         ),
-        has_watermark=any(graph.has_watermark(port) for port in node.inputs),
+        has_watermark=any(graph.has_watermark(port) for port in node.row_inputs),
+        stored_key_types=key_types(graph, node.inlets) if node.keys else (),
+        broadcast=node.broadcast,
     )
+
+
+def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, ...]:
+    edges = {edge.inlet: edge for edge in level.edges if edge.consumer == node.uid}
+    found = []
+    for index, inlet in enumerate(node.inlets):
+        edge = edges.get(index)
+        time = united_time(graph.nodes, inlet.ports) if edge is None else None
+        if edge is not None and edge.event_time is not None:
+            time = EventTime(edge.event_time, edge.shift_us)
+        found.append(
+            InletSpec(
+                lane=None if edge is None else edge.index,
+                schema=graph.input_schema(inlet),
+                keys=inlet.keys,
+                event_time=None if time is None else time.column,
+                name=inlet.name,
+                way=inlet.way,
+                shift_us=0 if time is None else time.shift_us,
+            )
+        )
+    return tuple(found)
 
 
 def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, int]) -> OutletSpec:
@@ -124,7 +157,10 @@ def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, i
     lanes = [edge.index for edge in graph.edges if port in edge.inputs]
     if port in tap_lanes:
         lanes.append(tap_lanes[port])
-    return OutletSpec(port.tag, schema, sinks, tuple(lanes))
+    operators = tuple(
+        op.uid for op in graph.operators if is_chained(graph, op) and port in graph.bare(op.inputs)
+    )
+    return OutletSpec(port.tag, schema, sinks, tuple(lanes), operators)
 
 
 def direct_inputs(graph: Graph, edge: Edge) -> list[Port]:

@@ -1,8 +1,9 @@
 """The job as an immutable graph, and its cut into levels at the shuffles.
 
-A level is one Spark stage. Slot i runs subtask i of every operator of a level;
-a sink fed straight from an operator runs in that operator's level. Every
-consumer has one edge, however many streams are united into it.
+A level is one Spark stage. Slot i runs subtask i of every operator of a level. What is
+fed straight from an operator and needs no shuffle, a sink or an operator without keys, is
+chained: it runs in that operator's level, in the same process. Everything else has an edge
+per inlet, however many streams are united into it.
 
 Always true here:
 - nothing in this module touches Spark: DataFrames and functions are carried, not called;
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,6 +23,7 @@ from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
 from cairn.functions import LATE, Function
 from cairn.sinks.base import Sink
+from cairn.state import Declaration
 
 MAX_GROUP_COUNT = 32768
 
@@ -93,14 +95,53 @@ class TimeNode:
     watermark: Watermark | None
 
 
+Way = Literal["keyed", "spread", "broadcast"]
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """A way into an operator: streams united, and how their rows find a subtask.
+
+    "keyed": by the key columns; "spread": any will do; "broadcast": all of them get each row,
+    before the other rows of the epoch, in one order that is the same for all.
+    """
+
+    ports: tuple[Port, ...]
+    keys: tuple[str, ...] = ()
+    way: Way = "keyed"
+    name: str = ""
+    """Of one of several: the function has a handler `on_<name>` for its rows."""
+
+
 @dataclass(frozen=True)
 class ProcessNode:
     uid: str
-    inputs: tuple[Port, ...]
-    keys: tuple[str, ...]
+    inlets: tuple[Inlet, ...]
+    """The main one first, a broadcast last."""
     function: Function = field(repr=False)
     schema: pa.Schema = field(repr=False)
-    sides: tuple[tuple[str, pa.Schema], ...] = field(repr=False)
+    sides: tuple[tuple[str, pa.Schema], ...] = field(default=(), repr=False)
+    broadcast: Declaration | None = field(default=None, repr=False)
+    """The state that broadcast rows are kept in."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """All streams that come in."""
+        return tuple(port for inlet in self.inlets for port in inlet.ports)
+
+    @property
+    def row_inlets(self) -> tuple[Inlet, ...]:
+        """All but a broadcast: their rows have a key and a time of their own."""
+        return tuple(inlet for inlet in self.inlets if inlet.way != "broadcast")
+
+    @property
+    def row_inputs(self) -> tuple[Port, ...]:
+        return tuple(port for inlet in self.row_inlets for port in inlet.ports)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What the key columns are called in the state: as they are in the main input."""
+        return self.inlets[0].keys
 
 
 @dataclass(frozen=True)
@@ -116,13 +157,15 @@ Consumer = ProcessNode | SinkNode
 
 @dataclass(frozen=True)
 class Edge:
-    """Rows on their way to one consumer, through a shuffle."""
+    """Rows on their way to one inlet of a consumer, through a shuffle."""
 
     index: int
     consumer: str
     inputs: tuple[Port, ...]
     """Of sources, transforms and operators."""
     keys: tuple[str, ...]
+    key_types: tuple[pa.DataType, ...] = field(repr=False)
+    """As the state has them: narrower ones are cast, so that equal keys meet."""
     schema: pa.Schema = field(repr=False)
     event_time: str | None
     level: int
@@ -130,6 +173,9 @@ class Edge:
     """Added to the event time."""
     wants_order: bool = True
     """The consumer gets the rows of a key in the order of their event time."""
+    way: Way = "keyed"
+    inlet: int = 0
+    """Which of the consumer's."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +197,8 @@ class Graph:
     nodes: dict[str, Node] = field(repr=False)
     edges: tuple[Edge, ...] = ()
     levels: tuple[Level, ...] = ()
+    chaining: bool = True
+    """Operators that need no shuffle run in the process of the one that feeds them."""
 
     @property
     def source_names(self) -> list[str]:
@@ -167,9 +215,10 @@ class Graph:
     def schema(self, port: Port) -> pa.Schema:
         return port_schema(self.nodes, port)
 
-    def input_schema(self, node: Consumer) -> pa.Schema:
-        """What a consumer gets, of all the streams united into it."""
-        return united_schema([self.schema(port) for port in node.inputs])
+    def input_schema(self, node: SinkNode | Inlet) -> pa.Schema:
+        """What comes in, of all the streams united there."""
+        ports = node.inputs if isinstance(node, SinkNode) else node.ports
+        return united_schema([self.schema(port) for port in ports])
 
     def origins(self, port: Port) -> tuple[Port, ...]:
         """The sources or operator outputs that a chain of transforms starts from."""
@@ -224,7 +273,8 @@ class Graph:
             )
         if isinstance(node, SinkNode):
             raise AssertionError("a sink has no output")
-        return any(self.has_watermark(upstream) for upstream in node.inputs)
+        inputs = node.row_inputs if isinstance(node, ProcessNode) else node.inputs
+        return any(self.has_watermark(upstream) for upstream in inputs)
 
     def level_of(self, uid: str) -> int:
         return next(
@@ -294,7 +344,7 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
         return None if node.event_time is None else EventTime(node.event_time)
     if isinstance(node, SinkNode):
         raise AssertionError("a sink has no output")
-    time = united_time(nodes, _rows_before(nodes, node) if port.tag else node.inputs)
+    time = united_time(nodes, _rows_before(nodes, node, port))
     if isinstance(node, TransformNode):
         return time if time is not None and time.column == node.event_time else None
     schema = port_schema(nodes, port)
@@ -304,18 +354,29 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
         return EventTime(result, node.function.result_shift_us)
     if time is None or time.column not in schema.names:
         return None
-    inputs = _rows_before(nodes, node) if port.tag else node.inputs
-    before = united_schema([port_schema(nodes, upstream) for upstream in inputs])
+    inputs = _rows_before(nodes, node, port)
+    types = {port_schema(nodes, upstream).field(time.column).type for upstream in inputs}
     type_ = schema.field(time.column).type
     # A column of another type may well count in other units.
-    is_same = type_ == before.field(time.column).type or pa.types.is_timestamp(type_)
-    return time if is_same else None
+    return time if types == {type_} or pa.types.is_timestamp(type_) else None
 
 
-def _rows_before(nodes: dict[str, Node], node: TransformNode | ProcessNode) -> tuple[Port, ...]:
-    """The streams that a side output has the rows of: those before they became partials."""
-    fed = [nodes[port.node] for port in node.inputs]
-    return fed[0].inputs if isinstance(fed[0], PartialNode) else node.inputs
+def _rows_before(
+    nodes: dict[str, Node], node: TransformNode | ProcessNode, port: Port
+) -> tuple[Port, ...]:
+    """The streams that an output has its time from."""
+    if isinstance(node, TransformNode):
+        return node.inputs
+    late = [inlet.ports for inlet in node.inlets if inlet.name and port.tag == late_tag(inlet)]
+    inputs = late[0] if late else node.row_inputs
+    fed = nodes[inputs[0].node]
+    # A side output has the rows as they were before they became partials.
+    return fed.inputs if port.tag and isinstance(fed, PartialNode) else inputs
+
+
+def late_tag(inlet: Inlet) -> str:
+    """The side output that late rows of an inlet go to."""
+    return f"{LATE}.{inlet.name}" if inlet.name else LATE
 
 
 def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
@@ -324,7 +385,9 @@ def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | No
     return times.pop() if len(times) == 1 else None
 
 
-def build_graph(name: str, group_count: int, nodes: dict[str, Node]) -> Graph:
+def build_graph(
+    name: str, group_count: int, nodes: dict[str, Node], *, chaining: bool = True
+) -> Graph:
     """Number the edges, cut at the shuffles. Refuses what cannot run."""
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
@@ -340,13 +403,13 @@ def build_graph(name: str, group_count: int, nodes: dict[str, Node]) -> Graph:
             f"job {name!r} does nothing: it has neither an operator nor a sink\n"
             "  next: end a stream with .process(...) or .sink_to(...)"
         )
-    graph = Graph(name, group_count, sources, nodes)
+    graph = Graph(name, group_count, sources, nodes, chaining=chaining)
     level_of: dict[str, int] = {}
     edges: list[Edge] = []
     for node in consumers:
         level_of[node.uid] = _level(graph, node, level_of)
         if not is_chained(graph, node):
-            edges.append(_edge(graph, node, len(edges), level_of[node.uid]))
+            edges += _edges(graph, node, len(edges), level_of[node.uid])
     depth = 1 + max(level_of.values())
     levels = tuple(
         Level(
@@ -367,17 +430,28 @@ def build_graph(name: str, group_count: int, nodes: dict[str, Node]) -> Graph:
         )
         for index in range(depth)
     )
-    return Graph(name, group_count, sources, nodes, tuple(edges), levels)
+    return Graph(name, group_count, sources, nodes, tuple(edges), levels, chaining)
 
 
 def is_chained(graph: Graph, node: Consumer) -> bool:
-    """Whether a consumer is fed inside the slot, without a shuffle: a sink on an operator."""
+    """Whether a consumer is fed inside the slot, without a shuffle, by one operator."""
     inputs = graph.bare(node.inputs)
+    needs_no_shuffle = isinstance(node, SinkNode) or (
+        graph.chaining
+        and all(inlet.way == "spread" for inlet in node.inlets)
+        and not _is_text_time(graph, node.inputs)
+    )
     return (
-        isinstance(node, SinkNode)
+        needs_no_shuffle
         and all(isinstance(graph.nodes[port.node], ProcessNode) for port in inputs)
         and len({port.node for port in inputs}) == 1
     )
+
+
+def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:
+    """Whether it takes Spark to read the event time of these streams."""
+    time = united_time(graph.nodes, ports)
+    return time is not None and is_text(graph.schema(ports[0]).field(time.column).type)
 
 
 def _level_of_origin(graph: Graph, port: Port, level_of: dict[str, int]) -> int:
@@ -397,16 +471,64 @@ def _level(graph: Graph, node: Consumer, level_of: dict[str, int]) -> int:
     return upstream if is_chained(graph, node) else upstream + 1
 
 
-def _edge(graph: Graph, node: Consumer, index: int, level: int) -> Edge:
-    time = united_time(graph.nodes, node.inputs)
-    return Edge(
-        index=index,
-        consumer=node.uid,
-        inputs=graph.bare(node.inputs),
-        keys=node.keys if isinstance(node, ProcessNode) else (),
-        schema=graph.input_schema(node),
-        event_time=None if time is None else time.column,
-        level=level,
-        shift_us=0 if time is None else time.shift_us,
-        wants_order=isinstance(node, ProcessNode) and node.function.wants_order,
-    )
+def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
+    """A sink's edge, or one for each inlet of an operator."""
+    if isinstance(node, SinkNode):
+        inlets: tuple[Inlet, ...] = (Inlet(node.inputs, way="spread"),)
+    else:
+        inlets = node.inlets
+    times = [united_time(graph.nodes, inlet.ports) for inlet in inlets]
+    # Rows of several inputs come in one order, so all of them tell their time or none does.
+    is_timed = all(t for t, i in zip(times, inlets, strict=True) if i.way != "broadcast")
+    edges = []
+    for index, (inlet, time) in enumerate(zip(inlets, times, strict=True)):
+        if not is_timed and inlet.way != "broadcast":
+            time = None
+        edges.append(
+            Edge(
+                index=first + index,
+                consumer=node.uid,
+                inputs=graph.bare(inlet.ports),
+                keys=inlet.keys,
+                key_types=key_types(graph, inlets) if inlet.keys else (),
+                schema=graph.input_schema(inlet),
+                event_time=None if time is None else time.column,
+                level=level,
+                shift_us=0 if time is None else time.shift_us,
+                wants_order=isinstance(node, ProcessNode) and node.function.wants_order,
+                way=inlet.way,
+                inlet=index,
+            )
+        )
+    return edges
+
+
+def key_types(graph: Graph, inlets: Sequence[Inlet]) -> tuple[pa.DataType, ...]:
+    """The types of the key columns that the keys of all inlets fit into."""
+    found = []
+    keyed = [inlet for inlet in inlets if inlet.way == "keyed"]
+    for columns in zip(*(inlet.keys for inlet in keyed), strict=True):
+        types = [
+            graph.input_schema(inlet).field(column).type
+            for inlet, column in zip(keyed, columns, strict=True)
+        ]
+        found.append(common_type(types))
+    if any(type_ is None for type_ in found):
+        raise AssertionError("inlets whose keys have no common type are refused when connected")
+    return tuple(found)
+
+
+_WIDENED = (
+    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    (pa.float32(), pa.float64()),
+)
+
+
+def common_type(types: Sequence[pa.DataType]) -> pa.DataType | None:
+    """The widest of these types, if equal values of all of them are equal in it; else None."""
+    if len(set(types)) == 1:
+        return types[0]
+    for widening in _WIDENED:
+        if all(type_ in widening for type_ in types):
+            return max(types, key=widening.index)
+    return None

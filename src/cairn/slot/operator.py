@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,13 +36,15 @@ from cairn.functions import (
     Function,
     KeyedProcess,
     PartialProcess,
+    Process,
     declared_state,
 )
 from cairn.plan.keygroups import groups_of
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
-from cairn.slot.outlet import Outlet, short
+from cairn.slot.outlet import Outlet, fitted, short
 from cairn.slot.protocol import Begin, Piece
+from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.spec import OperatorSpec
 from cairn.slot.timers import Timers
@@ -78,7 +81,7 @@ class Runner(Protocol):
 def make_runner(operator: Operator, function: Function) -> Runner:
     if isinstance(function, BatchProcess):
         return BatchRunner(operator, function)
-    assert isinstance(function, KeyedProcess)
+    assert isinstance(function, KeyedProcess | Process)
     return RecordRunner(operator, function)
 
 
@@ -108,7 +111,7 @@ class Operator:
         self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
         self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
-        self.late = next((o for o in self.outlets if o.tag == LATE), None)
+        self.late = {o.tag: o for o in self.outlets if o.tag and o.tag.split(".")[0] == LATE}
         self.late_us: int | None = None
         """Rows of before this time, in microseconds, are late."""
         self.rows_in = self.late_rows = self.untimed_rows = 0
@@ -296,6 +299,20 @@ class Operator:
         if len(rows):
             self._runner().run(groups, times, rows)
 
+    def run_broadcast(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+        """Rows that all subtasks get, before the others of the epoch. They are never late."""
+        self.rows_in += len(rows)
+        runner = self._runner()
+        assert isinstance(runner, RecordRunner), "broadcast rows come one by one"
+        runner.run_broadcast(times, rows)
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Rows of an operator of the same level that this one is chained to."""
+        inlet = self.spec.inlets[0]
+        batch = fitted(batch, inlet.schema)
+        groups = pa.array(np.zeros(batch.num_rows, np.int32))
+        self.run(groups, times_of(batch, inlet), batch.to_struct_array())
+
     def _in_time(self, times: pa.Array) -> pa.Array | None:
         """Which rows are processed; None: all of them."""
         if self.late_us is None:
@@ -308,11 +325,19 @@ class Operator:
         untimed = self._row_count(rows.filter(times.is_null())) if times.null_count else 0
         self.untimed_rows += untimed
         self.late_rows += self._row_count(late) - untimed
-        if self.late is not None:
-            if not isinstance(self.function, PartialProcess):
-                self.late.pass_on(pa.RecordBatch.from_struct_array(late))
-            elif (batch := self.function.late_rows(late)) is not None:
-                self.late.pass_on(batch)
+        if not self.late:
+            return
+        if self.spec.inlets[0].name:
+            for inlet in self.spec.row_inlets:
+                outlet = self.late.get(f"{LATE}.{inlet.name}")
+                theirs = late.filter(pc.equal(late.field("lane"), inlet.lane))
+                if outlet is not None and len(theirs):
+                    rows_in_lane = theirs.field(f"l{inlet.lane}")
+                    outlet.pass_on(pa.RecordBatch.from_struct_array(rows_in_lane))
+        elif not isinstance(self.function, PartialProcess):
+            self.late[LATE].pass_on(pa.RecordBatch.from_struct_array(late))
+        elif (batch := self.function.late_rows(late)) is not None:
+            self.late[LATE].pass_on(batch)
 
     def _row_count(self, rows: pa.StructArray) -> int:
         """Of the stream: partials stand for several."""

@@ -25,6 +25,17 @@ BATCH_BYTES_TARGET = 16 * 1024 * 1024
 Target = Callable[[pa.RecordBatch], None]
 
 
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The same rows in the form a consumer has declared.
+
+    United streams may differ in the order of columns, Spark's rows in their time zone.
+    """
+    if batch.schema == schema:
+        return batch
+    columns = [batch[field.name].cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 class Outlet:
     """Collects what a function emits and passes it on by the batch."""
 

@@ -15,8 +15,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -25,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.backends.base import Backend
-from cairn.codec import codec
 from cairn.errors import FunctionError
-from cairn.functions import KeyedProcess
+from cairn.functions import KeyedProcess, Process
 from cairn.slot.gather import Gather
 from cairn.slot.outlet import short
+from cairn.slot.reader import ConnectedReader, RowReader
 from cairn.slot.timers import (
     KeyTimers,
     NoTimers,
@@ -37,7 +36,6 @@ from cairn.slot.timers import (
     UntimedKeyTimers,
     timer_text,
 )
-from cairn.types import row_class
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
@@ -55,18 +53,25 @@ NO_KEY = NoTimers(
 
 
 class RecordRunner:
-    """Runs a KeyedProcess."""
+    """Runs a KeyedProcess or a Process."""
 
-    def __init__(self, operator: Operator, function: KeyedProcess[Any]) -> None:
+    def __init__(self, operator: Operator, function: KeyedProcess[Any] | Process[Any]) -> None:
         self._operator = operator
         self._function = function
         self.handles_late = function.handles_late
         spec = operator.spec
-        self._row = partial(tuple.__new__, row_class(spec.schema))
-        self._columns = [codec(field.type) for field in spec.schema]
-        self._key_at = [spec.schema.names.index(name) for name in spec.keys]
-        self._key_codecs = [codec(spec.schema.field(name).type) for name in spec.keys]
-        self._key = partial(tuple.__new__, row_class(spec.keys))
+        inlets = spec.row_inlets
+        self._process_row: Callable[[Any, Any], Any] = function.process
+        self._reader: RowReader | ConnectedReader = RowReader(inlets[0])
+        if inlets[0].name:
+            self._reader = ConnectedReader(inlets)
+            self._process_row = self._handle
+            self._handlers = [getattr(function, f"on_{inlet.name}") for inlet in inlets]
+        self._inputs: Iterator[int] = iter(())
+        self._input: int | None = None
+        """Of connected streams: the one that the row at hand is of."""
+        broadcast = spec.broadcast_inlet
+        self._broadcast_reader = None if broadcast is None else RowReader(broadcast)
         self._prefetches = type(operator.backend).prefetch is not Backend.prefetch
         self._timers = operator.timers
         if self._timers is None:
@@ -124,18 +129,15 @@ class RecordRunner:
             self._process(*gathered)
 
     def _process(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
-        columns = [
-            column.decode(array)
-            for column, array in zip(self._columns, rows.flatten(), strict=True)
-        ]
         group_list = groups.to_numpy().tolist()
         times_ms: Iterable[int | None] = repeat(None)
         if times is not None:
             times_ms = np.floor_divide(times.to_numpy(), 1000).tolist()
             if self._function.reads_times_us:
                 self._operator.context.times_us = iter(times.to_numpy().tolist())
-        row_tuples = map(self._row, zip(*columns, strict=True))
-        keys = self._keys(columns, rows)
+        row_tuples, keys = self._reader.read(rows)
+        if isinstance(self._reader, ConnectedReader):
+            self._inputs = iter(self._reader.inputs)
         operator = self._operator
         if self._prefetches:
             keys = list(keys)
@@ -146,7 +148,7 @@ class RecordRunner:
             scoped = self._with_timers(scoped, self._timers.event)
         context = operator.context
         main = operator.main
-        process = self._function.process
+        process = self._process_row
         emit = main.rows.append
         row: Any = None
         remaining = len(group_list)
@@ -163,14 +165,50 @@ class RecordRunner:
                     if type(result) is tuple:
                         emit(result)
                     else:
-                        self._emit_all("process()", result)
+                        self._emit_all(self._where, result)
                 remaining -= rows_max
                 for outlet in operator.outlets:
                     outlet.flush()
         except FunctionError as error:
             raise operator.located(error, row) from error
         except Exception as error:
-            raise operator.failed("process()", error, row) from error
+            raise operator.failed(self._where, error, row) from error
+
+    def _handle(self, row: Any, context: Any) -> Any:
+        """A row of connected streams, to the handler of the one it is of."""
+        self._input = next(self._inputs)
+        return self._handlers[self._input](row, context)
+
+    @property
+    def _where(self) -> str:
+        """What is called for a row, as errors name it."""
+        if self._input is None:
+            return "process()"
+        return f"on_{self._operator.spec.inlets[self._input].name}()"
+
+    def run_broadcast(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+        """Rows that all subtasks get, with no key at hand."""
+        operator = self._operator
+        context = operator.context
+        assert self._broadcast_reader is not None, "rows come by inlets that are there"
+        times_ms: Iterable[int | None] = repeat(None)
+        if times is not None:
+            times_ms = (None if t is None else t // 1000 for t in times.to_pylist())
+        context.key, context.timers = None, NO_KEY
+        row: Any = None
+        made, _ = self._broadcast_reader.read(rows)
+        try:
+            for row, context.event_time_ms in zip(made, times_ms, strict=False):
+                result = self._function.process_broadcast(row, context)
+                if result is not None:
+                    self._emit_all("process_broadcast()", result)
+        except FunctionError as error:
+            raise operator.located(error, row) from error
+        except Exception as error:
+            raise operator.failed("process_broadcast()", error, row) from error
+        context.timers = self._key_timers
+        for outlet in operator.outlets:
+            outlet.flush()
 
     def end_rows(self) -> None:
         self.flush()
@@ -243,6 +281,7 @@ class RecordRunner:
     def _call(self, kind: Kind, time_ms: int, due: list[tuple[int, Any]]) -> None:
         operator = self._operator
         context = operator.context
+        assert isinstance(self._function, KeyedProcess), "timers belong to keys"
         on_timer = self._function.on_timer
         emit = operator.main.rows.append
         try:
@@ -277,13 +316,6 @@ class RecordRunner:
             operator=uid,
             timer=timer,
         )
-
-    def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
-        parts = [
-            columns[at] if keys.read_keys is keys.read else keys.decode_keys(rows.field(at))
-            for at, keys in zip(self._key_at, self._key_codecs, strict=True)
-        ]
-        return parts[0] if len(parts) == 1 else map(self._key, zip(*parts, strict=True))
 
     def _emit_all(self, where: str, result: Any) -> None:
         """What a function returned when it is not a plain tuple."""

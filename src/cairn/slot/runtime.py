@@ -33,9 +33,19 @@ from cairn.ids import new_id
 from cairn.sinks.base import Sink, SinkContext, Writer
 from cairn.slot.compactor import Compactor
 from cairn.slot.operator import Operator
+from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
+from cairn.slot.reader import connected_rows
 from cairn.slot.restore import base_work, merge_work, restore, write_base
-from cairn.slot.spec import JobSpec, LevelSpec, OperatorSpec, SinkSpec, envelope_schema, lane_name
+from cairn.slot.spec import (
+    InletSpec,
+    JobSpec,
+    LevelSpec,
+    OperatorSpec,
+    SinkSpec,
+    envelope_schema,
+    lane_name,
+)
 from cairn.slot.sweeper import Sweeper
 from cairn.storage.files import StatePart, encode_segment
 from cairn.storage.log import Log
@@ -125,11 +135,7 @@ class SinkRuntime:
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
-        schema = self.spec.schema
-        if batch.schema != schema:
-            # United streams may differ in the order of columns, Spark's rows in their time zone.
-            columns = [batch[field.name].cast(field.type) for field in schema]
-            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        batch = fitted(batch, self.spec.schema)
         try:
             self.writer.write(batch)
         except OSError as error:
@@ -153,6 +159,11 @@ class SinkRuntime:
         if self.writer is not None:
             writer, self.writer = self.writer, None
             writer.abort()
+
+
+def _lane(inlet: InletSpec) -> int:
+    assert inlet.lane is not None, "what comes through a shuffle has a lane"
+    return inlet.lane
 
 
 class LevelRuntime:
@@ -186,13 +197,14 @@ class LevelRuntime:
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
         self.state_keys: dict[str, int] = {}
-        self._consumers: list[Operator | SinkRuntime] = [
-            *self.operators,
-            *(sink for sink in self.sinks.values() if sink.spec.lane is not None),
-        ]
+        by_uid = {operator.spec.uid: operator for operator in self.operators}
+        everybody: list[Operator | SinkRuntime] = [*self.operators, *self.sinks.values()]
+        self._consumers = [consumer for consumer in everybody if consumer.spec.lane is not None]
+        self._lane_count = len(spec.lanes_in)
         for operator in self.operators:
             for outlet, outlet_spec in zip(operator.outlets, operator.spec.outlets, strict=True):
                 outlet.targets += [self.sinks[uid].write for uid in outlet_spec.sinks]
+                outlet.targets += [by_uid[uid].take for uid in outlet_spec.operators]
                 outlet.targets += [self._lane_target(lane) for lane in outlet_spec.lanes]
         self._newest = Token(-1, -1, -1, -1)
         self._begin: Begin | None = None
@@ -295,7 +307,8 @@ class LevelRuntime:
             self.check(token)
             self._send = send
             started = time.perf_counter()
-            for operator in self.operators:
+            # Those that are fed by others first: timers of these may emit at once.
+            for operator in reversed(self.operators):
                 operator.begin_rows()
             self.process_ms = (time.perf_counter() - started) * 1000
 
@@ -304,21 +317,38 @@ class LevelRuntime:
         with self._lock:
             self.check(token)
             started = time.perf_counter()
-            lanes = None if len(self._consumers) == 1 else batch["lane"]
             for consumer in self._consumers:
-                lane = consumer.spec.lane
-                assert lane is not None
-                mine = batch if lanes is None else batch.filter(pc.equal(lanes, lane))
-                if not mine.num_rows:
-                    continue
-                rows = mine[lane_name(lane)]
                 if isinstance(consumer, Operator):
-                    times = mine["time"] if consumer.spec.event_time else None
-                    consumer.run(mine["group"], times, rows)
-                else:
+                    self._run_operator(consumer, batch)
+                    continue
+                mine = self._in_lanes(batch, consumer.spec.lane)
+                if mine.num_rows:
+                    assert consumer.spec.lane is not None
+                    rows = mine[lane_name(consumer.spec.lane)]
                     consumer.write(pa.RecordBatch.from_struct_array(rows))
             self.process_ms += (time.perf_counter() - started) * 1000
         crash_point("slot.batch")
+
+    def _run_operator(self, operator: Operator, batch: pa.RecordBatch) -> None:
+        spec = operator.spec
+        broadcast = spec.broadcast_inlet
+        if broadcast is not None:
+            # Spark has put them before all others of the level, so they come first here too.
+            theirs = self._in_lanes(batch, broadcast.lane)
+            if theirs.num_rows:
+                times = theirs["time"] if broadcast.event_time else None
+                operator.run_broadcast(times, theirs[lane_name(_lane(broadcast))])
+        mine = self._in_lanes(batch, *(inlet.lane for inlet in spec.row_inlets))
+        if not mine.num_rows:
+            return
+        main = spec.inlets[0]
+        rows = connected_rows(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
+        operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
+
+    def _in_lanes(self, batch: pa.RecordBatch, *lanes: int | None) -> pa.RecordBatch:
+        if len(lanes) == self._lane_count:
+            return batch
+        return batch.filter(pc.is_in(batch["lane"], pa.array(lanes, pa.int32())))
 
     def finish(self, token: Token) -> Ack:
         """Make delta and output durable, then say so."""

@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import cloudpickle
 import pyarrow as pa
@@ -18,6 +19,7 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.functions import Function
 from cairn.ids import digest
 from cairn.sinks.base import Sink
+from cairn.state import Declaration
 from cairn.types import type_ddl
 
 ACK_LANE = -1
@@ -31,18 +33,38 @@ class OutletSpec:
     schema: pa.Schema
     sinks: tuple[str, ...]
     lanes: tuple[int, ...]
+    operators: tuple[str, ...] = ()
+    """Chained: they get the rows in the slot, without a shuffle."""
+
+
+@dataclass(frozen=True)
+class InletSpec:
+    """A way into an operator."""
+
+    lane: int | None
+    """None when the rows come from an operator of the same level."""
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    event_time: str | None = None
+    name: str = ""
+    """Of one of several: rows are handled by `on_<name>`."""
+    way: Literal["keyed", "spread", "broadcast"] = "keyed"
+    shift_us: int = 0
+    """Added to the event time; without a lane it is told from the column in the slot."""
 
 
 @dataclass(frozen=True)
 class OperatorSpec:
     uid: str
-    lane: int
-    schema: pa.Schema
-    keys: tuple[str, ...]
-    event_time: str | None
+    inlets: tuple[InletSpec, ...]
+    """The main one first, a broadcast last."""
     function: bytes = field(repr=False)
     """Pickled: loaded once per slot, and again only when it changes."""
     outlets: tuple[OutletSpec, ...]
+    stored_key_types: tuple[pa.DataType, ...] = ()
+    """Of the key columns, as the state has them; empty: as the main input has them."""
+    broadcast: Declaration | None = None
+    """The state that broadcast rows are kept in."""
     is_downstream: bool = False
     """Rows come (also) from other operators."""
     has_watermark: bool = True
@@ -53,14 +75,49 @@ class OperatorSpec:
         return digest(self.function)
 
     @property
+    def lane(self) -> int | None:
+        return self.inlets[0].lane
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows of the main input."""
+        return self.inlets[0].schema
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.inlets[0].keys
+
+    @property
+    def event_time(self) -> str | None:
+        return self.inlets[0].event_time
+
+    @property
+    def row_inlets(self) -> tuple[InletSpec, ...]:
+        """All but a broadcast."""
+        return tuple(inlet for inlet in self.inlets if inlet.way != "broadcast")
+
+    @property
+    def broadcast_inlet(self) -> InletSpec | None:
+        return next((inlet for inlet in self.inlets if inlet.way == "broadcast"), None)
+
+    @property
+    def key_fields(self) -> list[pa.Field]:
+        """The columns of a stored key. Without keys, state belongs to a subtask."""
+        if not self.keys:
+            return [pa.field("subtask", pa.int32())]
+        fields = [self.schema.field(name) for name in self.keys]
+        types = self.stored_key_types or [field.type for field in fields]
+        return [field.with_type(type_) for field, type_ in zip(fields, types, strict=True)]
+
+    @property
     def key_type(self) -> pa.DataType:
         """The type of a stored key: the column's, or a struct of the columns."""
-        fields = [self.schema.field(name) for name in self.keys]
+        fields = self.key_fields
         return fields[0].type if len(fields) == 1 else pa.struct(fields)
 
     @property
     def key_types(self) -> dict[str, str]:
-        return {name: type_ddl(self.schema.field(name).type) for name in self.keys}
+        return {field.name: type_ddl(field.type) for field in self.key_fields}
 
     def load(self) -> Function:
         return cloudpickle.loads(self.function)  # type: ignore[no-any-return]
@@ -107,6 +164,13 @@ class LevelSpec:
     """What leaves this level for a later one."""
     feedbacks: tuple[FeedbackSpec, ...] = ()
     """What comes here to be kept for the next epoch, or the next round."""
+
+    @property
+    def lanes_in(self) -> tuple[int, ...]:
+        """Of the rows that are consumed here."""
+        lanes = [inlet.lane for op in self.operators for inlet in op.inlets]
+        lanes += [sink.lane for sink in self.sinks]
+        return tuple(lane for lane in lanes if lane is not None)
 
 
 @dataclass(frozen=True)

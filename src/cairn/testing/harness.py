@@ -46,7 +46,7 @@ from cairn.plan.keygroups import key_hasher
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
-from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.timers import as_ms
 from cairn.state import Declaration, List, Map
 from cairn.storage.files import encode_segment
@@ -97,10 +97,7 @@ class Harness:
         self._newest_committed_ms: int | None = None
         self._spec = OperatorSpec(
             uid=UID,
-            lane=0,
-            schema=self.schema,
-            keys=keys,
-            event_time=event_time,
+            inlets=(InletSpec(0, self.schema, keys, event_time),),
             function=cloudpickle.dumps(function),
             outlets=tuple(OutletSpec(tag, schema, (), ()) for tag, schema in outputs.items()),
         )

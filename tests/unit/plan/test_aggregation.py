@@ -11,6 +11,7 @@ from cairn.plan import dataframe
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.graph import (
     EventTime,
+    Inlet,
     Node,
     Port,
     ProcessNode,
@@ -32,7 +33,9 @@ def nodes_of(plan: WindowPlan | None) -> dict[str, Node]:
     return {
         "rows": SourceNode("rows", None, SCHEMA, "at", Watermark(1000)),
         "partial:sum": partial_node("partial:sum", (Port("rows"),), "sum", partials),
-        "sum": ProcessNode("sum", (Port("partial:sum"),), ("k",), function, function.schema, late),
+        "sum": ProcessNode(
+            "sum", (Inlet((Port("partial:sum"),), ("k",)),), function, function.schema, late
+        ),
         "out": SinkNode("out", (Port("sum"),), Noop()),
     }
 

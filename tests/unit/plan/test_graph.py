@@ -280,7 +280,7 @@ def test_late_rows_have_the_columns_and_the_time_of_the_input(job: Job) -> None:
     assert stream.side("late", TIMED).schema == late.schema
     process(late, "b", schema=TIMED)
     assert job.graph().edges[1].event_time == "t"
-    with pytest.raises(PlanError, match="has the operator's input, as it came") as caught:
+    with pytest.raises(PlanError, match="has the rows as they came in") as caught:
         stream.side("late", "k long")
     assert "expected: k bigint, t timestamp, u timestamp" in str(caught.value)
 

@@ -15,7 +15,7 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
 from cairn.ids import new_id
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.plan.keygroups import key_hasher, subtask_of
 from cairn.sinks import Collect, Sink
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Token
@@ -54,7 +54,9 @@ def count_graph(function: KeyedProcess[Any] | None = None, sink: Sink | None = N
         GROUP_COUNT,
         {
             "rows": SourceNode("rows", None, ROW, None, None),
-            "count": ProcessNode("count", (Port("rows"),), ("k",), function or Count(), OUT, ()),
+            "count": ProcessNode(
+                "count", (Inlet((Port("rows"),), ("k",)),), function or Count(), OUT, ()
+            ),
             "out": SinkNode("out", (Port("count"),), sink or Collect()),
         },
     )

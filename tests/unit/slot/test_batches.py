@@ -221,8 +221,8 @@ class Rows(KeyedProcess[Any]):
     [
         (Lists(), BatchProcess, "Value and Map state only"),
         (Pickled(), None, "pickled objects"),
-        (Rows(), BatchProcess, r"run it with \.process\("),
-        (Count(), KeyedProcess, r"run it with \.process_batch\("),
+        (Rows(), BatchProcess, r"run it with .*\.process\("),
+        (Count(), KeyedProcess, r"run it with .*\.process_batch\("),
         (lambda batch: batch, BatchProcess, "subclass cairn.BatchProcess"),
         (Count, BatchProcess, "give an object"),
         (BatchProcess(), None, r"no process\(batch, ctx\)"),

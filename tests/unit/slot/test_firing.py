@@ -19,7 +19,7 @@ from cairn.errors import FunctionError
 from cairn.slot import records
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin
-from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
 
@@ -59,10 +59,7 @@ class Driven:
     ) -> None:
         spec = OperatorSpec(
             "op",
-            0,
-            SCHEMA,
-            ("k",),
-            event_time,
+            (InletSpec(0, SCHEMA, ("k",), event_time),),
             cloudpickle.dumps(function),
             (OutletSpec(None, OUT, (), ()),),
             is_downstream=is_downstream,

@@ -18,7 +18,7 @@ from cairn.codec import codec
 from cairn.errors import CairnError, CorruptFileError, FunctionError
 from cairn.slot.operator import INCOMPLETE, Operator
 from cairn.slot.protocol import Begin, Piece
-from cairn.slot.spec import OperatorSpec, OutletSpec
+from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
 
@@ -42,7 +42,10 @@ class Driven:
             OutletSpec("late", parse_schema("y string"), (), ()),
         )
         spec = OperatorSpec(
-            "op", 0, self.schema, keys, event_time, cloudpickle.dumps(function), outlets
+            "op",
+            (InletSpec(0, self.schema, keys, event_time),),
+            cloudpickle.dumps(function),
+            outlets,
         )
         backend = make_backend("heap", "", 1 << 26)
         self.operator = Operator(spec, backend, group_count=GROUP_COUNT)

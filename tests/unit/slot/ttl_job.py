@@ -16,7 +16,7 @@ from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.resume import check_resume
 from cairn.functions import declared_state
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
 from cairn.snapshots import EpochReader, Savepoint
@@ -81,7 +81,7 @@ class TtlJob:
     def graph(self, function: KeyedProcess[Any], sink: Collect) -> Graph:
         nodes: dict[str, Any] = {
             "rows": SourceNode("rows", None, IN, "ts", None),
-            "keep": ProcessNode("keep", (Port("rows"),), ("k",), function, SEEN, ()),
+            "keep": ProcessNode("keep", (Inlet((Port("rows"),), ("k",)),), function, SEEN, ()),
             "out": SinkNode("out", (Port("keep"),), sink),
         }
         return build_graph("keep", GROUP_COUNT, nodes)

@@ -18,7 +18,7 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.resume import check_resume
 from cairn.errors import StateSchemaError
 from cairn.functions import declared_state
-from cairn.slot.spec import OperatorSpec
+from cairn.slot.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
@@ -122,7 +122,7 @@ def test_timers_are_declared_by_functions_that_say_what_they_do() -> None:
 def resume(before: KeyedProcess[Any], after: KeyedProcess[Any], **more: Any) -> frozenset[str]:
     """Which operators are written anew when a job goes on with another function."""
     spec = OperatorSpec(
-        "op", 0, parse_schema("k long"), ("k",), None, cloudpickle.dumps(before), ()
+        "op", (InletSpec(0, parse_schema("k long"), ("k",)),), cloudpickle.dumps(before), ()
     )
     held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=state_decls(spec)))
     given = {"allow_dropped_state": False, **more}

@@ -1,0 +1,102 @@
+"""Streams that go into one function together: keyed ones that share state, and a broadcast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cairn.errors import PlanError
+from cairn.functions import Function, KeyedProcess, Process
+from cairn.plan.check import (
+    check_broadcast,
+    check_function,
+    check_handlers,
+    check_same_keys,
+    check_uid,
+)
+from cairn.plan.graph import Inlet, Port, ProcessNode, port_schema, united_schema
+from cairn.types import parse_schema
+
+if TYPE_CHECKING:
+    from cairn.job import Job
+    from cairn.state import Declaration
+    from cairn.stream import ProcessStream, Stream
+
+
+class ConnectedStreams:
+    """Inputs of one function. What is emitted comes out as one stream."""
+
+    def __init__(
+        self, job: Job, inlets: tuple[Inlet, ...], broadcast: Declaration | None = None
+    ) -> None:
+        self._job = job
+        self._inlets = inlets
+        self._broadcast = broadcast
+
+    def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
+        """Give each of these rows to every subtask, to `process_broadcast(row, ctx)`.
+
+        They come before the other rows of the epoch, everywhere in the same order: by event
+        time where the stream has one, else as they arrived. What they say is kept in
+        `declaration`, a `state.Broadcast`: `ctx.broadcast`, read by `process`.
+        """
+        if rows._job is not self._job:
+            raise PlanError("broadcast of a stream of another job")
+        if any(inlet.way == "broadcast" for inlet in self._inlets):
+            raise PlanError(
+                "an operator takes one broadcast\n  next: unite the streams with .union(...) first"
+            )
+        check_broadcast(declaration)
+        inlet = Inlet(rows._ports, way="broadcast")
+        return ConnectedStreams(self._job, (*self._inlets, inlet), declaration)
+
+    def process(self, function: Function, *, schema: Any, uid: str) -> ProcessStream:
+        """Run a function over the rows of all inputs. `uid` names its state, for good."""
+        from cairn.stream import ProcessStream
+
+        job = self._job
+        check_uid(uid, job._nodes)
+        main = self._inlets[0]
+        check_function(function, uid, Process if main.way == "spread" else KeyedProcess)
+        rows = [inlet for inlet in self._inlets if inlet.way != "broadcast"]
+        has_broadcast = len(rows) < len(self._inlets)
+        check_handlers(function, uid, [i.name for i in rows if i.name], has_broadcast=has_broadcast)
+        out = parse_schema(schema)
+        job._nodes[uid] = ProcessNode(
+            uid, self._inlets, function, out, broadcast=named(self._broadcast)
+        )
+        return ProcessStream(job, (Port(uid),), out)
+
+
+def connected(job: Job, streams: dict[str, Any]) -> ConnectedStreams:
+    """Keyed streams, each by the name of its handler."""
+    from cairn.stream import KeyedStream
+
+    if len(streams) < 2:
+        raise PlanError("connect takes two streams or more\n  next: job.connect(a=..., b=...)")
+    inlets = []
+    for name, keyed in streams.items():
+        if not isinstance(keyed, KeyedStream):
+            raise PlanError(
+                f"connect: {name!r} is no keyed stream but {type(keyed).__name__}\n"
+                "  next: say with .key_by(...) which of its rows belong together"
+            )
+        if keyed._stream._job is not job:
+            raise PlanError(f"connect: {name!r} is a stream of another job")
+        inlets.append(Inlet(keyed._stream._ports, keyed._columns, name=name))
+    check_same_keys(
+        {
+            inlet.name: [
+                united_schema([port_schema(job._nodes, p) for p in inlet.ports]).field(key).type
+                for key in inlet.keys
+            ]
+            for inlet in inlets
+        }
+    )
+    return ConnectedStreams(job, tuple(inlets))
+
+
+def named(declaration: Declaration | None) -> Declaration | None:
+    """Of an attribute it has the name already."""
+    if declaration is not None and not declaration.name:
+        declaration.name = "broadcast"
+    return declaration

@@ -1,0 +1,103 @@
+"""Rows of an operator from Arrow to Python: light named tuples, and the key of each.
+
+Always true here:
+- rows and keys come in the order of the Arrow rows, of however many inputs these are;
+- equal keys of inputs with key columns of different width are equal in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.codec import codec
+from cairn.slot.spec import InletSpec, lane_name
+from cairn.types import row_class
+
+
+class RowReader:
+    """Rows of one schema."""
+
+    def __init__(self, inlet: InletSpec, key_names: Sequence[str] | None = None) -> None:
+        """`key_names`: what the columns of a key of several are called; as the inlet has them."""
+        schema = inlet.schema
+        self._row = partial(tuple.__new__, row_class(schema))
+        self._columns = [codec(field.type) for field in schema]
+        self._key_at = [schema.names.index(name) for name in inlet.keys]
+        self._key_codecs = [codec(schema.field(name).type) for name in inlet.keys]
+        self._key = partial(tuple.__new__, row_class(tuple(key_names or inlet.keys)))
+
+    def read(self, rows: pa.StructArray) -> tuple[Iterable[Any], Iterable[Any]]:
+        """(rows, keys); without key columns every key is None."""
+        columns = [
+            column.decode(array)
+            for column, array in zip(self._columns, rows.flatten(), strict=True)
+        ]
+        made = map(self._row, zip(*columns, strict=True)) if columns else repeat((), len(rows))
+        return made, self._keys(columns, rows)
+
+    def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
+        parts = [
+            columns[at] if keys.read_keys is keys.read else keys.decode_keys(rows.field(at))
+            for at, keys in zip(self._key_at, self._key_codecs, strict=True)
+        ]
+        if not parts:
+            return repeat(None, len(rows))
+        return parts[0] if len(parts) == 1 else map(self._key, zip(*parts, strict=True))
+
+
+class ConnectedReader:
+    """Rows of several inputs, as structs of a lane and, in the column of that lane, the row."""
+
+    def __init__(self, inlets: Sequence[InletSpec]) -> None:
+        self.names = [inlet.name for inlet in inlets]
+        self._lanes = [inlet.lane for inlet in inlets]
+        self._readers = [RowReader(inlet, inlets[0].keys) for inlet in inlets]
+        self.inputs: list[int] = []
+        """Of the rows read last, in their order: which input each one is of."""
+
+    def read(self, rows: pa.StructArray) -> tuple[Iterable[Any], Iterable[Any]]:
+        """(rows, keys)."""
+        lanes = rows.field("lane").to_numpy()
+        self.inputs = [0] * len(rows)
+        made: list[Any] = [None] * len(rows)
+        keys: list[Any] = [None] * len(rows)
+        for index, (lane, reader) in enumerate(zip(self._lanes, self._readers, strict=True)):
+            assert lane is not None, "connected inputs come through shuffles"
+            places = np.flatnonzero(lanes == lane)
+            found = reader.read(rows.field(lane_name(lane)).take(pa.array(places)))
+            for place, row, key in zip(places.tolist(), *found, strict=True):
+                made[place], keys[place], self.inputs[place] = row, key, index
+        return made, keys
+
+
+def connected_rows(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.StructArray:
+    """What a ConnectedReader reads, of a batch in which rows of several lanes are mixed."""
+    names = ["lane", *(lane_name(inlet.lane) for inlet in inlets if inlet.lane is not None)]
+    return pa.StructArray.from_arrays([batch[name] for name in names], names=names)
+
+
+def times_of(batch: pa.RecordBatch, inlet: InletSpec) -> pa.Array | None:
+    """The event times of rows that come from an operator of the same level, in microseconds."""
+    if inlet.event_time is None:
+        return None
+    column = batch[inlet.event_time]
+    type_ = column.type
+    if pa.types.is_timestamp(type_):
+        times = column.cast(pa.timestamp("us", type_.tz)).cast(pa.int64())
+    elif pa.types.is_date(type_):
+        times = column.cast(pa.timestamp("us")).cast(pa.int64())
+    else:
+        # Out of range is no time, as Spark's own arithmetic has it before a shuffle.
+        values = column.cast(pa.int64())
+        limit = (2**63 - 1) // 1000
+        fits = pc.and_(pc.less_equal(values, limit), pc.greater_equal(values, -limit))
+        kept = pc.if_else(fits, values, pa.scalar(None, pa.int64()))
+        times = pc.multiply(kept, 1000)
+    return pc.add(times, inlet.shift_us) if inlet.shift_us else times
