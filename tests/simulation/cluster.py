@@ -198,7 +198,7 @@ class Cluster:
         return ack, emitted
 
     def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
-        token = Token(begin.term, begin.epoch, begin.attempt, next(self._task_attempts))
+        token = Token(begin.term, begin.epoch, begin.step, next(self._task_attempts))
         runtime = self.slot(begin.slot(subtask)).level(level.index)
         runtime.begin(token, begin, subtask)
         return runtime, token

@@ -21,6 +21,14 @@ import pyarrow as pa
 
 Committable = dict[str, Any]
 
+ROUNDS_MAX = 1 << 20
+"""More rounds than an epoch of a loop can have."""
+
+
+def round_of(attempt: int) -> int:
+    """Which round of a loop a writer is for; 0 where there is none."""
+    return attempt % ROUNDS_MAX
+
 
 @dataclass(frozen=True)
 class SinkContext:
@@ -65,8 +73,8 @@ class Sink(ABC):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         """A writer for an attempt: a number that rises.
 
-        In a loop with several rounds each one has its own. All rounds of the attempt that
-        counts are published, so what they prepare must not share a name.
+        In a loop each round of an epoch has one of its own (`round_of`). All rounds are
+        published, so what is named by its content must be named by the round too.
         """
 
     @abstractmethod

@@ -170,6 +170,7 @@ class LevelSpec:
         """Of the rows that are consumed here."""
         lanes = [inlet.lane for op in self.operators for inlet in op.inlets]
         lanes += [sink.lane for sink in self.sinks]
+        lanes += [feedback.lane for feedback in self.feedbacks]
         return tuple(lane for lane in lanes if lane is not None)
 
 
