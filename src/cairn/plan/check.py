@@ -13,7 +13,7 @@ from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
-from cairn.sinks.base import ROUNDS_MAX
+from cairn.slot.protocol import ROUNDS_MAX
 from cairn.state import Map, Value
 from cairn.types import OBJECT, type_ddl
 

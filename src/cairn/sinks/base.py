@@ -21,13 +21,18 @@ import pyarrow as pa
 
 Committable = dict[str, Any]
 
-ROUNDS_MAX = 1 << 20
-"""More rounds than an epoch of a loop can have."""
+ATTEMPTS_MAX = 1000
+"""More attempts than there are at an epoch."""
+
+
+def attempt_of(attempt: int, round_index: int) -> int:
+    """The number of an attempt, as writers get it: of another round it is another one."""
+    return attempt + round_index * ATTEMPTS_MAX
 
 
 def round_of(attempt: int) -> int:
     """Which round of a loop a writer is for; 0 where there is none."""
-    return attempt % ROUNDS_MAX
+    return attempt // ATTEMPTS_MAX
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,9 @@ class Sink(ABC):
 
     @abstractmethod
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        """A writer for an attempt: a number that rises.
+        """A writer for an attempt, by a number.
 
-        In a loop each round of an epoch has one of its own (`round_of`). All rounds are
+        In a loop each round of an epoch has numbers of its own (`round_of`). All rounds are
         published, so what is named by its content must be named by the round too.
         """
 

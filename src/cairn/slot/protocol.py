@@ -18,8 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cairn.sinks.base import ROUNDS_MAX
 from cairn.storage.pack import Stored as Stored
+
+ROUNDS_MAX = 1 << 20
+"""More rounds than an epoch can have."""
 
 
 class Token(NamedTuple):

@@ -30,7 +30,7 @@ from cairn.backends.ttl import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
-from cairn.sinks.base import Sink, SinkContext, Writer
+from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
 from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import Feedback, InFlight, take
 from cairn.slot.gather import Rows
@@ -136,7 +136,8 @@ class SinkRuntime:
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.committed(begin.parent)
-        self.writer = self.sink.writer(begin.epoch, subtask, begin.step)
+        attempt = attempt_of(begin.attempt, begin.round)
+        self.writer = self.sink.writer(begin.epoch, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
