@@ -130,3 +130,49 @@ def test_what_cannot_be_connected_is_refused_at_once(spark, make_input):
         stream.process(Tag(), schema=SEEN, uid="x")
     with pytest.raises(PlanError, match="is a Process"):
         stream.key_by("k").process(Plus(1), schema=SEEN, uid="x")
+
+
+class Follow(KeyedProcess):
+    """Notes broadcast rows in the order they come, and what was noted when a row came."""
+
+    def open(self, ctx):
+        self.noted = []
+
+    def process_broadcast(self, row, ctx):
+        assert ctx.key is None
+        if row.rule == 0:
+            self.noted.clear()
+        self.noted.append(row.rule)
+        yield "rule", row.rule, len(self.noted), ctx.subtask, ctx.epoch
+
+    def process(self, row, ctx):
+        yield "row", row.k, len(self.noted), ctx.subtask, ctx.epoch
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_every_subtask_gets_all_broadcast_rows_first_and_in_one_order(
+    spark, make_input, tmp_path, is_timed
+):
+    rows = make_input("k bigint, at timestamp")
+    rows.add_all([[(k, at(k)) for k in range(200)]] * 2)
+    rules = make_input("rule bigint, at timestamp")
+    # Later rules are earlier in event time.
+    rules.add_all([[(i, at(100 - i)) for i in range(40)]] * 2)
+    job = Job("rules", max_parallelism=8)
+    time = {"event_time": "at"} if is_timed else {}
+    events = job.source("rows", rows.stream(spark), **time)
+    told = job.source("rules", rules.stream(spark), **time)
+    out = sinks.Collect()
+    events.key_by("k").broadcast(told).process(Follow(), schema=SEEN, uid="follow").sink_to(
+        out, uid="out"
+    )
+    finish(job, tmp_path / "checkpoint", parallelism=5)
+    for epoch, found in out.epochs.items():
+        assert {v for name, _, v, _, _ in found if name == "row"} == ({1} if is_timed else {40})
+        assert sum(name == "row" for name, *_ in found) == 200
+        orders = collections.defaultdict(list)
+        for name, rule, _, subtask, _ in found:
+            if name == "rule":
+                orders[subtask].append(rule)
+        expected = list(range(40))[:: -1 if is_timed else 1]
+        assert orders == dict.fromkeys(range(5), expected), epoch
