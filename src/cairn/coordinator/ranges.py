@@ -130,10 +130,13 @@ def take_in(
         at = 0
     else:
         count = len(compacted.replaced)
-        starts = [i for i in range(len(ids)) if tuple(ids[i : i + count]) == compacted.replaced]
+        # By the key groups too: where ranges became one, a file is listed for parts of it.
+        listed = [ref.listing for ref in files]
+        starts = [i for i in range(len(ids)) if tuple(listed[i : i + count]) == compacted.replaced]
         if not starts:
             return None
-        at = starts[0]
+        # They were the last of the range when they were merged.
+        at = starts[-1]
         replaced = files[at : at + count]
     ref = _ref(
         compacted.stored,

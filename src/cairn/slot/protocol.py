@@ -103,7 +103,7 @@ class Compacted(msgspec.Struct, frozen=True):
     as_of: int
     """The epoch whose state, or whose files, it was made from."""
     replaced: tuple[str, ...]
-    """The ids of the deltas it stands for, in order. A base stands for all up to `as_of`."""
+    """The deltas it stands for as they are listed, in order. A base stands for all to `as_of`."""
     stored: Stored
     ms: float
 

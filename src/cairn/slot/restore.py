@@ -229,7 +229,7 @@ def _merge(
         kind="merge",
         tier=compaction.tier,
         as_of=begin.parent,
-        replaced=tuple(ref.id for ref in refs),
+        replaced=tuple(ref.listing for ref in refs),
         stored=stored,
         ms=(time.perf_counter() - started) * 1000,
     )

@@ -81,6 +81,11 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The checkpoint that holds it, by url, where that is another one: a branch's parent."""
 
     @property
+    def listing(self) -> str:
+        """The file and the key groups it counts for: one file may be listed several times."""
+        return f"{self.id}:{self.first_group}+{self.group_count}"
+
+    @property
     def size(self) -> int:
         """Bytes in all."""
         return self.length + self.objects_bytes

@@ -97,7 +97,9 @@ class Gather(KeyedProcess[Any]):
 def ranks(spark: Any, input_folder: Any, work: Any, rounds: int = 1) -> Job:
     """On links that are known: page n links to 2n + 1 and 3n + 1, modulo PAGES."""
     job = Job("ranks", max_parallelism=16)
-    seeds = job.source("seeds", Input(Path(input_folder), "page bigint, share double").stream(spark))
+    seeds = job.source(
+        "seeds", Input(Path(input_folder), "page bigint, share double").stream(spark)
+    )
 
     def body(loop: Any) -> Any:
         # The shares of an epoch that come to a page count as one.
