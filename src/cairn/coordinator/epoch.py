@@ -78,6 +78,8 @@ class Outcome(NamedTuple):
     reports: list[Report]
     event_times: Mapping[str, int] = MappingProxyType({})
     """The latest event time of each origin that gave rows, in microseconds."""
+    sources_ms: int | None = None
+    """From the first to the last of Spark's tasks before level 0 to finish, where known."""
 
 
 Execute = Callable[[Begin], Outcome]
@@ -407,6 +409,7 @@ class Coordinator:
     ) -> Epoch:
         assert self._collector is not None
         last = rounds[-1]
+        reports = [outcome.reports for outcome in rounds]
         acks = [ack for outcome in rounds for ack in outcome.acks]
         held = state_keys_of(last.reports)
         found: dict[tuple[str, int], RangeState] = {
@@ -468,8 +471,8 @@ class Coordinator:
             spark=position,
             operators=operators,
             committables=committables,
-            timings=timings_of([outcome.reports for outcome in rounds], begin, ran_ms),
-            metrics=metrics_of(acks, [outcome.reports for outcome in rounds]),
+            timings=timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms),
+            metrics=metrics_of(self.spec, acks, reports, rounds[0].sources_ms),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 

@@ -19,6 +19,8 @@ from cairn import Job, KeyedProcess, sinks, state
 from tests.spark.support import Input
 
 EDGES = "a bigint, b bigint"
+SHARES = "page bigint, share double"
+PAGES = 40
 DAMPING = 0.8
 ENOUGH = 1e-4
 """What is left of a change is not passed on below this."""
@@ -119,9 +121,6 @@ def ranks(spark: Any, input_folder: Any, work: Any, rounds: int = 1) -> Job:
     out = seeds.iterate(body, uid="pages", max_rounds_per_epoch=rounds)
     out.sink_to(sinks.Files(str(Path(work) / "ranks")), uid="ranks")
     return job
-
-
-PAGES = 40
 
 
 def batch_ranks(seeds: list[tuple[int, float]]) -> list[float]:
