@@ -17,12 +17,13 @@ from cairn.coordinator.resume import check_resume
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, EpochError, PlanError
-from cairn.functions import Function, declared_state
+from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options, check_parallelism
 from cairn.plan.check import check_function, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
+from cairn.slot.entry import entries_of
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.start import start
@@ -239,13 +240,14 @@ class Run:
         self, uid: str, function: bytes, allow_dropped_state: bool
     ) -> frozenset[str]:
         newest = self._coordinator.newest
-        entry = None if newest is None else newest.operators.get(uid)
-        if newest is None or entry is None:
+        if newest is None:
             return frozenset()
         operator = self._coordinator.operators[uid]
+        entries = {e.uid: e for e in entries_of(operator, cloudpickle.loads(function))}
+        held = {each: newest.operators[each] for each in entries if each in newest.operators}
         return check_resume(
-            msgspec.structs.replace(newest, operators={uid: entry}),
-            {uid: (operator.key_types, declared_state(cloudpickle.loads(function)))},
+            msgspec.structs.replace(newest, operators=held),
+            entries,
             job_name=self.name,
             url=self._store.url,
             allow_dropped_state=allow_dropped_state,

@@ -133,14 +133,16 @@ class Cluster:
     ) -> list[list[pa.RecordBatch]]:
         """The batches of each subtask."""
         feeds: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
-        for edge in level.edges:
+        # Rows of a broadcast come before all others.
+        for edge in sorted(level.edges, key=lambda edge: edge.way != "broadcast"):
             parts = lanes.pop(edge.index)
             if not parts:
                 continue
             rows = _in_time(edge, pa.concat_arrays(parts))
             groups, subtasks = self._places(edge, rows, parallelism)
             for subtask in range(parallelism):
-                mine = np.flatnonzero(subtasks == subtask)
+                is_mine = (subtasks == subtask) | (edge.way == "broadcast")
+                mine = np.flatnonzero(is_mine)
                 for start in range(0, len(mine), BATCH_ROWS):
                     at = mine[start : start + BATCH_ROWS]
                     feeds[subtask].append(_batch(level, edge, groups[at], rows.take(pa.array(at))))

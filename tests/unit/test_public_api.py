@@ -184,9 +184,11 @@ def test_exported_names_are_these() -> None:
     assert declared == {
         "Aggregate",
         "Aggregating",
+        "Broadcast",
         "Declaration",
         "List",
         "Map",
+        "OperatorList",
         "Reducing",
         "TTL",
         "Value",

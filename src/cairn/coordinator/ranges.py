@@ -37,6 +37,39 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
     return [_cut(held, groups) for groups in wanted]
 
 
+def lists_for(
+    entry: OperatorEntry | None, parallelism: int, group_count: int, redistribution: str
+) -> list[RangeState]:
+    """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
+
+    A share is in no file yet: the subtask reads all lists, and writes its own as a base.
+    """
+    held = [] if entry is None else entry.ranges
+    versions = [part.version for part in held]
+    if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
+        return ranges_for(entry, parallelism, group_count)
+    return [
+        RangeState(
+            first_group=groups.start,
+            group_count=len(groups),
+            version=digest(
+                *map(str.encode, [f"{subtask}/{parallelism}:{redistribution}", *versions])
+            ),
+            files=[],
+            state_keys=0,
+            state_bytes=0,
+        )
+        for subtask in range(parallelism)
+        if (groups := groups_of(subtask, parallelism, group_count))
+    ]
+
+
+def shared_range(entry: OperatorEntry | None, group_count: int) -> RangeState:
+    """The state that all subtasks start from alike: nothing of it is cut."""
+    (part,) = ranges_for(entry, 1, group_count)
+    return part
+
+
 def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
     """Which slot runs each subtask: the one that holds most of its key groups, or a new one.
 

@@ -14,7 +14,7 @@ from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
 from cairn.slot.protocol import ROUNDS_MAX
-from cairn.state import Map, Value
+from cairn.state import Broadcast, Declaration, Map, OperatorList, Value
 from cairn.types import OBJECT, type_ddl
 
 S = TypeVar("S")
@@ -155,12 +155,10 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
             raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
         _check_batch_state(function, uid)
     for declaration in declared_state(function).values():
+        _check_scope(function, uid, declaration)
         entry = declaration.entry_type
-        if entry is not None and not is_hashable(entry):
-            raise PlanError(
-                f"operator {uid!r}, state {declaration.name!r}: {declaration.entry_ddl} cannot be "
-                "a map key"
-            )
+        if entry is not None:
+            check_map_key(entry, uid, declaration.name)
         default = getattr(declaration, "default", None)
         if default is not None:
             try:
@@ -226,11 +224,62 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
 
 
 def check_broadcast(declaration: Any) -> None:
-    if declaration is not None and getattr(declaration, "kind", None) != "broadcast":
+    if declaration is not None and not isinstance(declaration, Broadcast):
         raise PlanError(
             f"broadcast: {declaration!r} is no declaration of broadcast state\n"
             '  next: declare it, for example state.Broadcast("string", "string")'
         )
+
+
+def _check_scope(function: Function, uid: str, declaration: Declaration) -> None:
+    """State of a key where there are keys, state of a subtask where there are none."""
+    found, kind = type(function).__name__, type(declaration).__name__
+    has_keys = not isinstance(function, Process)
+    if isinstance(declaration, Broadcast):
+        if isinstance(function, BatchProcess):
+            raise PlanError(
+                f"operator {uid!r}, state {declaration.name!r}: a BatchProcess has no broadcast "
+                "state\n  next: use a KeyedProcess with .broadcast(...).process(...)",
+                state=declaration.name,
+            )
+        check_map_key(declaration.key_type, uid, declaration.name)
+    elif isinstance(declaration, OperatorList) and has_keys:
+        raise PlanError(
+            f"operator {uid!r}, state {declaration.name!r}: {found} runs by key, so that a list of "
+            "its subtask would belong to no key\n"
+            "  next: use state.List for a list per key, or a Process for lists of subtasks",
+            state=declaration.name,
+        )
+    elif not isinstance(declaration, OperatorList) and not has_keys:
+        raise PlanError(
+            f"operator {uid!r}, state {declaration.name!r}: {found} is a Process, which has no key "
+            f"that state.{kind} could belong to\n"
+            "  next: use state.OperatorList, or key_by(...) and a KeyedProcess",
+            state=declaration.name,
+        )
+
+
+def check_map_key(type_: Any, uid: str, state: str) -> None:
+    if not is_hashable(type_):
+        raise PlanError(
+            f"operator {uid!r}, state {state!r}: {type_ddl(type_)} cannot be a map key", state=state
+        )
+
+
+def check_broadcast_state(function: Function, uid: str, declaration: Declaration | None) -> None:
+    """Broadcast state that a function declares is that of its stream."""
+    found = type(function).__name__
+    for name, declared in declared_state(function).items():
+        if not isinstance(declared, Broadcast) or declared is declaration:
+            continue
+        raise PlanError(
+            f"operator {uid!r}, state {name!r}: {found} declares broadcast state that no stream "
+            "is broadcast to\n"
+            f"  next: give it with the stream: .broadcast(rows, {found}.{name})",
+            state=name,
+        )
+    if isinstance(declaration, Broadcast):
+        check_map_key(declaration.key_type, uid, declaration.name)
 
 
 def _check_batch_state(function: BatchProcess, uid: str) -> None:

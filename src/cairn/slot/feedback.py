@@ -27,6 +27,7 @@ from cairn.backends.files import open_rows
 from cairn.errors import EpochError
 from cairn.evolution import reshape
 from cairn.plan.keygroups import groups_of
+from cairn.slot.entry import EntrySpec
 from cairn.slot.gather import Rows
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Begin
@@ -36,24 +37,22 @@ from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
 from cairn.storage.files import StatePart
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, FileRef, RangeState, StateDecl
+from cairn.storage.manifest import EMPTY_VERSION, FileRef, RangeState
 from cairn.storage.store import Store
 from cairn.types import type_ddl
 
 RECORDS = "records"
 
 
-def records_decl(spec: FeedbackSpec) -> dict[str, StateDecl]:
-    """What the manifest says of them."""
-    type_ = type_ddl(pa.struct(list(spec.inlet.schema)))
-    return {RECORDS: StateDecl(kind="map", type=type_, entry_type="bigint")}
-
-
-def records_state(spec: FeedbackSpec) -> Map[Any, Any]:
-    """The same as a declaration, to compare with what an epoch holds."""
+def records_entry(spec: FeedbackSpec) -> EntrySpec:
+    """What they are in an epoch."""
     declaration: Map[Any, Any] = Map("bigint", type_ddl(pa.struct(list(spec.inlet.schema))))
     declaration.name = RECORDS
-    return declaration
+    return EntrySpec(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
+
+
+def _columns(entry: EntrySpec) -> StateColumns:
+    return StateColumns(RECORDS, entry.decls[RECORDS], entry.key_types)
 
 
 class _Held(NamedTuple):
@@ -91,7 +90,7 @@ class Feedback:
         self.spec = spec
         self._in_flight = in_flight
         self._group_count = group_count
-        self._columns = StateColumns(RECORDS, records_decl(spec)[RECORDS], spec.key_types)
+        self._columns = _columns(records_entry(spec))
         self._parts: list[tuple[pa.Array, pa.StructArray]] = []
         self._rows: Rows | None = None
         self._subtask = self._first_group = 0
@@ -183,7 +182,8 @@ def _restored(
 ) -> Rows | None:
     """What an epoch has left for these key groups, in the order in which it was sent."""
     entry = log.epoch(epoch_number).operators[spec.uid]
-    columns = StateColumns(RECORDS, records_decl(spec)[RECORDS], spec.key_types)
+    wanted = records_entry(spec)
+    key_type = _columns(wanted).key_type
     batches = []
     for part in entry.ranges:
         for ref in part.files:
@@ -194,8 +194,8 @@ def _restored(
                 batches += [
                     reshape(
                         batch,
-                        records_state(spec),
-                        columns.key_type,
+                        wanted.states[RECORDS],
+                        key_type,
                         operator=spec.uid,
                         held=entry.states[RECORDS],
                     )

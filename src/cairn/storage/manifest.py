@@ -17,7 +17,7 @@ Always true here:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -114,8 +114,8 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Scope = Literal["keyed", "subtask", "shared", "feedback"]
-"""Whose state it is: of the keys, of each subtask, of all of them alike; or it is records on
-their way back in a loop, which each epoch replaces."""
+"""Whose the state of an entry is: of keys, in ranges of key groups; of subtasks, a list each;
+of all subtasks alike, in one range; or of records on their way back in a loop."""
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +126,11 @@ class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     ranges: list[RangeState]
     scope: Scope = "keyed"
+
+
+def entry_uids(known: Iterable[str], operator: str) -> list[str]:
+    """The entries of an operator among these: its own, and those that go by its name."""
+    return [uid for uid in known if uid == operator or uid.startswith(f"{operator}:")]
 
 
 class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +216,7 @@ class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     state_bytes: int = 0
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True):
+class _About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All of an operator but its ranges."""
 
     function_version: str
