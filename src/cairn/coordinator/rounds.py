@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from cairn.slot.protocol import Ack, Begin, OperatorAck
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
 
 
 def following(begin: Begin, acks: Sequence[Ack], feedbacks: Collection[str]) -> Begin:
@@ -61,11 +61,13 @@ def records_of(epoch: Epoch) -> dict[str, int]:
 def is_pending(epoch: Epoch | None) -> bool:
     """Whether an epoch has records to process, without a single row of the sources."""
     return epoch is not None and any(
-        part.files
-        for entry in epoch.operators.values()
-        if entry.scope == "feedback"
-        for part in entry.ranges
+        has_records(entry) for entry in epoch.operators.values() if entry.scope == "feedback"
     )
+
+
+def has_records(entry: OperatorEntry) -> bool:
+    # Not by the keys of a range: those are estimates after a change of parallelism.
+    return any(ref.rows for part in entry.ranges for ref in part.files)
 
 
 def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:
@@ -74,4 +76,4 @@ def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:
             yield ack.subtask, operator
 
 
-__all__ = ["following", "in_flight", "is_pending", "records_of", "sends_back"]
+__all__ = ["following", "has_records", "in_flight", "is_pending", "records_of", "sends_back"]
