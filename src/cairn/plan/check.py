@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -13,8 +13,11 @@ from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
+from cairn.slot.protocol import ROUNDS_MAX
 from cairn.state import Broadcast, Declaration, Map, OperatorList, Value
 from cairn.types import OBJECT, type_ddl
+
+S = TypeVar("S")
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -91,13 +94,33 @@ def check_watermark(
     return Watermark(duration_ms(watermark, f"watermark of {where}"), idle_ms)
 
 
-def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
+def check_rounds(uid: str, rounds: Any) -> None:
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds < ROUNDS_MAX:
+        raise PlanError(
+            f"loop {uid!r}: max_rounds_per_epoch must be a number from 1 on, found {rounds!r}",
+            uid=uid,
+        )
+
+
+def check_body(uid: str, result: Any, stream: type[S]) -> tuple[S, S]:
+    """What the body of a loop must return."""
+    if isinstance(result, tuple) and len(result) == 2:
+        feedback, output = result
+        if isinstance(feedback, stream) and isinstance(output, stream):
+            return feedback, output
+    raise PlanError(
+        f"loop {uid!r}: its body must return (feedback, output), two streams\n  found: {result!r}",
+        uid=uid,
+    )
+
+
+def check_same_schema(left: pa.Schema, right: pa.Schema, what: str = "union") -> None:
     mine = {f.name: f.type for f in left}
     theirs = {f.name: f.type for f in right}
     if mine != theirs:
         differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
         raise PlanError(
-            f"union: the streams differ in {', '.join(differing)}\n"
+            f"{what}: the streams differ in {', '.join(differing)}\n"
             f"  found: {left.names} and {right.names}\n"
             "  next: bring them to one schema with .transform(...)"
         )
