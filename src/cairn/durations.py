@@ -45,3 +45,11 @@ def duration_ms(text: str, what: str) -> int:
             "  expected: a number and a unit, such as '10 seconds', '1 hour' or '7 days'"
         )
     return round(total)
+
+
+def span_text(ms: int) -> str:
+    """A span as it would be written: "10 seconds", "1 day", "90 minutes"."""
+    units = ("week", "day", "hour", "minute", "second")
+    unit = next((u for u in units if ms and ms % _UNITS_MS[u] == 0), "millisecond")
+    count = ms // _UNITS_MS[unit]
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"

@@ -16,6 +16,9 @@ Row = TypeVar("Row")
 LATE = "late"
 """The side output of rows that came too late, or without a time."""
 
+ERRORS = "errors"
+"""The side output of rows that a function failed on, with `on_error="dead-letter"`."""
+
 EVENT_TIMERS = "timers.event"
 PROCESSING_TIMERS = "timers.processing"
 """Timers are state like any other: from key to {time in milliseconds: True}."""
@@ -142,6 +145,12 @@ class KeyedProcess(Function, Generic[Row]):
 
         Timers are set with `ctx.timers` and come in order of their times. One that is set
         here and is due already is called in the same epoch.
+        """
+
+    def on_timer_failed(self, time_ms: int, ctx: Context) -> None:
+        """With `on_error="dead-letter"`: `on_timer` raised, and what it did is undone.
+
+        The timer is gone. What waits for it can be given up here, or a later one set.
         """
 
     def process_broadcast(self, row: Any, ctx: Context) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,6 +80,27 @@ class Job:
             self.name, self.max_parallelism, dict(self._nodes), chaining=self.chaining
         )
 
+    def explain(self, format: Literal["text", "svg", "json"] = "text") -> str:
+        """The graph: stages, operators, states, shuffles, chains. Nothing is started.
+
+        As text it is also printed. "svg" is a picture of it, "json" the same for programs.
+        """
+        from cairn.plan.drawing import explained_svg
+        from cairn.plan.explain import explained, explained_text
+
+        facts = explained(self.graph())
+        if format == "svg":
+            return explained_svg(facts)
+        if format == "json":
+            return json.dumps(facts, indent=2)
+        if format != "text":
+            raise PlanError(
+                f"explain: there is no format {format!r}\n  expected: one of text, svg, json"
+            )
+        text = explained_text(facts)
+        print(text)
+        return text
+
     def start(
         self,
         *,
@@ -95,6 +117,7 @@ class Job:
         on_stop: Literal["retain", "delete"] = "retain",
         spark_checkpoint: str | None = None,
         drain: bool = False,
+        on_error: Literal["fail", "dead-letter"] = "fail",
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
@@ -111,6 +134,9 @@ class Job:
         `retained_for` ("7 days"). `on_stop="delete"` removes the checkpoint when the run ends
         without an error. `spark_checkpoint` is where Spark keeps its own log, if its file
         systems do not reach the checkpoint.
+
+        With `on_error="dead-letter"` a row (or timer) that a function raises on does not fail the
+        epoch: what it did is undone, and it goes to the operator's `.side("errors")`.
         """
         from cairn.options import Options
         from cairn.run import Run
@@ -131,6 +157,7 @@ class Job:
                 on_stop=on_stop,
                 spark_checkpoint=None if spark_checkpoint is None else str(spark_checkpoint),
                 drain=drain,
+                on_error=on_error,
             ),
         )
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.plan.graph import Graph
+from cairn.functions import ERRORS, PartialProcess
+from cairn.letters import SCHEMA as LETTERS
+from cairn.letters import OnError, check_on_error
+from cairn.plan.graph import Graph, Port
 from cairn.session import check_session
+from cairn.types import schema_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +40,7 @@ class Options:
     on_stop: OnStop = "retain"
     spark_checkpoint: str | None = None
     drain: bool = False
+    on_error: OnError = "fail"
 
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
@@ -52,6 +58,9 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         )
     if options.on_stop not in ("retain", "delete"):
         raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
+    check_on_error(options.on_error)
+    if options.on_error == "dead-letter":
+        _check_letters(graph)
     trigger_ms(spark, options.trigger)
     if options.drain and options.trigger != "available-now":
         raise PlanError(
@@ -80,4 +89,29 @@ def check_parallelism(parallelism: int, group_count: int) -> None:
         raise PlanError(
             f"parallelism must be between 1 and max_parallelism ({group_count}), "
             f"found {parallelism}"
+        )
+
+
+def _check_letters(graph: Graph) -> None:
+    """Refuse side outputs of that name with rows of another kind; warn of letters that get lost."""
+    consumed = [port for node in graph.operators for port in node.inputs]
+    consumed += [port for node in graph.sinks for port in node.inputs]
+    taken = {origin for port in consumed for origin in graph.origins(port)}
+    lost = []
+    for node in graph.operators:
+        schema = dict(node.sides).get(ERRORS)
+        if schema is not None and schema != LETTERS:
+            raise PlanError(
+                f"side output {ERRORS!r} of {node.uid!r} is for rows that the function fails on, "
+                "with on_error='dead-letter'\n"
+                f"  found: {schema_ddl(schema)}\n  expected: {schema_ddl(LETTERS)}\n"
+                "  next: give your own rows another tag"
+            )
+        if Port(node.uid, ERRORS) not in taken and not isinstance(node.function, PartialProcess):
+            lost.append(node.uid)
+    if lost:
+        warnings.warn(
+            f"on_error='dead-letter': rows that {', '.join(lost)} fail on are counted and logged, "
+            f"but kept nowhere; take .side({ERRORS!r}) to a sink",
+            stacklevel=5,
         )

@@ -58,6 +58,7 @@ def start(graph: Graph, options: Options) -> Started:
         checkpoint=store.url,
         backend=options.backend,
         backend_memory_bytes=options.backend_memory_mb << 20,
+        on_error=options.on_error,
     )
     for sink in graph.sinks:
         sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, graph.input_schema(sink)))

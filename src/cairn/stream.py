@@ -11,7 +11,8 @@ import pyarrow as pa
 from cairn.connected import ConnectedStreams
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
-from cairn.functions import LATE, BatchProcess, KeyedProcess, Process
+from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
+from cairn.letters import SCHEMA as LETTERS
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
     check_event_time,
@@ -287,7 +288,8 @@ class ProcessStream(Stream):
         """The rows emitted with `ctx.output(tag, row)`.
 
         "late" is what came too late, or without a time: rows as they came in, no schema needed.
-        Of connected streams it is "late.<name>", for each of them.
+        Of connected streams it is "late.<name>", for each of them. "errors" is what the function
+        failed on, with `on_error="dead-letter"`: `cairn.letters.SCHEMA`, no schema needed.
         """
         uid = self._ports[0].node
         node = self._job._nodes[uid]
@@ -295,9 +297,9 @@ class ProcessStream(Stream):
         late = next((inlet for inlet in node.row_inlets if late_tag(inlet) == tag), None)
         parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:
-            if schema is None:
+            if schema is None and tag != ERRORS:
                 raise PlanError(f"side output {tag!r} of {uid!r} needs a schema")
-            parsed = parse_schema(schema)
+            parsed = LETTERS if schema is None else parse_schema(schema)
         known = dict(node.sides).get(tag)
         if known is None:
             self._job._nodes[uid] = replace(node, sides=(*node.sides, (tag, parsed)))

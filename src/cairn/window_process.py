@@ -238,6 +238,12 @@ class WindowProcess(KeyedProcess[Any]):
                 results += self._fire(end, ctx, fired=self.windows[end][2])
         return results or None
 
+    def on_timer_failed(self, time_ms: int, ctx: Any) -> None:
+        # No other timer comes for windows whose time is over.
+        if ctx.timer_kind == ("event" if self._by_event else "processing"):
+            for end in self._due(self._removal_ms, time_ms, self.plan.allowed_lateness_ms):
+                self._remove(end)
+
     def _complete(self, end: int, ctx: Any) -> Iterable[Any]:
         if not self._is_global:
             return self._fire(end, ctx, fired=True)

@@ -15,9 +15,14 @@ from tests.spark.support import Input
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session = cairn.session(
-        "tests", master="local[2]", ui__enabled=False, sql__shuffle__partitions=2
+        "tests",
+        master="local[2]",
+        ui__enabled=False,
+        sql__shuffle__partitions=2,
+        # Its own: what a test takes away from there is of this session.
+        local__dir=str(tmp_path_factory.mktemp("local")),
     )
     yield session
     session.stop()

@@ -175,4 +175,4 @@ def test_every_subtask_gets_all_broadcast_rows_first_and_in_one_order(
             if name == "rule":
                 orders[subtask].append(rule)
         expected = list(range(40))[:: -1 if is_timed else 1]
-        assert orders == {subtask: expected for subtask in range(5)}, epoch
+        assert orders == dict.fromkeys(range(5), expected), epoch

@@ -74,7 +74,13 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         parallelism=1,
         ranges=[state],
     )
-    metrics = {"rows_in": 1000, "rows_out": 900, "state_keys": 40, "delta_bytes": place.length}
+    metrics = {
+        "rows_in": 1000,
+        "rows_out": 900,
+        "state_keys": 40,
+        "delta_bytes": place.length,
+        "alignment_ms": 4,
+    }
     return log.append(
         lambda n: Epoch(
             number=n,
@@ -183,7 +189,8 @@ def test_show_tells_the_newest_epoch_or_the_one_asked_for(checkpoint: Path) -> N
 def test_show_for_people_names_everything(checkpoint: Path) -> None:
     text = call("show", checkpoint, "3").stdout
     for said in ("epoch 3", "2, term 1", "operator count", "k bigint", "string → double", "0–7",
-                 "out: 2 committables", '{"logOffset": 3}', "process 100.0"):  # fmt: skip
+                 "out: 2 committables", '{"logOffset": 3}', "process 100.0",
+                 "count 4 ms"):  # fmt: skip
         assert said in text
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from cairn.backends.base import ABSENT, Backend
 from cairn.backends.columns import ColumnTable
 from cairn.backends.entry_index import IndexedMapTable
+from cairn.backends.journal import Journal
 from cairn.backends.name_order import name_order
 from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.plan.keygroups import key_groups
@@ -222,6 +223,9 @@ class RowValueHandle(_ByBatch, Value[Any]):
         values = self._typed.values(values, len(keys))
         table = self._table
         decoded = table.values.decode(values)
+        if table.journal is not None:
+            for group, key in zip(*self._scattered.located(keys), strict=True):
+                table.journal.keep(table.changes[group], key)
         located = zip(*self._scattered.located(keys), strict=True)
         for (group, key), value in zip(located, decoded, strict=True):
             if value is None and key not in table.rows[group]:
@@ -278,6 +282,8 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         table = self._table
         names = table.entries.decode_keys(entries)
         decoded = table.values.decode(values)
+        if table.journal is not None:
+            self._keep(table.journal, keys, names)
         located = zip(*self._scattered.located(keys), strict=True)
         for (group, key), entry, value in zip(located, names, decoded, strict=True):
             changes = table.changes[group]
@@ -291,6 +297,15 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
                 changes[key].pop(entry, None)
                 if not changes[key]:
                     del changes[key]
+
+    def _keep(self, journal: Journal, keys: pa.Array, entries: list[Any]) -> None:
+        located = zip(*self._scattered.located(keys), strict=True)
+        for (group, key), entry in zip(located, entries, strict=True):
+            changes = self._table.changes[group]
+            # Both: what a key has left of changes may go altogether.
+            journal.keep(changes, key)
+            if key in changes:
+                journal.keep(changes[key], entry)
 
     def of_keys(self, keys: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         rows: list[int] = []

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
 from cairn.backends.chains import Chains
+from cairn.backends.journal import Journal
 from cairn.backends.key_index import NameIndex
 from cairn.backends.name_order import is_ordered_as_integers, name_order
 from cairn.backends.name_parts import Ints
@@ -120,6 +121,8 @@ class ColumnTable(Table):
             if not counts.all():
                 positions, is_live = positions[counts], is_live[counts]
                 arrays = [None if array is None else array[counts] for array in arrays]
+        if self.journal is not None:
+            self._keep(self.journal, positions)
         self._touch(positions)
         self._values.put(positions, arrays)
         self._live[positions] = True if is_live is None else is_live
@@ -251,6 +254,29 @@ class ColumnTable(Table):
         before = first[self._committed[first]]
         if len(before):
             self._aside.append((before, self._values.take(before)))
+
+    def _keep(self, journal: Journal, positions: Ints) -> None:
+        """Before a write: how to undo it. Names that it gave positions keep them."""
+        touched = sum(map(len, self._touched))
+        before = (touched, self._touched_count, len(self._aside))
+        held = self._values.take(positions), self._live[positions]
+        journal.append((self._take_back, positions, *held, *before))
+
+    def _take_back(
+        self,
+        positions: Ints,
+        values: Arrays,
+        is_live: Bools,
+        touched: int,
+        touched_count: int,
+        aside: int,
+    ) -> None:
+        self._values.put(positions, values)
+        self._live[positions] = is_live
+        all_touched = self._all_touched()
+        self._touched_at[all_touched[touched:]] = _UNTOUCHED
+        self._touched, self._touched_count = [all_touched[:touched]], touched_count
+        del self._aside[aside:]
 
     def _all_touched(self) -> Ints:
         """In the order in which the epoch came to them: a function of its input."""

@@ -11,7 +11,8 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cairn.backends.entries import Entries
@@ -250,33 +251,44 @@ class MapHandle(Entries):
             self._put(entry, ABSENT)
 
 
-def _cell(declaration: Any, table: ValueTable, scope: Scope) -> Cell:
+Kinds = Mapping[type[Any], type[Any]]
+"""Which class stands in for a handle's class."""
+
+
+def _cell(declaration: Any, table: ValueTable, scope: Scope, kinds: Kinds) -> Cell:
     if declaration.ttl is not None:
-        return ExpiringValueHandle(table, scope)
+        made: Cell = kinds.get(ExpiringValueHandle, ExpiringValueHandle)(table, scope)
+        return made
     if not isinstance(declaration, Value):
         value: Value[Any] = Value(declaration.declared)
         value.name = declaration.name
         declaration = value
     kind = PickledValueHandle if declaration.type is OBJECT else ValueHandle
-    return kind(declaration, table, scope)
+    made = kinds.get(kind, kind)(declaration, table, scope)
+    return made
 
 
-def make_handle(table: Table, scope: Scope) -> Declaration:
+def make_handle(table: Table, scope: Scope, kinds: Kinds = MappingProxyType({})) -> Declaration:
     """The handle for a table, of the kind its declaration asks for."""
     declaration = table.declaration
     expires = declaration.ttl is not None
+    made: Declaration
     if isinstance(table, ListTable):
         assert isinstance(declaration, List)
         if expires:
-            return ExpiringListHandle(table, scope)
-        return ListHandle(declaration, table, scope)
+            made = kinds.get(ExpiringListHandle, ExpiringListHandle)(table, scope)
+        else:
+            made = kinds.get(ListHandle, ListHandle)(declaration, table, scope)
+        return made
     if isinstance(table, MapTable):
         assert isinstance(declaration, Map)
         if expires:
-            return ExpiringMapHandle(table, scope)
-        return MapHandle(declaration, table, scope)
+            made = kinds.get(ExpiringMapHandle, ExpiringMapHandle)(table, scope)
+        else:
+            made = kinds.get(MapHandle, MapHandle)(declaration, table, scope)
+        return made
     assert isinstance(table, ValueTable)
-    cell = _cell(declaration, table, scope)
+    cell = _cell(declaration, table, scope, kinds)
     if isinstance(declaration, Reducing):
         return ReducingHandle(declaration, cell)
     if isinstance(declaration, Aggregating):

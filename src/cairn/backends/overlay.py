@@ -25,6 +25,7 @@ import pyarrow as pa
 from cairn.backends.base import ABSENT as ABSENT
 from cairn.backends.base import Backend, Rows
 from cairn.backends.heap import empty_rows
+from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
 from cairn.backends.ttl import Expiry, leave_out_expired
 from cairn.codec import Codec, codec
@@ -58,6 +59,8 @@ class Table(ABC):
         self.changes: list[dict[Any, Any]] = [{} for _ in range(group_count)]
         self.groups = range(0)
         self.expiry = None if ttl is None else Expiry(self, ttl)
+        self.journal: Journal | None = None
+        """Where who writes says how to undo it, if the epoch may go on without the row at hand."""
 
     def assign(self, groups: range) -> None:
         """Own these key groups: keep what is there already, drop what no longer belongs."""

@@ -92,6 +92,9 @@ def run(
     drain: Annotated[
         bool, typer.Option("--drain", help="With available-now: at the end, fire every timer.")
     ] = False,
+    on_error: Annotated[
+        str, typer.Option(help="fail, or dead-letter: put rows aside that a function fails on.")
+    ] = "fail",
     allow_dropped_state: Annotated[
         bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
@@ -129,9 +132,40 @@ def run(
                     "spark_checkpoint": spark_checkpoint,
                     "allow_dropped_state": allow_dropped_state,
                     "drain": drain,
+                    "on_error": on_error,
                 },
                 as_json=as_json,
             )
+        )
+
+
+@app.command()
+def explain(
+    target: Annotated[
+        str, typer.Argument(metavar="JOB.PY:BUILD", help="A file and its build(spark, *args).")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Passed on to BUILD.")
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw it, into this file.")
+    ] = None,
+    master: Annotated[str, typer.Option(help="Spark's master; nothing runs on it.")] = "local[1]",
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark setting; repeat it.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show the graph of a job: stages, operators, states, shuffles, chains. Nothing is started.
+
+    [dim]cairn explain examples/fraud.py:build --svg fraud.svg -- payments out[/dim]
+    """
+    from cairn.cli.explaining import explain_job
+
+    with reported(debug=debug):
+        explain_job(
+            target, list(args or []), svg=svg, as_json=as_json, master=master, conf=list(conf or [])
         )
 
 

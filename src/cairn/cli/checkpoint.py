@@ -214,6 +214,7 @@ def epoch_facts(epoch: Epoch) -> Facts:
         "rows_out": _total(operators, "rows_out"),
         "late_rows": _total(operators, "late_rows"),
         "untimed_rows": _total(operators, "untimed_rows"),
+        "error_rows": _total(operators, "error_rows"),
         "rows_per_s": round(rows_in / run_ms * 1000) if run_ms else 0,
         "state_keys": _total(operators, "state_keys"),
         "state_bytes": sum(

@@ -23,9 +23,8 @@ from rich.console import Console
 
 from cairn.cli.checkpoint import epoch_facts
 from cairn.cli.failure import INTERRUPTED
-from cairn.cli.job_file import UsageError, load_build, pickle_by_value_in_spark
+from cairn.cli.job_file import built_job, load_build, parse_conf, pickle_by_value_in_spark
 from cairn.cli.spark_log import spark_log, stderr_to
-from cairn.errors import PlanError
 from cairn.storage import Epoch, Log, Store, open_store
 from cairn.view import JsonView, LineView, LiveView, View
 
@@ -53,10 +52,9 @@ class Settings:
 
 def drive(settings: Settings) -> None:
     """Run the job until it ends, is told to end, or fails."""
-    from cairn.job import Job
     from cairn.session import session
 
-    conf = _parse_conf(settings)
+    conf = parse_conf(settings.conf, settings.master)
     module, build = load_build(settings.target, settings.args)
     out = _json_only_stdout() if settings.as_json else None
     is_live = out is None and sys.stdout.isatty()
@@ -71,12 +69,7 @@ def drive(settings: Settings) -> None:
     try:
         # After the session: Spark's own handler would cancel the epoch under way.
         with _Interrupts() as interrupts:
-            job = build(spark, *settings.args)
-            if not isinstance(job, Job):
-                raise PlanError(
-                    f"{settings.target} returned {type(job).__name__}, expected a cairn.Job\n"
-                    "  next: end the function with `return job`"
-                )
+            job = built_job(build, spark, settings.target, settings.args)
             store = open_store(settings.checkpoint)
             view = _view(settings, job.name, store.url, out, is_live=is_live)
             interrupts.view = view
@@ -181,15 +174,3 @@ def _json_only_stdout() -> TextIO:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return out
-
-
-def _parse_conf(settings: Settings) -> dict[str, str]:
-    conf = {}
-    for pair in settings.conf:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"cannot read --conf {pair!r}\n  expected: name=value")
-        conf[key] = value
-    if settings.master is not None:
-        conf["spark.master"] = settings.master
-    return conf

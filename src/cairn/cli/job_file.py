@@ -15,11 +15,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from cairn.errors import CairnError
+from cairn.errors import CairnError, PlanError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cairn.job import Job
 
 Build = Callable[..., Any]
 
@@ -77,6 +82,32 @@ def _check_arguments(build: Build, name: str, args: Sequence[str]) -> None:
             f"  given: {' '.join(args) or 'nothing'}\n"
             "  next: put the arguments after `--`; the Spark session comes first by itself"
         ) from None
+
+
+def built_job(build: Build, spark: SparkSession, target: str, args: Sequence[str]) -> Job:
+    """What the function makes: a job."""
+    from cairn.job import Job
+
+    job = build(spark, *args)
+    if not isinstance(job, Job):
+        raise PlanError(
+            f"{target} returned {type(job).__name__}, expected a cairn.Job\n"
+            "  next: end the function with `return job`"
+        )
+    return job
+
+
+def parse_conf(pairs: Sequence[str], master: str | None) -> dict[str, str]:
+    """Spark settings as they are given on the command line."""
+    conf = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"cannot read --conf {pair!r}\n  expected: name=value")
+        conf[key] = value
+    if master is not None:
+        conf["spark.master"] = master
+    return conf
 
 
 def pickle_by_value_in_spark(module: ModuleType) -> None:

@@ -60,11 +60,17 @@ def _about(facts: Facts) -> Table:
     if facts["late_rows"] or facts["untimed_rows"]:
         late = f"{count(facts['late_rows'])} late, {count(facts['untimed_rows'])} without a time"
         about.add_row("put aside", late)
+    if facts["error_rows"]:
+        about.add_row("failed", f"{many(facts['error_rows'], 'row')} put aside")
     about.add_row("time", _times(facts))
-    alignment = facts["timings"].get("alignment_ms", {})
-    if alignment:
-        spread = ", ".join(f"level {level} {ms} ms" for level, ms in alignment.items())
-        about.add_row("alignment", spread)
+    waited = {
+        uid: operator["alignment_ms"]
+        for uid, operator in facts["operators"].items()
+        if "alignment_ms" in operator
+    }
+    if waited:
+        texts = [f"{uid} {'?' if ms is None else ms} ms" for uid, ms in waited.items()]
+        about.add_row("alignment", ", ".join(texts))
     about.add_row("attempts", f"{facts['attempts']}, {many(facts['restored'], 'slot')} restored")
     for uid, number in facts["committables"].items():
         about.add_row("sink", f"{uid}: {many(number, 'committable')}")

@@ -9,6 +9,7 @@ Always true here:
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cairn import errors
 from cairn.coordinator.epoch import Outcome
 from cairn.coordinator.partials import PartialChoice
+from cairn.coordinator.spark_tasks import SparkTasks
 from cairn.errors import CairnError, EpochError, PlanError
 from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
 from cairn.plan.graph import Graph
@@ -61,6 +63,7 @@ class SparkDriver:
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
         self._partials = PartialChoice()
+        self._tasks = SparkTasks(spark.sparkContext)
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
         self.deploy(spec, parallelism)
@@ -156,7 +159,7 @@ class SparkDriver:
         context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
-        before = len(self._reports.value)
+        before, began_ms = len(self._reports.value), time.time_ns() // 1_000_000
         self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
             planned = self.planner.epoch(rows, observed=is_batch)
@@ -172,7 +175,13 @@ class SparkDriver:
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
         self._reports.value = []
         self._watch_placement(reports)
-        outcome = Outcome([ack_decoder.decode(row.ack) for row in acks], reports, event_times)
+        first_stage = next((r.stage for r in reports if r.level == 0), None)
+        outcome = Outcome(
+            [ack_decoder.decode(row.ack) for row in acks],
+            reports,
+            event_times,
+            self._tasks.spread_before_ms(first_stage, began_ms) if is_batch else 0,
+        )
         self._partials.learn(outcome.acks)
         return outcome
 

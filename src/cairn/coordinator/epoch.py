@@ -67,6 +67,8 @@ class Outcome(NamedTuple):
     reports: list[Report]
     event_times: Mapping[str, int] = MappingProxyType({})
     """The latest event time of each origin that gave rows, in microseconds."""
+    sources_ms: int | None = None
+    """From the first to the last of Spark's tasks before level 0 to finish, where known."""
 
 
 Execute = Callable[[Begin], Outcome]
@@ -433,8 +435,8 @@ class Coordinator:
             spark=position,
             operators=operators,
             committables=committables,
-            timings=timings_of(outcome.reports, begin, ran_ms),
-            metrics=metrics_of(outcome.acks, outcome.reports),
+            timings=timings_of(self.spec, outcome.reports, begin, ran_ms, outcome.sources_ms),
+            metrics=metrics_of(self.spec, outcome.acks, outcome.reports, outcome.sources_ms),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cairn.coordinator.alignment import alignment_ms, level_alignment_ms
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
+from cairn.slot.spec import JobSpec
 from cairn.storage.manifest import Epoch
 
-_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows")
+_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows", "error_rows")
 
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
@@ -31,8 +33,14 @@ def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
     }
 
 
-def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[str, Any]:
-    """Where the time went: the slowest subtask of each phase, the spread per level, all of it.
+def timings_of(
+    spec: JobSpec,
+    reports: Sequence[Report],
+    begin: Begin,
+    ran_ms: float,
+    sources_ms: int | None = None,
+) -> dict[str, Any]:
+    """Where the time went: the slowest subtask of each phase, alignment per level, all of it.
 
     `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs.
     """
@@ -42,11 +50,8 @@ def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[s
     compacted = announced(reports)
     timings["base_ms"] = round(max((c.ms for c in compacted if c.kind == "base"), default=0.0), 1)
     timings["merge_ms"] = round(max((c.ms for c in compacted if c.kind == "merge"), default=0.0), 1)
-    alignment: dict[str, int] = {}
-    for level in sorted({r.level for r in reports}):
-        finished = [r.finished_ms for r in reports if r.level == level]
-        alignment[str(level)] = max(finished) - min(finished)
-    timings["alignment_ms"] = alignment
+    waited = level_alignment_ms(spec.levels, reports, sources_ms)
+    timings["alignment_ms"] = {str(level): ms for level, ms in waited.items()}
     timings["subtasks"] = [
         {
             "level": r.level,
@@ -63,7 +68,9 @@ def timings_of(reports: Sequence[Report], begin: Begin, ran_ms: float) -> dict[s
     return timings
 
 
-def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]:
+def metrics_of(
+    spec: JobSpec, acks: Sequence[Ack], reports: Sequence[Report], sources_ms: int | None = None
+) -> dict[str, Any]:
     operators: dict[str, dict[str, int]] = {}
     for ack in acks:
         for op in ack.operators:
@@ -78,8 +85,12 @@ def metrics_of(acks: Sequence[Ack], reports: Sequence[Report]) -> dict[str, Any]
         if uid in operators:
             operators[uid]["state_keys"] += keys
     compacted = announced(reports)
+    waited = alignment_ms(spec.levels, reports, sources_ms)
     return {
-        "operators": operators,
+        "operators": {
+            uid: {**sums, **({"alignment_ms": waited[uid]} if uid in waited else {})}
+            for uid, sums in operators.items()
+        },
         "restored": sum(report.restored for report in reports),
         "bases": sum(file.kind == "base" for file in compacted),
         "base_bytes": sum(f.stored.uploaded_bytes or f.stored.length for f in compacted),
@@ -99,6 +110,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "rows_in": rows_in,
         "late_rows": _total(operators, "late_rows"),
         "untimed_rows": _total(operators, "untimed_rows"),
+        "error_rows": _total(operators, "error_rows"),
         "watermark_ms": epoch.watermark_ms,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),

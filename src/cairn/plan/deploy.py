@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cloudpickle
 import pyarrow as pa
 
 from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
+from cairn.letters import OnError
 from cairn.plan.check import check_ttl
 from cairn.plan.graph import (
     Edge,
@@ -60,12 +63,16 @@ def job_spec(
     checkpoint: str,
     backend: str,
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    on_error: OnError = "fail",
 ) -> JobSpec:
     tap_lanes = taps(graph)
     levels = tuple(
         LevelSpec(
             index=level.index,
-            operators=tuple(_operator(graph, op, level, tap_lanes) for op in level.operators),
+            operators=tuple(
+                replace(_operator(graph, op, level, tap_lanes), on_error=on_error)
+                for op in level.operators
+            ),
             sinks=tuple(
                 SinkSpec(
                     uid=sink.uid,

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
-from cairn.functions import LATE, Function
+from cairn.functions import ERRORS, LATE, Function
+from cairn.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 
@@ -259,7 +260,9 @@ class Graph:
         What was late once is not judged again.
         """
         node = self.nodes[port.node]
-        if port.tag == LATE:
+        if isinstance(node, ProcessNode) and (
+            is_letters(node, port) or port.tag in {late_tag(inlet) for inlet in node.row_inlets}
+        ):
             return False
         if isinstance(node, SourceNode | TimeNode) and node.watermark is not None:
             return True
@@ -344,6 +347,8 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
         return None if node.event_time is None else EventTime(node.event_time)
     if isinstance(node, SinkNode):
         raise AssertionError("a sink has no output")
+    if isinstance(node, ProcessNode) and is_letters(node, port):
+        return None  # Its column `event_time` is of rows and of timers, and may be null.
     time = united_time(nodes, _rows_before(nodes, node, port))
     if isinstance(node, TransformNode):
         return time if time is not None and time.column == node.event_time else None
@@ -372,6 +377,11 @@ def _rows_before(
     fed = nodes[inputs[0].node]
     # A side output has the rows as they were before they became partials.
     return fed.inputs if port.tag and isinstance(fed, PartialNode) else inputs
+
+
+def is_letters(node: ProcessNode, port: Port) -> bool:
+    """Whether an output is of the rows that the function failed on."""
+    return port.tag == ERRORS and dict(node.sides)[ERRORS] == LETTERS
 
 
 def late_tag(inlet: Inlet) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from cairn.errors import FunctionError
 from cairn.functions import BatchProcess
+from cairn.slot.context import SlotContext
 from cairn.slot.outlet import Outlet
 from cairn.types import type_ddl
 
@@ -77,13 +78,21 @@ class BatchRunner:
         if not self._gathered:
             return
         gathered, self._gathered, self._rows = self._gathered, [], 0
-        rows = _joined([rows for _, rows in gathered])
         times = [times for times, _ in gathered if times is not None]
+        self._process(_joined(times) if times else None, _joined([rows for _, rows in gathered]))
+
+    def _process(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+        context, batch = self._batch(times, rows)
+        self._call("process()", partial(self._function.process, batch, context))
+
+    def _batch(
+        self, times: pa.Array | None, rows: pa.StructArray
+    ) -> tuple[SlotContext, pa.RecordBatch]:
+        """What the function is called with for some rows."""
         context = self._operator.context
         context.keys = self._keys(rows)
-        context.times = _joined(times) if times else None
-        batch = pa.RecordBatch.from_struct_array(rows)
-        self._call("process()", partial(self._function.process, batch, context))
+        context.times = times
+        return context, pa.RecordBatch.from_struct_array(rows)
 
     def end_rows(self) -> None:
         self.flush()
@@ -119,10 +128,10 @@ class BatchRunner:
         if result is None:
             return
         if isinstance(result, pa.RecordBatch):
-            _pass_on(outlet, _fitted(outlet, result))
+            self._pass_on(outlet, _fitted(outlet, result))
         elif isinstance(result, pa.Table):
             for batch in result.to_batches():
-                _pass_on(outlet, _fitted(outlet, batch))
+                self._pass_on(outlet, _fitted(outlet, batch))
         elif isinstance(result, Iterable) and not isinstance(result, str | bytes | dict | tuple):
             for part in result:
                 self._emit(outlet, where, part)
@@ -132,18 +141,17 @@ class BatchRunner:
                 "an iterable of them, or None"
             )
 
+    def _pass_on(self, outlet: Outlet, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        row_bytes = batch.nbytes / batch.num_rows + 1
+        size = max(1, min(EMIT_ROWS_MAX, int(EMIT_BYTES_TARGET / row_bytes)))
+        for start in range(0, batch.num_rows, size):
+            outlet.pass_on(batch.slice(start, size))
+
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-
-
-def _pass_on(outlet: Outlet, batch: pa.RecordBatch) -> None:
-    if not batch.num_rows:
-        return
-    row_bytes = batch.nbytes / batch.num_rows + 1
-    size = max(1, min(EMIT_ROWS_MAX, int(EMIT_BYTES_TARGET / row_bytes)))
-    for start in range(0, batch.num_rows, size):
-        outlet.pass_on(batch.slice(start, size))
 
 
 def _fitted(outlet: Outlet, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.handles import make_handle
+from cairn.backends.journal import Journal
+from cairn.backends.journaled_handles import make_journaled_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
@@ -42,10 +44,12 @@ from cairn.functions import (
 from cairn.plan.keygroups import groups_of
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
+from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
 from cairn.slot.outlet import Outlet, fitted, short
 from cairn.slot.protocol import Begin, Piece
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
+from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.spec import OperatorSpec
 from cairn.slot.timers import Timers
 from cairn.storage.files import StatePart
@@ -79,9 +83,15 @@ class Runner(Protocol):
 
 
 def make_runner(operator: Operator, function: Function) -> Runner:
+    letters = operator.letters
     if isinstance(function, BatchProcess):
+        # Partials are of rows that no user's code has seen, and will see none.
+        if letters is not None and not isinstance(function, PartialProcess):
+            return BatchSifter(operator, function, letters)
         return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess | Process)
+    if letters is not None:
+        return RecordSifter(operator, function, letters)
     return RecordRunner(operator, function)
 
 
@@ -108,7 +118,12 @@ class Operator:
         self.is_draining = False
         self.is_adopted = False
         """Another version of this operator has its state now."""
-        self.outlets = [Outlet(spec.uid, outlet.tag, outlet.schema) for outlet in spec.outlets]
+        make_outlet = SiftedOutlet if spec.on_error == "dead-letter" else Outlet
+        self.outlets = [make_outlet(spec.uid, out.tag, out.schema) for out in spec.outlets]
+        self.letters: DeadLetters | None = None
+        """Where rows go that the function fails on, if they do not fail the epoch."""
+        if spec.on_error == "dead-letter":
+            self.letters = DeadLetters(spec.uid, self.outlets)
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
         self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
         self.late = {o.tag: o for o in self.outlets if o.tag and o.tag.split(".")[0] == LATE}
@@ -272,10 +287,12 @@ class Operator:
                 table.assign(self.groups)
                 self.tables[name] = table
             table.declaration = declaration
+            table.journal = self.journal
             if by_batch:
                 setattr(function, name, make_batch_handle(table, self.group_count))
             elif name.isidentifier():
-                setattr(function, name, make_handle(table, self.context))
+                make_one = make_handle if self.journal is None else make_journaled_handle
+                setattr(function, name, make_one(table, self.context))
         if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
             self.timers = Timers(self.tables)
 
@@ -349,7 +366,19 @@ class Operator:
         """Of an aggregation: how many groups the epoch's rows were in."""
         return self.function.groups if isinstance(self.function, PartialProcess) else 0
 
+    @property
+    def journal(self) -> Journal | None:
+        """Where writes say how they are undone, if the epoch may go on without a row."""
+        return None if self.letters is None else self.letters.journal
+
+    @property
+    def error_rows(self) -> int:
+        """Put aside in this epoch."""
+        return 0 if self.letters is None else self.letters.rows
+
     def _count_late(self, rows: int) -> None:
+        if self.journal is not None:
+            self.journal.append((setattr, self, "late_rows", self.late_rows))
         self.late_rows += rows
 
     def _runner(self) -> Runner:

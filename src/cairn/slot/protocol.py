@@ -106,6 +106,8 @@ class OperatorAck(msgspec.Struct, frozen=True):
     late_rows: int = 0
     untimed_rows: int = 0
     """Rows without an event time; like late ones they are not processed."""
+    error_rows: int = 0
+    """Rows and timers that the function failed on and that were put aside."""
     event_timer_ms: int | None = None
     """The earliest timer that is left, by event time."""
     processing_timer_ms: int | None = None
@@ -143,6 +145,8 @@ class Report(msgspec.Struct, frozen=True):
     """Per operator, how many keys it holds, expired ones included that are still there."""
     base_failed: str = ""
     """Why a file could not be written in the background; it is tried again."""
+    stage: int | None = None
+    """The Spark stage it ran in; None without Spark."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -81,9 +81,9 @@ class RecordRunner:
                 f"  next: give {name} a method on_timer(self, time_ms, ctx)"
             )
         elif spec.event_time is None:
-            self._key_timers = UntimedKeyTimers(operator.context, self._timers)
+            self._key_timers = UntimedKeyTimers(operator.context, self._timers, operator.journal)
         else:
-            self._key_timers = KeyTimers(operator.context, self._timers)
+            self._key_timers = KeyTimers(operator.context, self._timers, operator.journal)
         self._event_until = self._processing_until = -FOREVER
         """Timers up to here are due in this epoch."""
         self._fires_between_rows = False
@@ -146,12 +146,16 @@ class RecordRunner:
         if self._fires_between_rows:
             assert self._timers is not None
             scoped = self._with_timers(scoped, self._timers.event)
+        self._run_rows(scoped, len(group_list))
+
+    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
+        """Call the function for so many rows, each with group, key and time before it."""
+        operator = self._operator
         context = operator.context
         main = operator.main
         process = self._process_row
         emit = main.rows.append
         row: Any = None
-        remaining = len(group_list)
         try:
             while remaining > 0:
                 rows_max = main.rows_max
@@ -195,10 +199,19 @@ class RecordRunner:
         if times is not None:
             times_ms = (None if t is None else t // 1000 for t in times.to_pylist())
         context.key, context.timers = None, NO_KEY
-        row: Any = None
         made, _ = self._broadcast_reader.read(rows)
+        self._run_broadcast_rows(zip(made, times_ms, strict=False))
+        context.timers = self._key_timers
+        for outlet in operator.outlets:
+            outlet.flush()
+
+    def _run_broadcast_rows(self, timed: Iterator[Any]) -> None:
+        """Call the function for rows, each with its time."""
+        operator = self._operator
+        context = operator.context
+        row: Any = None
         try:
-            for row, context.event_time_ms in zip(made, times_ms, strict=False):
+            for row, context.event_time_ms in timed:
                 result = self._function.process_broadcast(row, context)
                 if result is not None:
                     self._emit_all("process_broadcast()", result)
@@ -206,9 +219,6 @@ class RecordRunner:
             raise operator.located(error, row) from error
         except Exception as error:
             raise operator.failed("process_broadcast()", error, row) from error
-        context.timers = self._key_timers
-        for outlet in operator.outlets:
-            outlet.flush()
 
     def end_rows(self) -> None:
         self.flush()

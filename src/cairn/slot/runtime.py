@@ -382,12 +382,15 @@ class LevelRuntime:
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
+            error_rows=operator.error_rows,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
             groups=operator.groups_in,
         )
 
-    def report(self, *, executor: str, log: str, started_ms: int) -> Report:
+    def report(
+        self, *, executor: str, log: str, started_ms: int, stage: int | None = None
+    ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         uids = {operator.spec.uid for operator in self.operators}
         written = [file for file in self.compactor.announced() if file.uid in uids]
@@ -405,6 +408,7 @@ class LevelRuntime:
             compacted=(*self._rewritten, *written),
             state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
+            stage=stage,
         )
 
     def _store_delta(self, spec: OperatorSpec, parts: list[StatePart], begin: Begin) -> Stored:

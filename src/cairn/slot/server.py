@@ -41,6 +41,8 @@ class Call(msgspec.Struct):
     level: int
     subtask: int
     begin: Begin | None = None
+    stage: int | None = None
+    """Of Spark's, in which it runs."""
 
 
 class Loaded(msgspec.Struct):
@@ -131,7 +133,9 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 if chunk.data is not None and chunk.data.num_rows:
                     level.run(token, chunk.data)
             ack = level.finish(token)
-            report = level.report(executor=self.executor, log=self.log, started_ms=started_ms)
+            report = level.report(
+                executor=self.executor, log=self.log, started_ms=started_ms, stage=call.stage
+            )
             columns = [pa.array([ACK_LANE], pa.int32())]
             columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
             columns.append(pa.array([ack_encoder.encode(ack)], pa.binary()))

@@ -18,6 +18,7 @@ import pyarrow as pa
 from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.functions import Function
 from cairn.ids import digest
+from cairn.letters import OnError
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 from cairn.types import type_ddl
@@ -69,6 +70,8 @@ class OperatorSpec:
     """Rows come (also) from other operators."""
     has_watermark: bool = True
     """A watermark is declared for what comes here; without one nothing is late."""
+    on_error: OnError = "fail"
+    """Whether a row that the function fails on fails the epoch, or is put aside."""
 
     @property
     def function_version(self) -> str:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
 
+from cairn.backends.journal import Journal
 from cairn.backends.overlay import ABSENT, Table, in_order
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import FunctionError, PlanError
@@ -114,6 +115,19 @@ class TimerIndex:
         if self._later.pop((time, key), None) is None and not self._remove(key, time):
             return
         self._change_gone(group, key, time)
+
+    def is_set(self, key: Any, time: int) -> bool:
+        return key in self._at.get(time, ()) or (time, key) in self._later
+
+    def is_for_later(self, key: Any, time: int) -> bool:
+        """Whether it was set while waiting."""
+        return (time, key) in self._later
+
+    def set_again(self, group: int, key: Any, time: int, is_waiting: bool) -> None:
+        """Undo a `delete`."""
+        now, self.is_waiting = self.is_waiting, is_waiting
+        self.set(group, key, time)
+        self.is_waiting = now
 
     def of_key(self, key: Any) -> list[int]:
         """Every time at which a timer of the key is set."""
@@ -235,15 +249,43 @@ class Timers:
             index.release()
 
 
+class JournaledIndex:
+    """Timers that are set and deleted in a way that can be undone."""
+
+    __slots__ = ("_index", "_journal")
+
+    def __init__(self, index: TimerIndex, journal: Journal) -> None:
+        self._index = index
+        self._journal = journal
+
+    def set(self, group: int, key: Any, time: int) -> None:
+        index = self._index
+        if not index.is_set(key, time):
+            self._journal.append((index.delete, group, key, time))
+            index.set(group, key, time)
+
+    def delete(self, group: int, key: Any, time: int) -> None:
+        index = self._index
+        if index.is_set(key, time):
+            is_waiting = index.is_for_later(key, time)
+            self._journal.append((index.set_again, group, key, time, is_waiting))
+            index.delete(group, key, time)
+
+
 class KeyTimers:
     """`ctx.timers`: the timers of the key at hand."""
 
     __slots__ = ("_context", "_event", "_processing")
 
-    def __init__(self, context: SlotContext, timers: Timers) -> None:
+    def __init__(
+        self, context: SlotContext, timers: Timers, journal: Journal | None = None
+    ) -> None:
         self._context = context
-        self._event = timers.event
-        self._processing = timers.processing
+        self._event: TimerIndex | JournaledIndex = timers.event
+        self._processing: TimerIndex | JournaledIndex = timers.processing
+        if journal is not None:
+            self._event = JournaledIndex(timers.event, journal)
+            self._processing = JournaledIndex(timers.processing, journal)
 
     def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
         context = self._context

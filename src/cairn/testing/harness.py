@@ -13,7 +13,8 @@ time less that, with `advance_watermark` to where it is told. Timers that are du
 or by the clock, are called at the beginning of the next epoch. As in production the
 function is a copy of the one given, its clock stands still inside an epoch, its output
 must fit the declared schema, and what it raises comes out as FunctionError and fails the
-epoch: it is rolled back.
+epoch: it is rolled back. With `on_error="dead-letter"` rows that it fails on are put aside
+instead, and are found in `harness.side("errors")`.
 
 Always true here:
 - `rollback` leaves state and outputs as they were at the last commit, and nothing else:
@@ -34,15 +35,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
-from cairn.codec import ValueTypeError, codec
+from cairn.codec import codec
 from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import LATE, BatchProcess, Function
+from cairn.functions import ERRORS, LATE, BatchProcess, Function
 from cairn.ids import new_id
-from cairn.plan.check import check_event_time, check_function, check_keys, check_ttl
-from cairn.plan.keygroups import key_hasher
+from cairn.letters import SCHEMA, OnError, check_on_error
+from cairn.plan.check import check_function, check_handlers, check_ttl
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
@@ -55,12 +56,12 @@ from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPositi
 from cairn.storage.pack import write_segment
 from cairn.storage.store import open_store
 from cairn.testing.clock import ManualClock
-from cairn.types import contains_map, parse_schema, row_class
+from cairn.testing.inputs import Input, Inputs
+from cairn.types import parse_schema, row_class
 
 UID = "harness"
 GROUP_COUNT = 128
 DRAIN_EPOCHS_MAX = 100
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Harness:
@@ -70,24 +71,37 @@ class Harness:
         self,
         function: Function,
         schema: Any,
-        key_by: str | Iterable[str],
+        key_by: str | Iterable[str] | Mapping[str, str | Iterable[str]] | None,
         out: Any,
         *,
         sides: Mapping[str, Any] | None = None,
-        event_time: str | None = None,
+        event_time: str | Mapping[str, str] | None = None,
         watermark: str | None = None,
         now_ms: int = 0,
+        on_error: OnError = "fail",
+        backend: str = "heap",
+        broadcast: Any = None,
     ) -> None:
-        self.schema = parse_schema(schema)
-        keys = (key_by,) if isinstance(key_by, str) else tuple(key_by)
+        """`key_by` is None for a function without keys. `broadcast` is the schema of such rows.
+
+        Of connected streams `schema`, `key_by` and `event_time` are by their names.
+        """
         check_function(function, UID)
-        check_keys(keys, self.schema)
-        check_event_time(event_time, self.schema, UID)
-        check_ttl(function, UID, has_event_time=event_time is not None)
+        self._inputs = Inputs(schema, key_by, event_time, UID)
+        inlets = self._inputs.inlets
+        names = self._inputs.names if self._inputs.is_connected else []
+        check_handlers(function, UID, names, has_broadcast=broadcast is not None)
+        self._is_timed = inlets[0].event_time is not None
+        check_ttl(function, UID, has_event_time=self._is_timed)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
-        if event_time is not None and outputs.setdefault(LATE, self.schema) != self.schema:
-            raise PlanError(f"side output {LATE!r} has the schema of the rows pushed", tag=LATE)
-        if watermark is not None and event_time is None:
+        for inlet in inlets if self._is_timed else ():
+            late = f"{LATE}.{inlet.name}" if inlet.name else LATE
+            if outputs.setdefault(late, inlet.schema) != inlet.schema:
+                raise PlanError(f"side output {late!r} has the schema of the rows pushed", tag=late)
+        check_on_error(on_error)
+        if on_error == "dead-letter" and outputs.setdefault(ERRORS, SCHEMA) != SCHEMA:
+            raise PlanError(f"side output {ERRORS!r} has the schema of dead letters", tag=ERRORS)
+        if watermark is not None and not self._is_timed:
             raise PlanError("watermark= needs event_time=")
         self._delay_ms = None if watermark is None else duration_ms(watermark, "watermark")
         self.watermark_ms: int | None = None
@@ -95,57 +109,96 @@ class Harness:
         self._passed_ms: int | None = None
         self._newest_ms: int | None = None
         self._newest_committed_ms: int | None = None
+        self._broadcast: Input | None = None
+        if broadcast is not None:
+            lane = len(inlets)
+            self._broadcast = Input(InletSpec(lane, parse_schema(broadcast), way="broadcast"))
+            inlets = (*inlets, self._broadcast.inlet)
         self._spec = OperatorSpec(
             uid=UID,
-            inlets=(InletSpec(0, self.schema, keys, event_time),),
+            inlets=inlets,
             function=cloudpickle.dumps(function),
             outlets=tuple(OutletSpec(tag, schema, (), ()) for tag, schema in outputs.items()),
+            on_error=on_error,
+            stored_key_types=self._inputs.key_types,
         )
-        self._input = codec(pa.struct(list(self.schema)))
-        self._keys = [codec(self.schema.field(name).type) for name in keys]
-        self._group_hash = key_hasher([self.schema.field(name).type for name in keys])
+        self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)
+        self._backend = backend
+        self._scratch = tempfile.TemporaryDirectory(prefix="cairn-harness-")
         self._store = open_store("memory:")
         self._log = Log(self._store)
         self._term = self._log.take_over(host="harness", pid=0, wall_ms=now_ms).term
         self._newest: Epoch | None = None
         self._emitted: dict[str | None, list[Any]] = {tag: [] for tag in outputs}
         self._committed: dict[str | None, int] = dict.fromkeys(outputs, 0)
-        self._running = False
+        self._running = self._has_rows = False
         self._operator = self._fresh_operator()
         self._operator.open(self._begun(), 0)
 
     # Rows in, rows out
 
-    def push(self, rows: Any) -> list[Any]:
+    def push(self, rows: Any = None, **inputs: Any) -> list[Any]:
         """A row (dict, tuple, row object) or a list of rows; gives what the function emits.
 
+        Of connected streams, rows of each by its name: `push(orders=[...], payments=row)`.
         What timers emit that are due when the epoch begins is part of it.
         A BatchProcess gets the rows of one call as one batch.
 
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
-        given = rows if isinstance(rows, list) else [rows]
-        fitted = [self._fit(row) for row in given]
-        encoded = self._input.encode(fitted)
-        times = self._times(encoded)
-        if times is not None:
-            order = self._in_time(fitted, times)
-            fitted = [fitted[at] for at in order]
-            encoded, times = encoded.take(pa.array(order)), times.take(pa.array(order))
+        arrived = self._inputs.arrived(self._named(rows, inputs), GROUP_COUNT)
         before = len(self._emitted[None])
         if not self._running:
             self._begin()
-        groups = [self._group([row[name] for name in self._spec.keys]) for row in fitted]
-        self._see(times)
+        self._see(arrived.times)
         try:
-            self._operator.run(pa.array(groups, pa.int32()), times, encoded)
+            self._has_rows = True
+            self._operator.run(*arrived)
             self._operator.flush()
         except BaseException:
             self.rollback()
             raise
         return self._emitted[None][before:]
+
+    def push_broadcast(self, rows: Any) -> list[Any]:
+        """A broadcast row or a list of them, to `process_broadcast`; gives what it emits.
+
+        In production they come before the other rows of their epoch: so they do here.
+        """
+        if self._broadcast is None:
+            raise PlanError("no broadcast is declared\n  next: give its schema, broadcast=")
+        if self._has_rows:
+            raise PlanError(
+                "broadcast rows come before the other rows of an epoch\n"
+                "  next: harness.commit() first, or push them earlier"
+            )
+        before = len(self._emitted[None])
+        if not self._running:
+            self._begin()
+        try:
+            rows = self._broadcast.encode(self._broadcast.fit(rows))
+            self._operator.run_broadcast(None, rows)
+        except BaseException:
+            self.rollback()
+            raise
+        return self._emitted[None][before:]
+
+    def _named(self, rows: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Rows by the name of their input; it has none if there is but one."""
+        if not self._inputs.is_connected:
+            if inputs:
+                raise PlanError(f"there is one input, found rows of {next(iter(inputs))!r}")
+            return {"": rows}
+        known = self._inputs.names
+        unknown = [name for name in inputs if name not in known]
+        if rows is not None or unknown:
+            raise PlanError(
+                f"rows of connected streams are pushed by name\n  expected: {', '.join(known)}\n"
+                f"  found: {unknown[0] if unknown else 'rows without one'}"
+            )
+        return inputs
 
     @property
     def outputs(self) -> list[Any]:
@@ -205,7 +258,8 @@ class Harness:
             for column, part in zip(self._keys, parts, strict=True)
         ]
         row = partial(tuple.__new__, row_class(self._spec.keys))
-        return self._group(canonical), canonical[0] if len(canonical) == 1 else row(canonical)
+        group = self._inputs.group(canonical, GROUP_COUNT)
+        return group, canonical[0] if len(canonical) == 1 else row(canonical)
 
     @property
     def now_ms(self) -> int:
@@ -228,7 +282,7 @@ class Harness:
 
     def advance_watermark(self, to: int | dt.datetime) -> None:
         """From the next epoch on the watermark is here. It never goes back."""
-        if self._spec.event_time is None:
+        if not self._is_timed:
             raise PlanError("a watermark needs event_time=")
         to_ms = as_ms(to)
         if self.watermark_ms is not None and to_ms < self.watermark_ms:
@@ -277,7 +331,7 @@ class Harness:
         operator.finished(None if stored is None else stored.id)
         self._append(self._advance(part, stored))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
-        self._running = False
+        self._running = self._has_rows = False
         self._settle()
         self._move_watermark()
 
@@ -286,7 +340,7 @@ class Harness:
         for tag, length in self._committed.items():
             del self._emitted[tag][length:]
         self._newest_ms = self._newest_committed_ms
-        self._running = False
+        self._running = self._has_rows = False
         self._settle()
 
     def snapshot_and_restore(self, *, base: bool = False) -> None:
@@ -304,6 +358,7 @@ class Harness:
     def close(self) -> None:
         """Call the function's `close`, as at the end of a slot."""
         self._operator.close()
+        self._scratch.cleanup()
 
     def __enter__(self) -> Harness:
         return self
@@ -322,33 +377,6 @@ class Harness:
         values = handle.get_many(keys)  # type: ignore[attr-defined]
         return codec(values.type).decode(values)[0]
 
-    def _fit(self, row: Any) -> Any:
-        try:
-            return self._input.normalise(row)
-        except ValueTypeError as error:
-            raise TypeError(f"pushed row {row!r} does not fit the schema: {error}") from None
-
-    def _in_time(self, rows: list[Any], times: pa.Array) -> list[int]:
-        """Places of the rows in Spark's order: by event time, nulls first, ties by a hash."""
-        types = [field.type for field in self.schema]
-        hash_row = (lambda row: 0) if any(map(contains_map, types)) else key_hasher(types)
-        known = times.to_pylist()
-        return sorted(
-            range(len(rows)), key=lambda at: (known[at] is not None, known[at], hash_row(rows[at]))
-        )
-
-    def _times(self, rows: pa.StructArray) -> pa.Array | None:
-        """As Spark reads them, in a session whose time zone is UTC."""
-        if self._spec.event_time is None:
-            return None
-        times = rows.field(self._spec.event_time)
-        if pa.types.is_timestamp(times.type) or pa.types.is_date(times.type):
-            zone = getattr(times.type, "tz", None)
-            return times.cast(pa.timestamp("us", zone)).cast(pa.int64())
-        if pa.types.is_integer(times.type):
-            return pc.multiply(times.cast(pa.int64()), 1000)
-        return pa.array([_parsed_us(text) for text in times.to_pylist()], pa.int64())
-
     def _see(self, times: pa.Array | None) -> None:
         """Rows with these event times came in."""
         newest = None if times is None else pc.max(times).as_py()
@@ -365,11 +393,8 @@ class Harness:
             if self.watermark_ms is None or reached_ms > self.watermark_ms:
                 self.watermark_ms = reached_ms
 
-    def _group(self, key: list[Any]) -> int:
-        return self._group_hash(key) % GROUP_COUNT
-
     def _fresh_operator(self) -> Operator:
-        backend = make_backend("heap", "")
+        backend = make_backend(self._backend, f"{self._scratch.name}/{new_id()}")
         operator = Operator(self._spec, backend, group_count=GROUP_COUNT)
         for outlet in operator.outlets:
             outlet.targets.append(partial(self._take, outlet.tag))
@@ -477,13 +502,3 @@ class Harness:
                 operators={UID: entry},
             )
         )
-
-
-def _parsed_us(text: str | None) -> int | None:
-    """Microseconds since 1970; None where the text is no time."""
-    try:
-        time = dt.datetime.fromisoformat((text or "").strip())
-    except ValueError:
-        return None
-    aware = time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
-    return (aware - _EPOCH) // dt.timedelta(microseconds=1)

@@ -1,0 +1,129 @@
+"""Handles of tables that have a journal: like all others, but each write says how to undo it.
+
+Always true here:
+- nothing is changed before the journal has what takes it back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cairn.backends.handles import (
+    ListHandle,
+    MapHandle,
+    PickledValueHandle,
+    ValueHandle,
+    make_handle,
+)
+from cairn.backends.journal import Journal
+from cairn.backends.overlay import Table
+from cairn.backends.scope import Scope
+from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
+from cairn.state import Declaration
+
+
+class _Journaled:
+    """What they share."""
+
+    _scope: Scope
+    _changes: list[dict[Any, Any]]
+    _journal: Journal
+
+    def __init__(self, *bound: Any) -> None:
+        super().__init__(*bound)
+        # Whatever a handle is made of, it ends with these two.
+        *_, table, _ = bound
+        self._journal = table.journal
+
+    def _keep(self) -> None:
+        """Before what the epoch has changed of the key at hand is replaced."""
+        scope = self._scope
+        self._journal.keep(self._changes[scope.group], scope.key)
+
+
+class _Cell(_Journaled):
+    def set(self, value: Any) -> None:
+        self._keep()
+        super().set(value)  # type: ignore[misc]
+
+    def clear(self) -> None:
+        self._keep()
+        super().clear()  # type: ignore[misc]
+
+
+class JournaledValueHandle(_Cell, ValueHandle):
+    pass
+
+
+class JournaledPickledValueHandle(_Cell, PickledValueHandle):
+    pass
+
+
+class JournaledExpiringValueHandle(_Cell, ExpiringValueHandle):
+    def get(self, default: Any = None) -> Any:
+        if self._refreshes:
+            self._keep()
+        return super().get(default)
+
+
+class _Entries(_Journaled):
+    def _put(self, entry: Any, stored: Any) -> None:
+        scope = self._scope
+        changes = self._changes[scope.group]
+        changed = changes.get(scope.key)
+        if changed is None:
+            self._journal.keep(changes, scope.key)
+        else:
+            # Not all of them: a map may be large.
+            self._journal.keep(changed, entry)
+        super()._put(entry, stored)  # type: ignore[misc]
+
+
+class JournaledMapHandle(_Entries, MapHandle):
+    pass
+
+
+class JournaledExpiringMapHandle(_Entries, ExpiringMapHandle):
+    pass
+
+
+class _Items(_Journaled):
+    def _add(self, added: list[Any]) -> None:
+        scope = self._scope
+        changed = self._changes[scope.group].get(scope.key)
+        if changed is None:
+            self._keep()
+        else:
+            self._journal.keep_length(changed[1])
+        super()._add(added)  # type: ignore[misc]
+
+    def clear(self) -> None:
+        self._keep()
+        super().clear()  # type: ignore[misc]
+
+
+class JournaledListHandle(_Items, ListHandle):
+    pass
+
+
+class JournaledExpiringListHandle(_Items, ExpiringListHandle):
+    def _replace(self, pairs: list[Any]) -> None:
+        self._keep()
+        super()._replace(pairs)
+
+
+_KINDS: dict[type[Any], type[Any]] = {
+    ValueHandle: JournaledValueHandle,
+    PickledValueHandle: JournaledPickledValueHandle,
+    ExpiringValueHandle: JournaledExpiringValueHandle,
+    MapHandle: JournaledMapHandle,
+    ExpiringMapHandle: JournaledExpiringMapHandle,
+    ListHandle: JournaledListHandle,
+    ExpiringListHandle: JournaledExpiringListHandle,
+}
+
+
+def make_journaled_handle(table: Table, scope: Scope) -> Declaration:
+    """The handle for a table that has a journal."""
+    assert table.journal is not None
+    return make_handle(table, scope, _KINDS)

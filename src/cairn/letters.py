@@ -1,0 +1,149 @@
+"""Dead letters: rows that a function failed on, with what there is to know about it.
+
+    operator     the uid
+    error        type and message
+    traceback    where, in the user's code
+    key          the key of the row: text as it is, other values as JSON
+    row          the row as a JSON object, to be read back with Spark's from_json; of a timer
+                 {"timer": "event" or "processing", "time_ms": its time}
+    event_time   of the row, or of an event timer
+    epoch        in which it failed
+
+Always true here:
+- a letter is a function of the row, the error and the epoch: attempts at an epoch agree in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import json
+import math
+import re
+import traceback
+from typing import Any, Final, Literal
+
+from cairn.errors import PlanError
+from cairn.types import parse_schema
+
+SCHEMA: Final = parse_schema(
+    "operator string, error string, traceback string, key string, row string, "
+    "event_time timestamp, epoch bigint"
+)
+
+OnError = Literal["fail", "dead-letter"]
+ON_ERROR: Final[tuple[OnError, ...]] = ("fail", "dead-letter")
+
+ERROR_CHARS_MAX: Final = 4000
+TRACEBACK_CHARS_MAX: Final = 20_000
+_OURS: Final = "cairn.slot."
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+def check_on_error(on_error: str) -> None:
+    if on_error not in ON_ERROR:
+        raise PlanError(f"on_error must be 'fail' or 'dead-letter', found {on_error!r}")
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON that Spark reads back: rows by the names of their columns."""
+    try:
+        return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return _steady(repr(value))
+
+
+def key_text(key: Any) -> str | None:
+    """A key for people, and to search for."""
+    return key if key is None or isinstance(key, str) else json_text(key)
+
+
+def timer_json(kind: str, time_ms: int) -> str:
+    return json.dumps({"timer": kind, "time_ms": time_ms})
+
+
+def error_text(error: BaseException) -> str:
+    """Type and message."""
+    try:
+        message = str(error)
+    except Exception as broken:
+        message = f"(its message could not be made: {type(broken).__name__})"
+    name = type(error).__name__
+    return _sendable(_steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
+
+
+def traceback_text(error: BaseException) -> str:
+    """The user's frames: what lies above them is ours."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        frames = frames.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, frames)
+    except Exception:
+        # Of an error that cannot be printed.
+        lines = traceback.format_tb(frames)
+    return _sendable(_steady("".join(lines))[-TRACEBACK_CHARS_MAX:])
+
+
+def time_of(time_ms: int | None) -> dt.datetime | None:
+    """Milliseconds since 1970 as a timestamp; None beyond the calendar."""
+    if time_ms is None:
+        return None
+    try:
+        return _EPOCH + dt.timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has a form for, in the form that Spark's own `to_json` gives it."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return _sendable(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")  # As text: a number would be rounded by who reads it.
+    if isinstance(value, dt.datetime):
+        text = value.isoformat()
+        return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return _interval(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, tuple) and (names := getattr(type(value), "_fields", None)):
+        return {name: _plain(part) for name, part in zip(names, value, strict=True)}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {_name(name): _plain(part) for name, part in value.items()}
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def _interval(span: dt.timedelta) -> str:
+    sign, span = ("-", -span) if span < dt.timedelta() else ("", span)
+    minutes, seconds = divmod(span.seconds, 60)
+    time = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}.{span.microseconds:06}"
+    return f"INTERVAL '{sign}{span.days} {time}' DAY TO SECOND"
+
+
+def _name(key: Any) -> str:
+    plain = _plain(key)
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _steady(text: str) -> str:
+    """Without addresses: they differ between attempts."""
+    return _ADDRESS.sub("at 0x…", text)
+
+
+def _sendable(text: str) -> str:
+    """Without half characters, which no file takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

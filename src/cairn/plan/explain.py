@@ -1,0 +1,373 @@
+"""A job explained: what runs in which stage, what is shuffled and what is chained, which state.
+
+`explained` gives the facts under stable names, `explained_text` the same for people;
+`plan/drawing` makes a picture of them.
+
+Always true here:
+- nothing runs: a job is explained before it starts, and needs no checkpoint;
+- every edge of the graph is there once for each stream that comes along it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cairn.durations import span_text
+from cairn.functions import (
+    EVENT_TIMERS,
+    PROCESSING_TIMERS,
+    BatchProcess,
+    Function,
+    KeyedProcess,
+    Process,
+    declared_state,
+    has_timers,
+)
+from cairn.plan.graph import (
+    Consumer,
+    Edge,
+    Graph,
+    Inlet,
+    PartialNode,
+    Port,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    TimeNode,
+    TransformNode,
+    Watermark,
+    is_chained,
+    key_types,
+)
+from cairn.state import Declaration
+from cairn.types import schema_ddl, type_ddl
+
+Facts = dict[str, Any]
+
+TEXT_WIDTH = 100
+
+
+def explained(graph: Graph) -> Facts:
+    """The facts, in the order of the program."""
+    nodes = graph.nodes.values()
+    return {
+        "job": graph.name,
+        "max_parallelism": graph.group_count,
+        "chaining": graph.chaining,
+        "sources": [_source(node) for node in graph.sources],
+        "transforms": [_transform(node) for node in nodes if isinstance(node, TransformNode)],
+        "event_times": [_event_time(graph, node) for node in nodes if isinstance(node, TimeNode)],
+        "operators": [_operator(graph, op) for op in graph.operators],
+        "sinks": [_sink(graph, sink) for sink in graph.sinks],
+        "edges": [edge for node in nodes for edge in _edges(graph, node)],
+        "levels": [
+            {
+                "level": level.index,
+                "chains": _chains(graph, [*level.operators, *level.sinks]),
+                "shuffles": [edge.index for edge in level.edges],
+                "passing": [edge.index for edge in level.passing],
+            }
+            for level in graph.levels
+        ],
+    }
+
+
+def _source(node: SourceNode) -> Facts:
+    return {
+        "name": node.name,
+        "columns": node.schema.names,
+        "schema": schema_ddl(node.schema),
+        "event_time": node.event_time,
+        **_mark(node.watermark),
+    }
+
+
+def _mark(mark: Watermark | None) -> Facts:
+    return {
+        "watermark_ms": None if mark is None else mark.delay_ms,
+        "idle_after_ms": None if mark is None else mark.idle_ms,
+    }
+
+
+def _transform(node: TransformNode) -> Facts:
+    is_partial = isinstance(node, PartialNode)
+    return {
+        "name": node.name,
+        "function": "partial aggregates" if is_partial else _called(node.function),
+        "schema": schema_ddl(node.schema),
+    }
+
+
+def _event_time(graph: Graph, node: TimeNode) -> Facts:
+    return {
+        "name": node.name,
+        "of": [_port(port) for port in graph.bare(node.inputs)],
+        "event_time": node.event_time,
+        **_mark(node.watermark),
+    }
+
+
+def _operator(graph: Graph, node: ProcessNode) -> Facts:
+    function = node.function
+    states = declared_state(function)
+    if node.broadcast is not None:
+        states = {**states, node.broadcast.name: node.broadcast}
+    timers = (EVENT_TIMERS, PROCESSING_TIMERS)
+    return {
+        "uid": node.uid,
+        "function": type(function).__name__,
+        "kind": _kind(function),
+        "level": graph.level_of(node.uid),
+        "chained": is_chained(graph, node),
+        "keys": _keys(graph, node),
+        "inputs": [inlet.name for inlet in node.row_inlets if inlet.name],
+        "states": [_state(name, d) for name, d in states.items() if name not in timers],
+        "timers": has_timers(function) or _has_own_timers(function),
+        "schema": schema_ddl(node.schema),
+        "sides": [{"tag": tag, "schema": schema_ddl(schema)} for tag, schema in node.sides],
+    }
+
+
+def _kind(function: Function) -> str:
+    kinds = (KeyedProcess, BatchProcess, Process)
+    return next((kind.__name__ for kind in kinds if isinstance(function, kind)), "Function")
+
+
+def _has_own_timers(function: Function) -> bool:
+    """By the batch, a function says itself when it has something to do."""
+    return isinstance(function, BatchProcess) and (
+        type(function).next_timer is not BatchProcess.next_timer
+    )
+
+
+def _keys(graph: Graph, node: ProcessNode) -> Facts:
+    """As the state has them."""
+    types = key_types(graph, node.inlets) if node.keys else ()
+    return {name: type_ddl(type_) for name, type_ in zip(node.keys, types, strict=True)}
+
+
+def _state(name: str, declaration: Declaration) -> Facts:
+    ttl = declaration.ttl
+    return {
+        "name": name,
+        "kind": declaration.kind,
+        "type": declaration.ddl,
+        "entry_type": declaration.entry_ddl,
+        "ttl": None if ttl is None else ttl.text,
+        "redistribute": getattr(declaration, "redistribute", None),
+    }
+
+
+def _sink(graph: Graph, node: SinkNode) -> Facts:
+    return {
+        "uid": node.uid,
+        "sink": type(node.sink).__name__,
+        "level": graph.level_of(node.uid),
+        "chained": is_chained(graph, node),
+    }
+
+
+def _edges(graph: Graph, node: Any) -> Iterator[Facts]:
+    """What comes into a node, one for each stream."""
+    if isinstance(node, TransformNode):
+        for port in graph.bare(node.inputs):
+            yield _edge(graph, port, node.name, "transform")
+    elif isinstance(node, SinkNode | ProcessNode):
+        by_inlet = {e.inlet: e for e in graph.edges if e.consumer == node.uid}
+        for index, inlet in enumerate(_inlets(node)):
+            edge = by_inlet.get(index)
+            for port in graph.bare(inlet.ports):
+                yield _edge(graph, port, node.uid, "chain" if edge is None else edge.way, edge)
+
+
+def _inlets(node: Consumer) -> Sequence[Inlet]:
+    if isinstance(node, ProcessNode):
+        return node.inlets
+    return (Inlet(node.inputs, way="spread"),)
+
+
+def _edge(graph: Graph, port: Port, to: str, way: str, edge: Edge | None = None) -> Facts:
+    consumer = graph.nodes[to]
+    name: str | None = None
+    if edge is not None and isinstance(consumer, ProcessNode):
+        name = consumer.inlets[edge.inlet].name or None
+    return {
+        "from": _port(port),
+        "to": to,
+        "input": name,
+        "way": way,
+        "shuffle": None if edge is None else edge.index,
+        "by": [] if edge is None else list(edge.keys),
+        "in_order_of": edge.event_time if edge is not None and edge.wants_order else None,
+    }
+
+
+def _port(port: Port) -> Facts:
+    return {"node": port.node, "side": port.tag}
+
+
+def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
+    """What runs in one process without a shuffle between: from its first, each after its feeder."""
+    fed: dict[str, list[str]] = {node.uid: [] for node in consumers}
+    firsts = []
+    for node in consumers:
+        if is_chained(graph, node):
+            fed[graph.bare(node.inputs)[0].node].append(node.uid)
+        else:
+            firsts.append(node.uid)
+
+    def chain(uid: str) -> list[str]:
+        return [uid, *(each for follower in fed[uid] for each in chain(follower))]
+
+    return [chain(uid) for uid in firsts]
+
+
+def _called(function: Any) -> str:
+    """A function of the user's by its name, a lambda by its place."""
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
+    return str(name)
+
+
+# For people
+
+
+def explained_text(facts: Facts) -> str:
+    lines = list(_head(facts))
+    for level in facts["levels"]:
+        lines += ["", *_level_text(facts, level)]
+    return "\n".join(lines)
+
+
+def _head(facts: Facts) -> Iterator[str]:
+    levels = facts["levels"]
+    chained = sum(operator["chained"] for operator in facts["operators"])
+    shuffles = sum(len(level["shuffles"]) for level in levels)
+    said = [
+        _many(len(levels), "level"),
+        _many(len(facts["operators"]), "operator") + (f" ({chained} chained)" if chained else ""),
+        _many(len(facts["sinks"]), "sink"),
+        f"{_many(shuffles, 'shuffled stream')}",
+        f"max_parallelism {facts['max_parallelism']}",
+    ]
+    yield f"job {facts['job']}: {', '.join(said)}"
+    yield "An epoch is one Spark action; a level is a stage of it, a Python process per subtask."
+    yield ""
+    for source in facts["sources"]:
+        yield from _folded(f"source {source['name']}", source["schema"])
+        yield from _time_text(source)
+    for transform in facts["transforms"]:
+        into = [e for e in facts["edges"] if e["to"] == transform["name"]]
+        of = ", ".join(port_text(edge["from"]) for edge in into)
+        yield f"{transform['name']}  {transform['function']}, of {of}"
+    for declared in facts["event_times"]:
+        yield f"from {', '.join(map(port_text, declared['of']))} on"
+        yield from _time_text(declared)
+
+
+def _time_text(declared: Facts) -> Iterator[str]:
+    if declared["event_time"] is None:
+        return
+    text = f"event time {declared['event_time']}"
+    if declared["watermark_ms"] is not None:
+        text += f", watermark {span_text(declared['watermark_ms'])} behind"
+        idle_ms = declared["idle_after_ms"]
+        text += f", idle after {span_text(idle_ms)}" if idle_ms else ", never idle"
+    yield f"  {text}"
+
+
+def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
+    yield f"level {level['level']}"
+    known = {each["uid"]: each for each in (*facts["operators"], *facts["sinks"])}
+    edges = facts["edges"]
+    for chain in level["chains"]:
+        depth: dict[str, int] = {}
+        for uid in chain:
+            into = [edge for edge in edges if edge["to"] == uid]
+            fed = into[0]["from"]
+            depth[uid] = 1 + depth[fed["node"]] if into[0]["way"] == "chain" else 0
+            indent = "  " + "   " * depth[uid]
+            for edge in into:
+                if edge["way"] != "chain":
+                    yield f"{indent}{_shuffle_text(edge)}"
+            side = "" if fed["side"] is None else f" of {port_text(fed)}"
+            mark = f"└─ chained{side}: " if depth[uid] else ""
+            margin = indent if not depth[uid] else indent + "   "
+            yield from _consumer_text(known[uid], indent + mark, margin + "  ")
+    passing = level["passing"]
+    if passing:
+        yield f"  shuffle {', '.join(map(str, passing))} passes by, to a later level"
+
+
+def _shuffle_text(edge: Facts) -> str:
+    text = f"{port_text(edge['from'])} ═ shuffle {edge['shuffle']}, {way_text(edge)}"
+    if edge["input"]:
+        text += f", into on_{edge['input']}"
+    return text + " ═>"
+
+
+def way_text(edge: Facts) -> str:
+    """How the rows of an edge find their subtask, and in which order they come."""
+    if edge["way"] == "keyed":
+        text = f"by {', '.join(edge['by'])}"
+    else:
+        text = "to any subtask" if edge["way"] == "spread" else str(edge["way"])
+    return text + (f", in order of {edge['in_order_of']}" if edge["in_order_of"] else "")
+
+
+def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
+    if "sink" in facts:
+        yield f"{first}sink {facts['uid']}  {facts['sink']}"
+        return
+    keys = ", ".join(f"{name} {type_}" for name, type_ in facts["keys"].items())
+    by = f", key {keys}" if keys else ""
+    timers = ", timers" if facts["timers"] else ""
+    yield f"{first}operator {facts['uid']}  {facts['function']} ({facts['kind']}{by}{timers})"
+    width = max((len(state["name"]) for state in facts["states"]), default=0)
+    for state in facts["states"]:
+        yield from _folded(f"{margin}state {state['name']:<{width}}", state_text(state))
+    yield from _folded(f"{margin}emits", facts["schema"])
+    for side in facts["sides"]:
+        yield from _folded(f"{margin}side {side['tag']}", side["schema"])
+
+
+def state_text(state: Facts) -> str:
+    entry = "" if state["entry_type"] is None else f"{state['entry_type']} → "
+    text = f"{state['kind']} {entry}{state['type']}"
+    if state["redistribute"]:
+        text += f", {state['redistribute']}"
+    return text + (f", ttl {ttl_text(state['ttl'])}" if state["ttl"] else "")
+
+
+def ttl_text(ttl: str) -> str:
+    """A declared one as it would be written; what is usual is left out."""
+    span, clock, refresh = ttl.split(", ")
+    text = span_text(int(span.removesuffix(" ms")))
+    text += " of event time" if clock == "event" else ""
+    return text + (" after a read or write" if refresh == "read-write" else "")
+
+
+def port_text(port: Facts) -> str:
+    return str(port["node"]) if port["side"] is None else f"{port['node']}:{port['side']}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _folded(name: str, text: str) -> Iterator[str]:
+    """`name  text`, folded to the width under where the text begins."""
+    first = f"{name}  "
+    yield from textwrap.wrap(
+        text,
+        TEXT_WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

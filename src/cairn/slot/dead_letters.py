@@ -1,0 +1,286 @@
+"""Rows that a function fails on are put aside, and the epoch goes on as if they had not come.
+
+    RecordSifter    row by row: what the row wrote is undone, what it emitted is withdrawn
+    BatchSifter     a batch that fails is tried again in halves, down to the rows that fail alone
+    DeadLetters     where they go: to the side output "errors", or else into the slot's log
+
+Only the user's code is forgiven. What fails in cairn itself, in a store or a sink, or in `open`,
+`close` and the like, fails the epoch as ever.
+
+Always true here:
+- a row leaves either all of its effects (state, timers, output) or a letter;
+- nothing leaves an outlet in the middle of a row, and no row that the schema does not fit;
+- which rows are put aside depends on state, rows and the epoch alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from cairn.backends.journal import Journal
+from cairn.codec import codec
+from cairn.errors import CairnError, FunctionError
+from cairn.functions import ERRORS, BatchProcess, KeyedProcess, Process
+from cairn.letters import (
+    SCHEMA,
+    error_text,
+    json_text,
+    key_text,
+    time_of,
+    timer_json,
+    traceback_text,
+)
+from cairn.slot.batches import BatchRunner
+from cairn.slot.outlet import Outlet
+from cairn.slot.records import Kind, RecordRunner
+from cairn.slot.sifted_outlet import SiftedOutlet
+from cairn.slot.timers import timer_text
+from cairn.types import row_class
+
+if TYPE_CHECKING:
+    from cairn.slot.operator import Operator
+
+LOGGED_PER_EPOCH_MAX: Final = 5
+_OURS: Final = ("cairn.backends.rocksdb", "cairn.storage.")
+
+
+class DeadLetters:
+    """The rows of an operator that are put aside, and the journal that undoes them."""
+
+    def __init__(self, uid: str, outlets: Iterable[Outlet]) -> None:
+        self.journal = Journal()
+        self.rows = 0
+        """In this epoch."""
+        self._uid = uid
+        tagged = (o for o in outlets if o.tag == ERRORS and o.schema == SCHEMA)
+        self._outlet = next(tagged, None)
+
+    def reset(self) -> None:
+        self.journal.clear()
+        self.rows = 0
+
+    def add(self, error: Exception, *, key: Any, row: str, time_ms: int | None, epoch: int) -> None:
+        self.rows += 1
+        if self._outlet is not None and self._outlet.targets:
+            letter = (
+                self._uid,
+                error_text(error),
+                traceback_text(error),
+                key_text(key),
+                row,
+                time_of(time_ms),
+                epoch,
+            )
+            self._outlet.emit(letter)
+        elif self.rows <= LOGGED_PER_EPOCH_MAX:
+            self._log(error, key, row, epoch)
+
+    def _log(self, error: Exception, key: Any, row: str, epoch: int) -> None:
+        lines = [
+            f"cairn: epoch {epoch}: operator {self._uid!r} put a row aside",
+            f"  key: {key_text(key)}",
+            f"  row: {row}",
+            traceback_text(error).rstrip(),
+        ]
+        if self.rows == LOGGED_PER_EPOCH_MAX:
+            lines.append("  no more of them are shown in this epoch")
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def check_forgivable(error: Exception) -> None:
+    """Raise what is no fault of the row: an error of cairn itself, or no memory."""
+    if isinstance(error, CairnError):
+        if not isinstance(error, FunctionError):
+            raise error
+        return
+    if isinstance(error, MemoryError):
+        raise error
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    module = "" if frames is None else frames.tb_frame.f_globals.get("__name__", "")
+    if module.startswith(_OURS):
+        # A database that cannot be read has nothing to do with the row that asked it.
+        raise error
+
+
+class RecordSifter(RecordRunner):
+    """Runs a function row by row; rows that it fails on are put aside."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        function: KeyedProcess[Any] | Process[Any],
+        letters: DeadLetters,
+    ) -> None:
+        super().__init__(operator, function)
+        self._letters = letters
+        self._sifted = [o for o in operator.outlets if isinstance(o, SiftedOutlet)]
+
+    def reset(self) -> None:
+        super().reset()
+        self._letters.reset()
+
+    def _run_rows(self, scoped: Iterator[Any], count: int) -> None:
+        context = self._operator.context
+        process = self._process_row
+        emit = self._operator.main.rows.append
+        journal, outlets = self._letters.journal, self._sifted
+        journal.clear()
+        row: Any = None
+        for context.group, context.key, context.event_time_ms, row in scoped:
+            try:
+                result = process(row, context)
+                if result is not None:
+                    if type(result) is tuple:
+                        emit(result)
+                    else:
+                        self._emit_all(self._where, result)
+                for outlet in outlets:
+                    if len(outlet.rows) != outlet.accepted:
+                        outlet.accept()
+            except Exception as error:
+                self._put_aside(error, json_text(row))
+            if journal:
+                journal.clear()
+            for outlet in outlets:
+                if outlet.accepted >= outlet.batch_rows:
+                    outlet.flush()
+        for outlet in outlets:
+            outlet.flush()
+
+    def _run_broadcast_rows(self, timed: Iterator[Any]) -> None:
+        context = self._operator.context
+        for row, context.event_time_ms in timed:
+            try:
+                result = self._function.process_broadcast(row, context)
+                if result is not None:
+                    self._emit_all("process_broadcast()", result)
+                self._accept()
+            except Exception as error:
+                # Every subtask has the row, and fails on it: one letter is enough.
+                self._put_aside(error, json_text(row), is_told=context.subtask == 0)
+            self._row_done()
+
+    def _call(self, kind: Kind, time_ms: int, due: list[tuple[int, Any]]) -> None:
+        context = self._operator.context
+        function = self._function
+        assert isinstance(function, KeyedProcess), "timers belong to keys"
+        for context.group, context.key in due:
+            try:
+                result = function.on_timer(time_ms, context)
+                if result is not None:
+                    self._emit_all("on_timer()", result)
+                self._accept()
+            except Exception as error:
+                self._put_aside(error, timer_json(kind, time_ms))
+                self._tell_of_failure(function, kind, time_ms)
+            self._row_done()
+
+    def _tell_of_failure(self, function: KeyedProcess[Any], kind: Kind, time_ms: int) -> None:
+        operator = self._operator
+        try:
+            function.on_timer_failed(time_ms, operator.context)
+            self._accept()
+        except Exception as error:
+            timer = timer_text(kind, time_ms)
+            raise operator.failed("on_timer_failed()", error, timer=timer) from error
+
+    def _accept(self) -> None:
+        for outlet in self._sifted:
+            outlet.accept()
+
+    def _row_done(self) -> None:
+        self._letters.journal.clear()
+        for outlet in self._sifted:
+            if outlet.accepted >= outlet.batch_rows:
+                outlet.flush()
+
+    def _put_aside(self, error: Exception, row: str, *, is_told: bool = True) -> None:
+        """The row has not been here, but for a letter."""
+        check_forgivable(error)
+        self._letters.journal.undo()
+        for outlet in self._sifted:
+            outlet.withdraw()
+        if is_told:
+            context = self._operator.context
+            self._letters.add(
+                error, key=context.key, row=row, time_ms=context.event_time_ms, epoch=context.epoch
+            )
+            self._accept()
+
+
+class BatchSifter(BatchRunner):
+    """Runs a function by the batch; rows that it fails on are put aside."""
+
+    def __init__(self, operator: Operator, function: BatchProcess, letters: DeadLetters) -> None:
+        super().__init__(operator, function)
+        self._letters = letters
+        self._held: list[tuple[Outlet, pa.RecordBatch]] | None = None
+        """What the call at hand has emitted."""
+        schema = operator.spec.schema
+        self._columns = [codec(field.type) for field in schema]
+        self._row = partial(tuple.__new__, row_class(schema))
+        self._key_codec = codec(operator.spec.key_type)
+
+    def reset(self) -> None:
+        self._letters.reset()
+        self._held = None
+        super().reset()
+        self._letters.journal.clear()
+
+    def end_rows(self) -> None:
+        super().end_rows()
+        self._letters.journal.clear()
+
+    def _process(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+        journal = self._letters.journal
+        waiting = [(times, rows)]
+        while waiting:
+            times, rows = waiting.pop()
+            held = self._held = []
+            try:
+                context, batch = self._batch(times, rows)
+                result = self._function.process(batch, context)
+                self._emit(self._operator.main, "process()", result)
+            except Exception as error:
+                check_forgivable(error)
+                journal.undo()
+                self._held = None
+                if len(rows) == 1:
+                    self._put_aside(error, times, rows)
+                else:
+                    # In order: the first half is done, whole, before the second.
+                    half = len(rows) // 2
+                    for part in (slice(half, None), slice(half)):
+                        waiting.append((None if times is None else times[part], rows[part]))
+                continue
+            journal.clear()
+            self._held = None
+            for outlet, emitted in held:
+                self._pass_on(outlet, emitted)
+        for outlet in self._operator.outlets:
+            outlet.flush()
+
+    def _pass_on(self, outlet: Outlet, batch: pa.RecordBatch) -> None:
+        if self._held is None:
+            super()._pass_on(outlet, batch)
+        else:
+            self._held.append((outlet, batch))
+
+    def _put_aside(self, error: Exception, times: pa.Array | None, rows: pa.StructArray) -> None:
+        context = self._operator.context
+        columns = zip(self._columns, rows.flatten(), strict=True)
+        time_us = None if times is None else times[0].as_py()
+        self._letters.add(
+            error,
+            key=self._key_codec.decode_keys(self._keys(rows))[0],
+            row=json_text(self._row([column.decode(array)[0] for column, array in columns])),
+            time_ms=None if time_us is None else time_us // 1000,
+            epoch=context.epoch,
+        )

@@ -1,0 +1,278 @@
+"""A job explained before it runs: facts, text and picture say the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from cairn import Job, KeyedProcess, PlanError, Process, sinks, state
+from cairn.plan.drawing import explained_svg
+from cairn.plan.explain import explained, explained_text
+from cairn.plan.graph import Watermark
+from cairn.plan.layout import Block, Box, Column, Layout, Link, Tree
+from tests.unit.plan.programs import ROW, Pass, process, source, transform
+
+TIMED = "k long, v long, ts timestamp"
+
+
+class Fraud(KeyedProcess[Any]):
+    armed = state.Value("boolean")
+    recent = state.List("struct<ts:timestamp,amount:double>", ttl="1 hour")
+    seen = state.Map("string", "long", ttl=state.TTL("2 days", clock="event", refresh="read-write"))
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        return None
+
+
+class Format(Process[Any]):
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+
+class Both(KeyedProcess[Any]):
+    def on_orders(self, row: Any, ctx: Any) -> None: ...
+
+    def on_payments(self, row: Any, ctx: Any) -> Any: ...
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any: ...
+
+
+def plain() -> Job:
+    job = Job("plain", max_parallelism=16)
+    rows = source(job, "payments", TIMED, "ts", Watermark(10_000, 60_000))
+    fraud = rows.key_by("k").process(Fraud(), schema=TIMED, uid="fraud")
+    fraud.sink_to(sinks.Noop(), uid="alerts")
+    return job
+
+
+def forked() -> Job:
+    """One operator, three sinks, two side outputs; transforms before and after it."""
+    job = Job("forked", max_parallelism=16)
+    rows = source(job, "payments", TIMED, "ts", Watermark(10_000, None))
+    refunds = source(job, "refunds", TIMED, "ts", Watermark(10_000, None))
+    united = transform(rows, TIMED).union(refunds)
+    fraud = united.key_by("k").process(Fraud(), schema=TIMED, uid="fraud")
+    fraud.sink_to(sinks.Noop(), uid="alerts")
+    fraud.side("late").sink_to(sinks.Noop(), uid="late_rows")
+    fraud.side("big", ROW).sink_to(sinks.Noop(), uid="big_ones")
+    lines = fraud.process(Format(), schema=ROW, uid="lines")
+    lines.process(Format(), schema=ROW, uid="mail").sink_to(sinks.Noop(), uid="sent")
+    process(transform(fraud), "totals").sink_to(sinks.Noop(), uid="totals_out")
+    return job
+
+
+def connected() -> Job:
+    job = Job("connected", max_parallelism=16)
+    orders = source(job, "orders", "id int, v long")
+    payments = source(job, "payments", "order_id long, v long")
+    rules = source(job, "rules", "name string")
+    both = (
+        job.connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"))
+        .broadcast(rules)
+        .process(Both(), schema=ROW, uid="both")
+    )
+    again = process(both, "again")
+    both.union(again).sink_to(sinks.Noop(), uid="audit")
+    return job
+
+
+JOBS = [plain, forked, connected]
+
+
+def facts_of(job: Job) -> Any:
+    return explained(job.graph())
+
+
+def by(facts: Any, kind: str, name: str, value: Any) -> Any:
+    return next(each for each in facts[kind] if each[name] == value)
+
+
+# Facts
+
+
+def test_an_operator_is_there_with_function_keys_states_and_timers() -> None:
+    fraud = by(facts_of(plain()), "operators", "uid", "fraud")
+    assert (fraud["function"], fraud["kind"], fraud["timers"]) == ("Fraud", "KeyedProcess", True)
+    assert fraud["keys"] == {"k": "bigint"}
+    assert [(s["name"], s["kind"], s["type"]) for s in fraud["states"]] == [
+        ("armed", "value", "boolean"),
+        ("recent", "list", "struct<ts:timestamp,amount:double>"),
+        ("seen", "map", "bigint"),
+    ]
+    assert [s["entry_type"] for s in fraud["states"]] == [None, None, "string"]
+
+
+def test_a_source_tells_its_event_time_and_watermark() -> None:
+    (payments,) = facts_of(plain())["sources"]
+    assert payments["event_time"] == "ts"
+    assert (payments["watermark_ms"], payments["idle_after_ms"]) == (10_000, 60_000)
+
+
+def test_chains_are_what_runs_in_one_process_each_after_what_feeds_it() -> None:
+    levels = facts_of(forked())["levels"]
+    assert [level["chains"] for level in levels] == [
+        [["fraud", "lines", "mail", "sent", "alerts", "late_rows", "big_ones"]],
+        [["totals", "totals_out"]],
+    ]
+
+
+def test_without_chaining_every_step_is_a_level() -> None:
+    job = Job("unchained", max_parallelism=16, chaining=False)
+    stream: Any = process(source(job, "s"), "a")
+    for uid in ("b", "c"):
+        stream = stream.process(Format(), schema=ROW, uid=uid)
+    stream.sink_to(sinks.Noop(), uid="out")
+    facts = facts_of(job)
+    assert [level["chains"] for level in facts["levels"]] == [[["a"]], [["b"]], [["c", "out"]]]
+    assert [edge["way"] for edge in facts["edges"]] == ["keyed", "spread", "spread", "chain"]
+
+
+def test_edges_say_how_rows_find_their_subtask() -> None:
+    edges = facts_of(connected())["edges"]
+    into = {e["from"]["node"]: e for e in edges if e["to"] == "both"}
+    assert [(e["input"], e["way"], e["by"]) for e in into.values()] == [
+        ("orders", "keyed", ["id"]),
+        ("payments", "keyed", ["order_id"]),
+        (None, "broadcast", []),
+    ]
+    assert by({"o": facts_of(connected())["operators"]}, "o", "uid", "both")["keys"] == {
+        "id": "bigint"
+    }
+    audit = [e for e in edges if e["to"] == "audit"]
+    assert [e["from"]["node"] for e in audit] == ["both", "again"]
+    assert len({e["shuffle"] for e in audit}) == 1
+
+
+def test_a_shuffle_that_skips_a_level_passes_it_by() -> None:
+    facts = facts_of(connected())
+    audit = next(e["shuffle"] for e in facts["edges"] if e["to"] == "audit")
+    assert facts["levels"][1]["passing"] == [audit]
+    assert "passes by" in explained_text(facts)
+
+
+# Text
+
+
+def test_the_text_names_everything() -> None:
+    text = explained_text(facts_of(forked()))
+    for said in (
+        "job forked: 2 levels, 4 operators (2 chained), 5 sinks",
+        "event time ts, watermark 10 seconds behind, never idle",
+        "refunds ═ shuffle 0, by k, in order of ts ═>",
+        "operator fraud  Fraud (KeyedProcess, key k bigint, timers)",
+        "state recent  list struct<ts:timestamp,amount:double>, ttl 1 hour",
+        "map string → bigint, ttl 2 days of event time after a read or write",
+        "side big  k bigint, v bigint",
+        "chained of fraud:late: sink late_rows",
+    ):
+        assert said in text
+
+
+def test_lines_fit_a_terminal() -> None:
+    for make in JOBS:
+        assert max(map(len, explained_text(facts_of(make())).splitlines())) <= 100
+
+
+def test_explain_prints_text_and_returns_what_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = plain()
+    assert job.explain() == capsys.readouterr().out.rstrip("\n")
+    assert json.loads(job.explain(format="json")) == facts_of(job)
+    assert job.explain(format="svg").startswith("<svg")
+    assert capsys.readouterr().out == ""
+    with pytest.raises(PlanError, match="one of text, svg, json"):
+        job.explain(format="png")  # type: ignore[arg-type]
+
+
+def test_a_job_that_cannot_run_is_not_explained() -> None:
+    with pytest.raises(PlanError, match="no source"):
+        Job("empty").explain()
+
+
+# The picture
+
+
+def with_feedback(facts: Any) -> Any:
+    back = {"from": {"node": "again", "side": None}, "to": "both", "input": None,
+            "way": "feedback", "shuffle": 9, "by": ["id"], "in_order_of": None}  # fmt: skip
+    return {**facts, "edges": [*facts["edges"], back]}
+
+
+@pytest.mark.parametrize("make", JOBS)
+def test_the_picture_is_well_formed_and_has_every_name(make: Any) -> None:
+    facts = facts_of(make())
+    root = ElementTree.fromstring(explained_svg(facts))
+    texts = [text for element in root.iter() if (text := element.text)]
+    for each in (*facts["operators"], *facts["sinks"]):
+        assert each["uid"] in texts
+
+
+def test_names_cannot_break_the_picture() -> None:
+    job = Job("odd", max_parallelism=16)
+    rows = source(job, "s", "`a<b&c` long, v long")
+    rows.key_by("a<b&c").process(Pass(), schema=ROW, uid="p").sink_to(sinks.Noop(), uid="out")
+    root = ElementTree.fromstring(job.explain("svg"))
+    assert any("a<b&c" in (element.text or "") for element in root.iter())
+
+
+def test_each_way_has_its_own_line() -> None:
+    svg = explained_svg(with_feedback(facts_of(connected())))
+    assert svg.count('stroke-dasharray="6 4"') == 2, "the feedback, and the legend"
+    assert svg.count('stroke-width="4.4"') == 2, "the broadcast, and the legend"
+
+
+def test_what_is_drawn_is_inside_the_picture() -> None:
+    for make in JOBS:
+        root = ElementTree.fromstring(explained_svg(facts_of(make())))
+        width, height = float(root.attrib["width"]), float(root.attrib["height"])
+        for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
+            x, y = float(rect.attrib["x"]), float(rect.attrib["y"])
+            assert x >= 0 and x + float(rect.attrib["width"]) <= width
+            assert y >= 0 and y + float(rect.attrib["height"]) <= height
+
+
+def test_no_box_lies_on_another_and_no_line_in_a_box() -> None:
+    """A level with two chains and a link that passes it by."""
+    boxes = {name: Box(name, 80 + 10 * at, 40 + 5 * at) for at, name in enumerate("stabcxyz")}
+    links = [
+        Link("s", "a", 0), Link("t", "b", 1), Link("a", "c", 2), Link("s", "x", 3),
+        Link("t", "x", 4), Link("b", "y", 5), Link("x", "z", 6), Link("a", "x", 7),
+    ]  # fmt: skip
+    inside = {2, 6}
+
+    def tree(name: str, leading: Link | None = None) -> Tree:
+        mine = [link for link in links if link.source == name]
+        return Tree(
+            boxes[name],
+            [
+                tree(link.target, link) if link.inlet in inside else Tree(None, link=link)
+                for link in mine
+            ],
+            leading,
+        )
+
+    columns = [
+        Column("sources", [Block(tree("s")), Block(tree("t"))]),
+        Column("level 0", [Block(tree("a"), is_framed=True), Block(tree("b"))]),
+        Column("level 1", [Block(tree("x"), is_framed=True), Block(tree("y"))]),
+    ]
+    Layout(columns, links, left=0, top=0)
+    for one, other in itertools.combinations(boxes.values(), 2):
+        apart = one.right <= other.x or other.right <= one.x
+        assert apart or one.y + one.height <= other.y or other.y + other.height <= one.y
+    for link in links:
+        assert link.points[0][0] == boxes[link.source].right
+        assert link.points[-1][0] == boxes[link.target].x
+        for (x0, y0), (x1, y1) in itertools.pairwise(link.points):
+            assert x0 <= x1
+            for box in boxes.values():
+                if y0 == y1 and box.y < y0 < box.y + box.height:
+                    assert x1 <= box.x or box.right <= x0, f"{link.source}-{link.target} in {box}"
