@@ -9,6 +9,7 @@ from cairn.functions import Function, KeyedProcess, Process
 from cairn.joins import IntervalJoin, JoinPlan
 from cairn.plan.check import (
     check_broadcast,
+    check_broadcast_state,
     check_function,
     check_handlers,
     check_same_keys,
@@ -69,6 +70,7 @@ class ConnectedStreams:
         rows = [inlet for inlet in self._inlets if inlet.way != "broadcast"]
         has_broadcast = len(rows) < len(self._inlets)
         check_handlers(function, uid, [i.name for i in rows if i.name], has_broadcast=has_broadcast)
+        check_broadcast_state(function, uid, self._broadcast)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(
             uid, self._inlets, function, out, broadcast=named(self._broadcast)
