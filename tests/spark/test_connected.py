@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from cairn import Job, KeyedProcess, PlanError, sinks, state, windows
+from cairn import Job, KeyedProcess, sinks, state, windows
 from tests.spark.support import T0, epochs, finish
 
 
@@ -153,21 +153,3 @@ def test_a_window_after_a_join_of_deduplicated_rows_counts_every_row(
         (row[0], (row[1] - T0) // dt.timedelta(minutes=20)): row[3] for row in counts.rows
     } == per_window
     assert sorted(map(tuple, twice.rows)) == sorted(row for row in CLICKS if row[1] == 1)
-
-
-def test_joins_that_cannot_be_are_refused(spark, make_input):
-    rows = make_input("k int, at timestamp")
-    job = Job("refused")
-    timed = job.source("timed", rows.stream(spark), event_time="at")
-    plain = job.source("plain", rows.stream(spark))
-    with pytest.raises(PlanError, match="the right stream has no event time"):
-        timed.join(plain, on="k", within="1 minute", uid="j")
-    with pytest.raises(PlanError, match="the left stream has no event time"):
-        plain.join(timed, on="k", within="1 minute", uid="j")
-    with pytest.raises(PlanError, match="keys of different types never meet"):
-        timed.join(timed, on={"k": "at"}, within="1 minute", uid="j")
-    with pytest.raises(PlanError, match="two jobs"):
-        other = Job("other").source("timed", rows.stream(spark), event_time="at")
-        timed.join(other, on="k", within="1 minute", uid="j")
-    with pytest.raises(PlanError, match="expected: over 0"):
-        plain.deduplicate(on="k", within="0 seconds", uid="d")
