@@ -8,6 +8,7 @@ from cairn.errors import PlanError
 from cairn.functions import Function, KeyedProcess, Process
 from cairn.plan.check import (
     check_broadcast,
+    check_broadcast_state,
     check_function,
     check_handlers,
     check_same_keys,
@@ -60,6 +61,7 @@ class ConnectedStreams:
         rows = [inlet for inlet in self._inlets if inlet.way != "broadcast"]
         has_broadcast = len(rows) < len(self._inlets)
         check_handlers(function, uid, [i.name for i in rows if i.name], has_broadcast=has_broadcast)
+        check_broadcast_state(function, uid, self._broadcast)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(
             uid, self._inlets, function, out, broadcast=named(self._broadcast)

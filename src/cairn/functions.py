@@ -6,7 +6,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
-from cairn.state import Declaration, Map
+from cairn.state import Broadcast, Declaration, Map
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +66,8 @@ class Context(Protocol):
     timers: Timers
     timer_kind: Literal["event", "processing"] | None
     """Which kind of timer `on_timer` is called for; None in `process`."""
+    broadcast: Broadcast[Any, Any]
+    """The state of `.broadcast(rows, ...)`: written in `process_broadcast`, read everywhere."""
 
     def output(self, tag: str, row: Any) -> None:
         """Emit a row on a side output, declared with `.side(tag, schema)`."""

@@ -15,15 +15,18 @@ from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
 from cairn.letters import SCHEMA as LETTERS
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
+    check_body,
     check_event_time,
     check_function,
     check_keys,
+    check_rounds,
     check_same_schema,
     check_uid,
     check_watermark,
 )
 from cairn.plan.graph import (
     Inlet,
+    LoopNode,
     Port,
     ProcessNode,
     SinkNode,
@@ -36,6 +39,7 @@ from cairn.plan.graph import (
     united_schema,
     united_time,
 )
+from cairn.plan.loops import check_feedback
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 from cairn.types import parse_schema, schema_ddl
@@ -116,6 +120,38 @@ class Stream:
         if len(set(bare)) != len(bare):
             raise PlanError("union of a stream with itself would double its rows")
         return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
+
+    def iterate(
+        self,
+        body: Callable[[Stream], tuple[Stream, Stream]],
+        *,
+        uid: str,
+        max_rounds_per_epoch: int = 1,
+    ) -> Stream:
+        """A loop: `body(loop)` gives `(feedback, output)`, and `output` is what comes out.
+
+        `loop` has the rows of this stream and, an epoch later, those of `feedback`, which has
+        the same columns; an operator gets what was sent back before all other rows. What is on
+        its way back is written with each epoch, and epochs are run for it also when the sources
+        are silent. With `max_rounds_per_epoch` it enters the same epoch up to so many times; what
+        the last round sends back enters the next one. An operator in the loop sees each round
+        as it sees an epoch, under the same number.
+        """
+        job = self._job
+        check_uid(uid, job._nodes)
+        check_rounds(uid, max_rounds_per_epoch)
+        # What is sent back may be null where the input never is.
+        schema = pa.schema([field.with_nullable(True) for field in self.schema])
+        loop = LoopNode(uid, self._ports, schema, (), max_rounds_per_epoch)
+        job._nodes[uid] = loop
+        result = body(Stream(job, (Port(uid),), schema))
+        feedback, output = check_body(uid, result, Stream)
+        if feedback._job is not job or output._job is not job:
+            raise PlanError(f"loop {uid!r} has streams of two jobs", uid=uid)
+        check_same_schema(schema, feedback.schema, f"the feedback of loop {uid!r}")
+        check_feedback(job._nodes, uid, feedback._ports)
+        job._nodes[uid] = replace(loop, feedback=feedback._ports)
+        return output
 
     def key_by(self, *columns: str) -> KeyedStream:
         """Partition by one or several columns; rows with equal values share state."""

@@ -304,6 +304,7 @@ def _operator_facts(entry: OperatorEntry) -> Facts:
         "key_types": entry.key_types,
         "states": {name: msgspec.to_builtins(decl) for name, decl in entry.states.items()},
         "parallelism": entry.parallelism,
+        "scope": entry.scope,
         "ranges": [{"subtask": i, **_range_facts(part)} for i, part in enumerate(entry.ranges)],
     }
 

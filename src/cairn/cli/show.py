@@ -99,18 +99,19 @@ def _lineage(facts: Facts) -> Text:
 
 
 def _operator(uid: str, facts: Facts) -> Group:
-    keys = ", ".join(f"{name} {kind}" for name, kind in facts["key_types"].items())
     title = Text.assemble(
         "\n", ("operator ", "dim"), (uid, "bold"),
-        (f"  keyed by {keys}, parallelism {facts['parallelism']}, ", "dim"),
+        (f"  {_scope(facts)}, parallelism {facts['parallelism']}, ", "dim"),
         (f"function {facts['function_version'][:12]}", "dim"),
     )  # fmt: skip
     states = Table.grid(padding=(0, 2))
     for name, decl in facts["states"].items():
         kind = decl["type"]
-        if decl["entry_type"] is not None:
+        if decl["kind"] == "broadcast":
+            kind = f"{facts['key_types']['key']} → {kind}"
+        elif decl["entry_type"] is not None and decl["kind"] != "operator_list":
             kind = f"{decl['entry_type']} → {kind}"
-        states.add_row(name, Text(decl["kind"], "dim"), kind)
+        states.add_row(name, Text(decl["kind"].replace("_", " "), "dim"), kind)
     ranges = table("subtask", "key groups", "keys", "state", "bases", "deltas", "in files")
     for part in facts["ranges"]:
         ranges.add_row(
@@ -123,6 +124,15 @@ def _operator(uid: str, facts: Facts) -> Group:
             size(part["file_bytes"]),
         )
     return Group(title, _indented(states), _indented(ranges), *_files(facts["ranges"]))
+
+
+def _scope(facts: Facts) -> str:
+    """Whose the state is."""
+    if facts["scope"] == "keyed":
+        return "keyed by " + ", ".join(
+            f"{name} {type}" for name, type in facts["key_types"].items()
+        )
+    return {"subtask": "a list per subtask", "shared": "the same in every subtask"}[facts["scope"]]
 
 
 def _files(ranges: list[Facts]) -> list[Padding | Text]:

@@ -328,7 +328,7 @@ class Harness:
             )
             at = write_segment(self._store, segment, self._term)
             stored = Stored(segment.id, at.length, segment.rows, path=at.path)
-        operator.finished(None if stored is None else stored.id)
+        operator.state.finished(None if stored is None else stored.id)
         self._append(self._advance(part, stored))
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = self._has_rows = False
@@ -400,11 +400,13 @@ class Harness:
             outlet.targets.append(partial(self._take, outlet.tag))
         operator.declare()
         version = self._range().version
-        missing = operator.bring_to(version, range(GROUP_COUNT), [])
+        missing = operator.state.bring_to(version, range(GROUP_COUNT), [])
         if self._newest is not None:
             with tempfile.TemporaryDirectory() as scratch:
-                restore(operator, self._log, self._store, self._newest.number, missing, scratch)
-        operator.version = version
+                restore(
+                    operator.state, self._log, self._store, self._newest.number, missing, scratch
+                )
+        operator.state.version = version
         return operator
 
     def _take(self, tag: str | None, batch: pa.RecordBatch) -> None:
@@ -448,17 +450,17 @@ class Harness:
 
     def _settle(self) -> None:
         """Promote or undo what the operator holds beyond the newest epoch."""
-        missing = self._operator.bring_to(self._range().version, range(GROUP_COUNT), [])
+        missing = self._operator.state.bring_to(self._range().version, range(GROUP_COUNT), [])
         assert not missing, "the harness's operator is at the newest epoch or one ahead of it"
 
     def _write_base(self) -> None:
-        operator, part = self._operator, self._range()
+        held, part = self._operator.state, self._range()
         if not part.files:
             return
-        base = operator.backend.begin_base(operator.tables, operator.groups)
+        base = held.backend.begin_base(held.tables, held.groups)
         with tempfile.TemporaryDirectory() as scratch:
             written = write_base(
-                base, UID, operator.groups, self._store, self._begun(), scratch, lambda: None
+                base, UID, held.groups, self._store, self._begun(), scratch, lambda: None
             )
         base.close()
         based = take_in(part, written, {})
@@ -472,12 +474,12 @@ class Harness:
             UID,
             operator.rows_in,
             0,
-            operator.keys_changed(),
+            operator.state.keys_changed(),
             delta,
             event_timer_ms=event_ms,
             processing_timer_ms=processing_ms,
         )
-        return advance(part, ack, self.epoch, {}, operator.state_keys())
+        return advance(part, ack, self.epoch, {}, operator.state.state_keys())
 
     def _append(self, part: RangeState) -> None:
         now_ms = self._operator.context.now_ms

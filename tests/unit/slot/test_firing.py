@@ -71,8 +71,8 @@ class Driven:
             lambda batch: self.batches.append([tuple(r.values()) for r in batch.to_pylist()])
         )
         self.operator.declare()
-        self.operator.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
-        self.operator.version = EMPTY_VERSION
+        self.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
+        self.operator.state.version = EMPTY_VERSION
         self.number = 0
 
     def begin(self, watermark: int | None = None, now: int = 0, *, draining: bool = False) -> None:
@@ -101,10 +101,10 @@ class Driven:
     def end(self, *, commit: bool = True) -> list[tuple[Any, ...]]:
         """Finish the epoch; gives what it emitted."""
         parts = self.operator.finish()
-        self.operator.finished(f"delta-{self.number}" if parts else None)
-        assert self.operator.pending is not None
-        version = self.operator.pending if commit else self.operator.version
-        assert not self.operator.bring_to(version, range(GROUP_COUNT), [])
+        self.operator.state.finished(f"delta-{self.number}" if parts else None)
+        assert self.operator.state.pending is not None
+        version = self.operator.state.pending if commit else self.operator.state.version
+        assert not self.operator.state.bring_to(version, range(GROUP_COUNT), [])
         return self.emitted()
 
     def emitted(self) -> list[tuple[Any, ...]]:
@@ -359,7 +359,7 @@ def test_an_epoch_that_fails_in_a_timer_gives_its_timers_back(draining: bool) ->
     driven.epoch((1, 0, ""), (2, 0, ""), (3, 0, ""))
     with pytest.raises(FunctionError, match="not yet"):
         driven.begin(watermark=10, now=1, draining=draining)
-    driven.operator.bring_to(driven.operator.version, range(GROUP_COUNT), [])
+    driven.operator.state.bring_to(driven.operator.state.version, range(GROUP_COUNT), [])
     assert driven.epoch(watermark=10, now=2) == [("event", k, 10) for k in (1, 2, 3)]
     assert driven.operator.earliest_timers() == (99, None)
 
@@ -448,7 +448,7 @@ def test_timers_see_the_state_of_their_key(backend: str, tmp_path: Path) -> None
     rows = driven.epoch(watermark=100) + driven.epoch(watermark=1000)
     assert {k: total for _, k, total in rows} == {k: 2 * k for k in range(3000)}
     assert len(rows) == 3000
-    assert driven.operator.state_keys() == 0
+    assert driven.operator.state.state_keys() == 0
     driven.operator.close()
 
 
@@ -559,8 +559,8 @@ def test_a_new_function_finds_the_timers_of_the_old_one() -> None:
     old.begin(watermark=5)
     old.push((2, 9, "event 6"))
     assert new.operator.adopt(old.operator)
-    version = old.operator.version
-    assert not new.operator.bring_to(version, range(GROUP_COUNT), [])
+    version = old.operator.state.version
+    assert not new.operator.state.bring_to(version, range(GROUP_COUNT), [])
     assert new.epoch(watermark=9) == [("new", 1, 5), ("new", 1, 7)]
 
 
