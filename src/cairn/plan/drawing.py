@@ -63,7 +63,7 @@ def explained_svg(facts: Facts) -> str:
     back = [link for link in links if link.is_back]
     floor = layout.bottom + 20
     bottom = floor + TRACK * len(back) - 4
-    width = max(columns[-1].right + (26 + 12 * len(back) if back else 12) + MARGIN, 560.0)
+    width = max(columns[-1].right + (30 + 10 * len(back) if back else 12) + MARGIN, 560.0)
     parts = [
         *_bands(columns, bottom),
         *(part for column in columns for block in column.blocks for part in _frame(block)),
@@ -132,9 +132,9 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
         add(sink["uid"], "sink", [(sink["uid"], "name"), (f"{sink['sink']} sink", "about")])
     for loop in facts["loops"]:
         rounds = loop["max_rounds_per_epoch"]
-        often = f"or round, of up to {rounds}" if rounds > 1 else "with the state"
+        then = f"up to {rounds} rounds in each" if rounds > 1 else "enters the next one"
         for back in loop["into"]:
-            about: Lines = [("kept for the next epoch", "about"), (often, "about")]
+            about = [("sent back, kept with the epoch;", "about"), (then, "about")]
             add(back["uid"], "feedback", [(loop["uid"], "name"), *about])
     return boxes, paints, texts
 
@@ -333,7 +333,7 @@ def _back_path(link: Link, index: int, floor: float) -> str:
     *out, (end_x, end_y) = link.points
     x, y = out[-1]
     track = floor + TRACK * index
-    away = x + 12 + 10 * index
+    away = x + 20 + 10 * index
     home = end_x - PAD - 24 - link.end_width - 10 * index
     r = 8
     return (

@@ -45,7 +45,7 @@ from cairn.plan.graph import (
     is_chained,
     key_types,
 )
-from cairn.state import Declaration
+from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.types import schema_ddl, type_ddl
 
 Facts = dict[str, Any]
@@ -161,13 +161,20 @@ def _keys(graph: Graph, node: ProcessNode) -> Facts:
 
 def _state(name: str, declaration: Declaration) -> Facts:
     ttl = declaration.ttl
+    entry = declaration.entry_ddl
+    redistribute = None
+    if isinstance(declaration, Broadcast):
+        entry = declaration.key_ddl
+    elif isinstance(declaration, OperatorList):
+        # What its items are stored under is nobody's business.
+        entry, redistribute = None, declaration.redistribute
     return {
         "name": name,
         "kind": declaration.kind,
         "type": declaration.ddl,
-        "entry_type": declaration.entry_ddl,
+        "entry_type": entry,
         "ttl": None if ttl is None else ttl.text,
-        "redistribute": getattr(declaration, "redistribute", None),
+        "redistribute": redistribute,
     }
 
 
@@ -387,7 +394,7 @@ def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
 
 def state_text(state: Facts) -> str:
     entry = "" if state["entry_type"] is None else f"{state['entry_type']} → "
-    text = f"{state['kind']} {entry}{state['type']}"
+    text = f"{state['kind'].replace('_', ' ')} {entry}{state['type']}"
     if state["redistribute"]:
         text += f", {state['redistribute']}"
     return text + (f", ttl {ttl_text(state['ttl'])}" if state["ttl"] else "")
