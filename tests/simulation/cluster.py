@@ -79,7 +79,9 @@ class Cluster:
         self.slots.pop(number, None)
 
     def execute(self, sources: Mapping[str, pa.StructArray], begin: Begin) -> Outcome:
-        """One attempt at an epoch."""
+        """One attempt at an epoch, or a round of it: rounds after the first have no input."""
+        if begin.round:
+            sources = {}
         lanes: dict[int, list[pa.StructArray]] = {
             edge.index: [sources[port.node] for port in edge.inputs if port.node in sources]
             for edge in self.graph.edges
@@ -200,7 +202,7 @@ class Cluster:
         return ack, emitted
 
     def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
-        token = Token(begin.term, begin.epoch, begin.attempt, next(self._task_attempts))
+        token = Token(begin.term, begin.epoch, begin.step, next(self._task_attempts))
         runtime = self.slot(begin.slot(subtask)).level(level.index)
         runtime.begin(token, begin, subtask)
         return runtime, token

@@ -20,6 +20,12 @@ from cairn.view import PART_STYLES, count, duration, millis, size, split_ms
 
 Facts = dict[str, Any]
 
+_SCOPES = {
+    "subtask": "a list per subtask",
+    "shared": "the same in every subtask",
+    "feedback": "on the way back in a loop",
+}
+
 FILES_SHOWN_MAX = 40
 LINEAGE_SHOWN_MAX = 8
 _STATE_FILE = re.compile(r"state/0*(\d+)/([0-9a-f]{8})[0-9a-f]*(.*)")
@@ -62,6 +68,10 @@ def _about(facts: Facts) -> Table:
         about.add_row("put aside", late)
     if facts["error_rows"]:
         about.add_row("failed", f"{many(facts['error_rows'], 'row')} put aside")
+    if facts["in_flight"]:
+        about.add_row("in flight", f"{many(facts['in_flight'], 'record')} on the way back in loops")
+    if facts["rounds"] > 1:
+        about.add_row("rounds", str(facts["rounds"]))
     about.add_row("time", _times(facts))
     waited = {
         uid: operator["alignment_ms"]
@@ -132,7 +142,7 @@ def _scope(facts: Facts) -> str:
         return "keyed by " + ", ".join(
             f"{name} {type}" for name, type in facts["key_types"].items()
         )
-    return {"subtask": "a list per subtask", "shared": "the same in every subtask"}[facts["scope"]]
+    return _SCOPES[facts["scope"]]
 
 
 def _files(ranges: list[Facts]) -> list[Padding | Text]:

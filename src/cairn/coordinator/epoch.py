@@ -2,7 +2,8 @@
 
     take_over -> recover -> run_epoch*          each epoch:
       begin     what the attempt starts from, fixed
-      execute   the subtasks run and acknowledge (Spark, or a simulation)
+      execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
+                loops again and again, up to so many rounds, while records are sent back
       pack      small deltas into one object
       manifest  put-if-absent: from here on the epoch exists
       commit    sinks publish, again and again until they have
@@ -15,7 +16,8 @@ Always true here:
 - sinks publish an epoch only after its manifest is written;
 - `now` and the watermark never go back, and are the same in every attempt at an epoch;
 - parallelism and functions change between two epochs, never within one;
-- an epoch that failed before its manifest never happened, and is tried again whole.
+- an epoch that failed before its manifest never happened, and is tried again whole, with
+  all its rounds.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ from cairn.coordinator.ranges import (
     lists_for,
     pieces_of,
     ranges_for,
+    replaced,
     shared_range,
     slots_for,
     take_in,
 )
+from cairn.coordinator.rounds import following, sends_back
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
@@ -47,6 +51,7 @@ from cairn.ids import new_id
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Sink
 from cairn.slot.entry import EntrySpec, entries_of
+from cairn.slot.feedback import records_entry
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Report, Stored
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
@@ -147,10 +152,14 @@ class Coordinator:
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
         entries = [entry for op in self.operators.values() for entry in entries_of(op)]
+        entries += [records_entry(feedback) for feedback in spec.feedbacks]
         self.entries = {entry.uid: entry for entry in entries}
         self._decls = {entry.uid: entry.decls for entry in entries}
+        self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
         # Asked for until an epoch has done it, also when another change comes first.
-        self._rewrite = (self._rewrite | frozenset(rewrite)) & self.entries.keys()
+        # What goes back in loops is written anew in every epoch.
+        known = self.entries.keys() - self.feedbacks
+        self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
 
@@ -209,15 +218,14 @@ class Coordinator:
         for attempt in range(self._attempts_max):
             begin = self._begin(number, attempt, now_ms, ranges, is_draining)
             try:
-                outcome = execute(begin)
-                outcome = outcome._replace(acks=self._complete(outcome.acks))
+                rounds = self._run_rounds(begin, execute)
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                compacted = announced(outcome.reports)
-                slices = self._pack(outcome.acks, compacted)
+                compacted = announced([r for outcome in rounds for r in outcome.reports])
+                slices = self._pack([a for outcome in rounds for a in outcome.acks], compacted)
                 crash_point("driver.pack.written")
                 parts = self._take_in(begin, ranges, compacted, slices)
-                epoch = self._manifest(begin, parts, position, outcome, slices, ran_ms)
+                epoch = self._manifest(begin, parts, position, rounds, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -260,6 +268,19 @@ class Coordinator:
     def watermark_ms(self) -> int | None:
         """What the next epoch runs with."""
         return None if self.newest is None else self.newest.watermark_ms
+
+    def _run_rounds(self, begin: Begin, execute: Execute) -> list[Outcome]:
+        """The rounds of an attempt: one, or in a job with loops as many as it takes."""
+        rounds = []
+        while True:
+            outcome = execute(begin)
+            outcome = outcome._replace(acks=self._complete(outcome.acks))
+            rounds.append(outcome)
+            is_last = begin.round + 1 >= self.spec.rounds_max
+            if is_last or not sends_back(outcome.acks, self.feedbacks):
+                return rounds
+            crash_point("driver.round.ran")
+            begin = following(begin, outcome.acks, self.feedbacks)
 
     def _ranges(self) -> dict[str, list[RangeState]]:
         return {uid: self._ranges_of(entry) for uid, entry in self.entries.items()}
@@ -305,7 +326,7 @@ class Coordinator:
             }
             for uid, parts in ranges.items()
         }
-        shares = max(1, len(self.operators) * self.parallelism)
+        shares = max(1, len(ranges) * self.parallelism)
         return Begin(
             run_id=self.run_id,
             term=self.term,
@@ -446,17 +467,29 @@ class Coordinator:
         begin: Begin,
         ranges: dict[str, list[RangeState]],
         position: SparkPosition,
-        outcome: Outcome,
+        rounds: Sequence[Outcome],
         slices: Mapping[str, Slice],
         ran_ms: float,
     ) -> Epoch:
         assert self._collector is not None
-        by_operator = {
-            (operator.uid, ack.subtask): operator
-            for ack in outcome.acks
-            for operator in ack.operators
+        last = rounds[-1]
+        reports = [outcome.reports for outcome in rounds]
+        acks = [ack for outcome in rounds for ack in outcome.acks]
+        held = state_keys_of(last.reports)
+        found: dict[tuple[str, int], RangeState] = {
+            (uid, subtask): part
+            for uid, parts in ranges.items()
+            for subtask, part in enumerate(parts)
         }
-        held = state_keys_of(outcome.reports)
+        for ack in acks:
+            for op in ack.operators:
+                at = op.uid, ack.subtask
+                if at not in found:
+                    continue  # Of what all subtasks hold alike, the first one's word counts.
+                if op.uid in self.feedbacks:
+                    found[at] = replaced(found[at], op, begin.epoch, slices)
+                else:
+                    found[at] = advance(found[at], op, begin.epoch, slices, held.get(at))
         operators = {}
         for uid, entry in self.entries.items():
             operators[uid] = OperatorEntry(
@@ -466,23 +499,14 @@ class Coordinator:
                 states=self._decls[uid],
                 scope=entry.scope,
                 parallelism=self.parallelism,
-                ranges=[
-                    advance(
-                        part,
-                        by_operator[uid, subtask],
-                        begin.epoch,
-                        slices,
-                        held.get((uid, subtask)),
-                    )
-                    for subtask, part in enumerate(ranges[uid])
-                ],
+                ranges=[found[uid, at] for at in range(len(ranges[uid]))],
             )
         committables: dict[str, list[Any]] = {uid: [] for uid in self._sinks}
-        for ack in outcome.acks:
+        for ack in acks:
             for uid, committable in ack.committables.items():
                 committables[uid].append(committable)
         clocks = clocks_of(self.newest).after(
-            outcome.event_times,
+            rounds[0].event_times,
             self.origins,
             begin.now_ms,
             ended_ms=self._clock(),
@@ -500,12 +524,12 @@ class Coordinator:
             # The watermark of a drain is made up: what operators emit then is as old as before.
             passed_ms=begin.passed_ms if begin.is_draining else begin.watermark_ms,
             seen_ms=clocks.seen_ms,
-            timers=timers_of(outcome.acks),
+            timers=timers_of(last.acks),
             spark=position,
             operators=operators,
             committables=committables,
-            timings=timings_of(self.spec, outcome.reports, begin, ran_ms, outcome.sources_ms),
-            metrics=metrics_of(self.spec, outcome.acks, outcome.reports, outcome.sources_ms),
+            timings=timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms),
+            metrics=metrics_of(self.spec, acks, reports, rounds[0].sources_ms),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 

@@ -212,6 +212,26 @@ def advance(
     )
 
 
+def replaced(
+    part: RangeState, ack: OperatorAck, epoch: int, slices: Mapping[str, Slice]
+) -> RangeState:
+    """A range of which an epoch has written all there is, or left nothing."""
+    stored = ack.delta
+    files = []
+    if stored is not None:
+        files = [
+            _ref(stored, part, slices, kind="base", tier=0, first_epoch=epoch, last_epoch=epoch)
+        ]
+    return RangeState(
+        first_group=part.first_group,
+        group_count=part.group_count,
+        version=EMPTY_VERSION if stored is None else stored.id,
+        files=files,
+        state_keys=0 if stored is None else stored.rows,
+        state_bytes=sum(ref.size for ref in files),
+    )
+
+
 def _state_bytes(files: Sequence[FileRef], state_keys: int) -> int:
     """About what the state would take as a file: by the rows of the base, or of the deltas."""
     measured = [ref for ref in files if ref.kind == "base"] or files

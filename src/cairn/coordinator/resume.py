@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from cairn.coordinator.rounds import has_records
 from cairn.errors import PlanError, StateSchemaError
 from cairn.evolution import IncompatibleError, compare
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
@@ -34,6 +35,8 @@ def check_resume(
     where = _where(newest, job_name, url)
     anew = set()
     for uid, entry in newest.operators.items():
+        if entry.scope == "feedback" and not has_records(entry):
+            continue  # Nothing is on its way back: the loop may be another one, or gone.
         declared = entries.get(uid)
         if declared is None:
             if not allow_dropped_state:
@@ -59,6 +62,15 @@ def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) ->
             "allow_dropped_state=True to lose it",
             uid=operator,
         )
+    if entry.scope == "feedback":
+        consumer = entry.uid.split(":")[1]
+        return PlanError(
+            f"{where}\n  the epoch holds records that loop {operator!r} sends back to operator "
+            f"{consumer!r}, the program sends none there\n"
+            "  next: let the program of before run until nothing is in flight, or pass "
+            "allow_dropped_state=True to lose them",
+            uid=operator,
+        )
     known = ", ".join(uid for uid in entries if ":" not in uid) or "none"
     return PlanError(
         f"{where}\n  the epoch holds state of operator {operator!r}, the program has: {known}\n"
@@ -71,6 +83,8 @@ def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) ->
 _SCOPES = {
     "keyed": "state of keys (of a KeyedProcess or a BatchProcess)",
     "subtask": "lists of subtasks (of a Process)",
+    "shared": "broadcast state",
+    "feedback": "records of a loop",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -13,8 +13,11 @@ from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
+from cairn.slot.protocol import ROUNDS_MAX
 from cairn.state import Broadcast, Declaration, Map, OperatorList, Value
 from cairn.types import OBJECT, type_ddl
+
+S = TypeVar("S")
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -91,13 +94,33 @@ def check_watermark(
     return Watermark(duration_ms(watermark, f"watermark of {where}"), idle_ms)
 
 
-def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
+def check_rounds(uid: str, rounds: Any) -> None:
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds < ROUNDS_MAX:
+        raise PlanError(
+            f"loop {uid!r}: max_rounds_per_epoch must be a number from 1 on, found {rounds!r}",
+            uid=uid,
+        )
+
+
+def check_body(uid: str, result: Any, stream: type[S]) -> tuple[S, S]:
+    """What the body of a loop must return."""
+    if isinstance(result, tuple) and len(result) == 2:
+        feedback, output = result
+        if isinstance(feedback, stream) and isinstance(output, stream):
+            return feedback, output
+    raise PlanError(
+        f"loop {uid!r}: its body must return (feedback, output), two streams\n  found: {result!r}",
+        uid=uid,
+    )
+
+
+def check_same_schema(left: pa.Schema, right: pa.Schema, what: str = "union") -> None:
     mine = {f.name: f.type for f in left}
     theirs = {f.name: f.type for f in right}
     if mine != theirs:
         differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
         raise PlanError(
-            f"union: the streams differ in {', '.join(differing)}\n"
+            f"{what}: the streams differ in {', '.join(differing)}\n"
             f"  found: {left.names} and {right.names}\n"
             "  next: bring them to one schema with .transform(...)"
         )
@@ -148,6 +171,10 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
                 ) from None
 
 
+OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("on_"))
+"""Of functions themselves: no input can be called so."""
+
+
 def check_handlers(
     function: Function, uid: str, inputs: Sequence[str] = (), *, has_broadcast: bool = False
 ) -> None:
@@ -169,7 +196,7 @@ def check_handlers(
             f"  next: give {found} a method for each of them"
         )
     known = {name for name in dir(function) if name.startswith("on_")}
-    unknown = known - set(expected) - {"on_timer", "on_epoch_committed"}
+    unknown = known - set(expected) - OWN_METHODS
     if inputs and unknown:
         raise PlanError(
             f"operator {uid!r}: {found} has {sorted(unknown)[0]}(), but no such input\n"
@@ -196,7 +223,7 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
                 "  next: cast one of them before, with .transform(...)"
             )
     for name in types:
-        if name in ("timer", "epoch_committed") or not name.isidentifier():
+        if f"on_{name}" in OWN_METHODS or not name.isidentifier():
             raise PlanError(f"connect: an input cannot be called {name!r}\n  next: rename it")
 
 

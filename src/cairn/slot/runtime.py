@@ -30,16 +30,20 @@ from cairn.backends.ttl import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
-from cairn.sinks.base import Sink, SinkContext, Writer
+from cairn.plan.keygroups import groups_of
+from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
 from cairn.slot.compactor import Compactor
+from cairn.slot.feedback import Feedback, InFlight, take
+from cairn.slot.gather import Rows
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
-from cairn.slot.reader import connected_rows
+from cairn.slot.reader import connected_of, connected_rows
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.spec import (
+    FeedbackSpec,
     InletSpec,
     JobSpec,
     LevelSpec,
@@ -48,7 +52,7 @@ from cairn.slot.spec import (
     lane_name,
 )
 from cairn.slot.sweeper import Sweeper
-from cairn.storage.files import EncodedSegment, StatePart, encode_segment
+from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.pack import write_segment
@@ -82,6 +86,7 @@ class Runtime:
         self._scratch = scratch
         self._store = store
         self._levels: dict[int, LevelRuntime] = {}
+        self._in_flight = InFlight()
         self._lock = threading.Lock()
 
     def load(self, spec_id: str, data: bytes, token: Token | None = None) -> None:
@@ -97,7 +102,9 @@ class Runtime:
             store = self._store or open_store(spec.checkpoint)
             log = Log(store)
             levels = {
-                level.index: LevelRuntime(spec, level, store, log, self._scratch, self.compactor)
+                level.index: LevelRuntime(
+                    spec, level, store, log, self._scratch, self.compactor, self._in_flight
+                )
                 for level in spec.levels
             }
             for index, level in self._levels.items():
@@ -132,7 +139,8 @@ class SinkRuntime:
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.committed(begin.parent)
-        self.writer = self.sink.writer(begin.epoch, subtask, begin.attempt)
+        attempt = attempt_of(begin.attempt, begin.round)
+        self.writer = self.sink.writer(begin.epoch, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
@@ -178,6 +186,7 @@ class LevelRuntime:
         log: Log,
         scratch: str,
         compactor: Compactor,
+        in_flight: InFlight,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -198,13 +207,25 @@ class LevelRuntime:
             for op in spec.operators
         ]
         self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
+        self.feedbacks = [Feedback(f, in_flight, job.group_count) for f in spec.feedbacks]
+        self._in_flight = in_flight
+        self._group_count = job.group_count
+        uids = {op.uid for op in spec.operators}
+        self._returns = {uid: [f for f in job.feedbacks if f.operator == uid] for uid in uids}
+        """Per operator, what loops send back to it."""
+        self._returned: dict[str, list[tuple[FeedbackSpec, Rows]]] = {}
+        """The same in this attempt, until it is processed."""
         self.schema = envelope_schema(spec.lanes)
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
         self.state_keys: dict[str, int] = {}
         by_uid = {operator.spec.uid: operator for operator in self.operators}
-        everybody: list[Operator | SinkRuntime] = [*self.operators, *self.sinks.values()]
+        everybody: list[Operator | SinkRuntime | Feedback] = [
+            *self.operators,
+            *self.sinks.values(),
+            *self.feedbacks,
+        ]
         self._consumers = [consumer for consumer in everybody if consumer.spec.lane is not None]
         self._lane_count = len(spec.lanes_in)
         for operator in self.operators:
@@ -265,8 +286,11 @@ class LevelRuntime:
                     self._bring_to_parent(holding, begin, subtask)
                 operator.open(begin, subtask)
                 operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
+                self._take_returned(operator, begin, subtask)
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
+            for feedback in self.feedbacks:
+                feedback.begin(begin, subtask)
             self.begin_ms = (time.perf_counter() - started) * 1000
             self.process_ms = 0.0
         crash_point("slot.begun")
@@ -281,6 +305,11 @@ class LevelRuntime:
             self.compactor.cancel(uid)
         missing = holding.bring_to(version, groups, pieces)
         if missing and version != EMPTY_VERSION:
+            if begin.round:
+                raise EpochError(
+                    f"operator {uid!r}: subtask {subtask} has lost its state of round "
+                    f"{begin.round} of the epoch, which is stored nowhere; the epoch runs again"
+                )
             self._read_parent(holding, missing, begin, subtask)
             self.restored = True
             crash_point("slot.restored")
@@ -292,6 +321,34 @@ class LevelRuntime:
             self._rewritten.append(self._write_base_now(holding, begin))
         else:
             self._compact(holding, begin, subtask)
+
+    def _take_returned(self, operator: Operator, begin: Begin, subtask: int) -> None:
+        self._returned[operator.spec.uid] = [
+            (spec, rows)
+            for spec in self._returns[operator.spec.uid]
+            if (
+                rows := take(
+                    spec,
+                    self._in_flight,
+                    begin,
+                    groups_of(subtask, begin.parallelism, self._group_count),
+                    subtask,
+                    self.log,
+                    self.store,
+                    self.scratch,
+                )
+            )
+            is not None
+        ]
+
+    def _run_returned(self, operator: Operator) -> None:
+        """What loops send back comes before all other rows but broadcast ones."""
+        for spec, rows in self._returned.pop(operator.spec.uid, ()):
+            inlets = operator.spec.row_inlets
+            mine = rows.rows
+            if inlets[0].name:
+                mine = connected_of(mine, inlets, spec.target)
+            operator.run_returned(rows.groups, rows.times, mine)
 
     def _read_parent(
         self, holding: Holding, missing: list[range], begin: Begin, subtask: int
@@ -341,6 +398,8 @@ class LevelRuntime:
             # Those that are fed by others first: timers of these may emit at once.
             for operator in reversed(self.operators):
                 operator.begin_rows()
+                if operator.spec.broadcast_inlet is None:
+                    self._run_returned(operator)
             self.process_ms = (time.perf_counter() - started) * 1000
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
@@ -353,9 +412,13 @@ class LevelRuntime:
                     self._run_operator(consumer, batch)
                     continue
                 mine = self._in_lanes(batch, consumer.spec.lane)
-                if mine.num_rows:
-                    assert consumer.spec.lane is not None
-                    rows = mine[lane_name(consumer.spec.lane)]
+                if not mine.num_rows:
+                    continue
+                assert consumer.spec.lane is not None
+                rows = mine[lane_name(consumer.spec.lane)]
+                if isinstance(consumer, Feedback):
+                    consumer.run(mine["group"], rows)
+                else:
                     consumer.write(pa.RecordBatch.from_struct_array(rows))
             self.process_ms += (time.perf_counter() - started) * 1000
         crash_point("slot.batch")
@@ -372,6 +435,7 @@ class LevelRuntime:
         mine = self._in_lanes(batch, *(inlet.lane for inlet in spec.row_inlets))
         if not mine.num_rows:
             return
+        self._run_returned(operator)
         main = spec.inlets[0]
         rows = connected_rows(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
         operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
@@ -388,6 +452,8 @@ class LevelRuntime:
             begin = self._begin
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
+            for operator in self.operators:
+                self._run_returned(operator)
             operators = [self._finish_operator(op, begin) for op in self.operators]
             shared = [op.shared for op in self.operators if op.shared is not None]
             operators += [self._finish_shared(holding, begin) for holding in shared]
@@ -396,6 +462,7 @@ class LevelRuntime:
                 for held in self.holdings
                 if held.scope != "shared" or self._subtask == 0
             }
+            operators += [self._finish_feedback(feedback, begin) for feedback in self.feedbacks]
             crash_point("slot.delta.written")
             committables = {}
             for uid, sink in self.sinks.items():
@@ -406,9 +473,18 @@ class LevelRuntime:
             self.snapshot_ms = (time.perf_counter() - started) * 1000
             return Ack(self.spec.index, self._subtask, operators, committables)
 
+    def _finish_feedback(self, feedback: Feedback, begin: Begin) -> OperatorAck:
+        uid = feedback.spec.uid
+        part = feedback.finish()
+        stored = None
+        if part is not None:
+            stored = self._stored(_encoded(uid, [part], begin, "base"), begin)
+            feedback.finished(stored.id, begin)
+        return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
+
     def _finish_operator(self, operator: Operator, begin: Begin) -> OperatorAck:
         parts, holding = operator.finish(), operator.state
-        stored = self._store_delta(holding.uid, parts, begin) if parts else None
+        stored = self._stored(_encoded(holding.uid, parts, begin), begin) if parts else None
         holding.finished(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()
         return OperatorAck(
@@ -431,7 +507,7 @@ class LevelRuntime:
         is_writer = self._subtask == 0
         stored: Stored | None = None
         if parts and is_writer:
-            stored = self._store_delta(holding.uid, parts, begin)
+            stored = self._stored(_encoded(holding.uid, parts, begin), begin)
         elif parts:
             stored = Stored(_encoded(holding.uid, parts, begin).id, 0, 0)
         holding.finished(None if stored is None else stored.id)
@@ -466,8 +542,7 @@ class LevelRuntime:
             stage=stage,
         )
 
-    def _store_delta(self, uid: str, parts: list[StatePart], begin: Begin) -> Stored:
-        segment = _encoded(uid, parts, begin)
+    def _stored(self, segment: EncodedSegment, begin: Begin) -> Stored:
         if len(segment.data) <= begin.inline_bytes_max:
             return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
         at = write_segment(self.store, segment, begin.term)
@@ -520,5 +595,7 @@ class LevelRuntime:
             sink.sink.close()
 
 
-def _encoded(uid: str, parts: list[StatePart], begin: Begin) -> EncodedSegment:
-    return encode_segment("delta", uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch)
+def _encoded(
+    uid: str, parts: list[StatePart], begin: Begin, kind: Kind = "delta"
+) -> EncodedSegment:
+    return encode_segment(kind, uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch)

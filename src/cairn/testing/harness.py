@@ -101,6 +101,8 @@ class Harness:
         check_function(function, UID)
         self._inputs = Inputs(schema, key_by, event_time, UID)
         inlets = self._inputs.inlets
+        self.schema = inlets[0].schema
+        """Of the rows pushed; of connected streams, of the first."""
         names = self._inputs.names if self._inputs.is_connected else []
         check_handlers(function, UID, names, has_broadcast=broadcast is not None)
         self._is_timed = inlets[0].event_time is not None
