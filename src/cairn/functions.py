@@ -107,10 +107,14 @@ class Function:
     wants_order: bool = True
     """Rows of a key come in the order of their event time, where that is declared."""
     result_time: str | None = None
-    """The column of what is emitted that tells the end, not included, of the time it is about."""
+    """The column of what is emitted that tells the end, not included, of the time it is about;
+    "" for none. Without it, event time follows the column of the input by its name."""
 
     result_shift_us: int = -1
     """From `result_time` to the event time of what is emitted, in microseconds."""
+    result_delay_ms: int = 0
+    """How far behind the watermark of its input what is emitted may be. For the operators that
+    get it, the watermark is that far behind, too."""
     reads_times_us: ClassVar[bool] = False
     """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
 

@@ -171,6 +171,10 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
                 ) from None
 
 
+OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("on_"))
+"""Of functions themselves: no input can be called so."""
+
+
 def check_handlers(
     function: Function, uid: str, inputs: Sequence[str] = (), *, has_broadcast: bool = False
 ) -> None:
@@ -192,7 +196,7 @@ def check_handlers(
             f"  next: give {found} a method for each of them"
         )
     known = {name for name in dir(function) if name.startswith("on_")}
-    unknown = known - set(expected) - {"on_timer", "on_epoch_committed"}
+    unknown = known - set(expected) - OWN_METHODS
     if inputs and unknown:
         raise PlanError(
             f"operator {uid!r}: {found} has {sorted(unknown)[0]}(), but no such input\n"
@@ -219,7 +223,7 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
                 "  next: cast one of them before, with .transform(...)"
             )
     for name in types:
-        if name in ("timer", "epoch_committed") or not name.isidentifier():
+        if f"on_{name}" in OWN_METHODS or not name.isidentifier():
             raise PlanError(f"connect: an input cannot be called {name!r}\n  next: rename it")
 
 

@@ -136,6 +136,7 @@ def _operator(
             for origin in graph.origins(port)
         ),
         has_watermark=any(graph.has_watermark(port) for port in node.row_inputs),
+        delay_ms=max(map(graph.delay_ms, node.row_inputs)),
         stored_key_types=key_types(graph, node.inlets) if node.keys else (),
         broadcast=node.broadcast,
     )

@@ -172,6 +172,14 @@ class Graph:
         inputs = node.row_inputs if isinstance(node, ProcessNode) else node.inputs
         return any(self.has_watermark(upstream) for upstream in inputs)
 
+    def delay_ms(self, port: Port) -> int:
+        """How far behind the job's watermark the rows of a stream may be without being late."""
+        node = self.nodes[port.node]
+        if isinstance(node, ProcessNode):
+            own = node.function.result_delay_ms if port.tag is None else 0
+            return own + max(map(self.delay_ms, node.row_inputs))
+        return max(map(self.delay_ms, getattr(node, "inputs", ())), default=0)
+
     def level_of(self, uid: str) -> int:
         return next(
             level.index
@@ -252,9 +260,10 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
         return time if time is not None and time.column == node.event_time else None
     schema = port_schema(nodes, port)
     result = node.function.result_time
-    if port.tag is None and result is not None and result in schema.names:
+    if port.tag is None and result is not None:
         # Results about the time up to an end that is, as a rule, no part of it.
-        return EventTime(result, node.function.result_shift_us)
+        shift_us = node.function.result_shift_us
+        return EventTime(result, shift_us) if result in schema.names else None
     if time is None or time.column not in schema.names:
         return None
     inputs = _rows_before(nodes, node, port)

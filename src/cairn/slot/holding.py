@@ -20,6 +20,7 @@ import pyarrow as pa
 from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
+from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.plan.keygroups import groups_of
@@ -44,9 +45,12 @@ class Holding:
         *,
         group_count: int,
         scope: Scope = "keyed",
+        delay_ms: int = 0,
     ) -> None:
+        """`delay_ms`: how far event time is behind the job's watermark here."""
         self.uid = uid
         self.scope = scope
+        self._delay_ms = delay_ms
         self.key_type = key_type
         self.backend = backend
         self.group_count = group_count
@@ -172,7 +176,16 @@ class Holding:
         """An epoch begins: what has expired before it is seen by nobody."""
         for table in self.tables.values():
             if table.expiry is not None:
-                table.expiry.begin(floor_ms(table, begin))
+                table.expiry.begin(self.floor_ms(table, begin))
+
+    def floor_ms(self, table: Table, begin: Begin) -> int | None:
+        """What of a table has expired up to here is seen by nobody any more."""
+        ttl = table.declaration.ttl
+        if ttl is None:
+            return None
+        if ttl.clock == "processing":
+            return begin.now_ms
+        return behind(begin.passed_ms, self._delay_ms)
 
     def reclaim(self, seconds: float) -> bool:
         """Remove state that has expired, for about so long; True when there is more."""
@@ -205,12 +218,11 @@ class Holding:
             self.backend.close()
 
 
-def floor_ms(table: Table, begin: Begin) -> int | None:
-    """What of a table has expired up to here is seen by nobody any more."""
-    ttl = table.declaration.ttl
-    if ttl is None:
-        return None
-    return begin.now_ms if ttl.clock == "processing" else begin.passed_ms
+def behind(watermark_ms: int | None, delay_ms: int) -> int | None:
+    """The watermark of an operator that is so far behind the job's."""
+    if watermark_ms is None or watermark_ms == MAX_MS:
+        return watermark_ms
+    return max(watermark_ms - delay_ms, MIN_MS)
 
 
 def _form(table: Table) -> tuple[Any, ...]:

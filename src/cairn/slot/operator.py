@@ -44,7 +44,7 @@ from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
 from cairn.slot.entry import own_states, shared_uid
-from cairn.slot.holding import Holding
+from cairn.slot.holding import Holding, behind
 from cairn.slot.outlet import Outlet, fitted, short
 from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
@@ -101,7 +101,14 @@ class Operator:
         self.spec = spec
         self.group_count = group_count
         scope: Scope = "keyed" if spec.keys else "subtask"
-        self.state = Holding(spec.uid, spec.key_type, backend, group_count=group_count, scope=scope)
+        self.state = Holding(
+            spec.uid,
+            spec.key_type,
+            backend,
+            group_count=group_count,
+            scope=scope,
+            delay_ms=spec.delay_ms,
+        )
         self.shared: Holding | None = None
         """Broadcast state: the same in every subtask."""
         if isinstance(spec.broadcast, Broadcast):
@@ -177,7 +184,9 @@ class Operator:
         context = self.context
         context.epoch = begin.epoch
         context.now_ms = begin.now_ms
-        context.watermark_ms = begin.watermark_ms
+        watermark_ms = behind(begin.watermark_ms, self.spec.delay_ms)
+        passed_ms = behind(begin.passed_ms, self.spec.delay_ms)
+        context.watermark_ms = watermark_ms
         context.subtask = subtask
         context.parallelism = begin.parallelism
         context.event_time_ms = context.timer_kind = None
@@ -203,15 +212,15 @@ class Operator:
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before.
-        passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
+        late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:
             # Others of the job may have one. Here nothing is late, so nothing is complete either.
-            passed_ms = None
+            late_ms = None
             context.watermark_ms = begin.watermark_ms if begin.is_draining else None
-        context.late_ms = passed_ms
+        context.late_ms = late_ms
         self.late_us = None
-        if passed_ms is not None and not self._runner().handles_late:
-            self.late_us = passed_ms * 1000
+        if late_ms is not None and not self._runner().handles_late:
+            self.late_us = late_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self._is_waiting = False
@@ -226,7 +235,8 @@ class Operator:
     def _set_floor(self, begin: Begin) -> None:
         # Not the watermark: timers that are due by it fire at their own times, as far back
         # as where those of the parent epoch ended.
-        self.context.floor_ms = MIN_MS if begin.passed_ms is None else begin.passed_ms
+        passed_ms = behind(begin.passed_ms, self.spec.delay_ms)
+        self.context.floor_ms = MIN_MS if passed_ms is None else passed_ms
         for holding in self.holdings:
             holding.set_floor(begin)
 
@@ -405,6 +415,8 @@ class Operator:
         if event_ms is not None and not self.spec.has_watermark:
             # Whatever the watermark of others: it is for draining to come to these.
             event_ms = MAX_MS
+        if event_ms is not None:
+            event_ms = min(event_ms + self.spec.delay_ms, MAX_MS)
         return event_ms, processing_ms
 
     def close_function(self) -> None:

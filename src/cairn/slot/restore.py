@@ -22,7 +22,7 @@ from cairn.crash import crash_point
 from cairn.errors import RestoreError
 from cairn.evolution import reshape, revives
 from cairn.slot.compactor import Pace, Work
-from cairn.slot.holding import Holding, floor_ms
+from cairn.slot.holding import Holding
 from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Declaration
@@ -99,7 +99,7 @@ class _Into:
             held=self._states[name],
             stamp_ms=stamp_ms(table.declaration, self.epoch),
         )
-        expired_ms = None if self._begin is None else floor_ms(table, self._begin)
+        expired_ms = None if self._begin is None else holding.floor_ms(table, self._begin)
         if expired_ms is not None:
             # Of a delta they delete what the files before it may hold.
             rows = table.leave_out_expired(rows, expired_ms, keep_rows=not is_whole)

@@ -70,6 +70,8 @@ class OperatorSpec:
     """Rows come (also) from other operators."""
     has_watermark: bool = True
     """A watermark is declared for what comes here; without one nothing is late."""
+    delay_ms: int = 0
+    """How far behind the job's watermark that of this operator is."""
     on_error: OnError = "fail"
     """Whether a row that the function fails on fails the epoch, or is put aside."""
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cairn import KeyedProcess, state
+from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
 from cairn.slot.entry import shared_uid
 from cairn.snapshots import EpochReader
@@ -240,13 +242,26 @@ def test_timers_come_after_the_rules_of_their_epoch(tmp_path: Path) -> None:
 # From one program to the next
 
 
+class Without(KeyedProcess[Any]):
+    n = state.Value("long")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        pass
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        pass
+
+
 def test_a_program_without_it_is_refused_unless_it_may_be_lost(tmp_path: Path) -> None:
     job = make(tmp_path)
     job.run(ROWS, [("a", 1)])
-    with pytest.raises(
-        PlanError, match="operator 'alerts': the epoch holds broadcast state 'rules'"
-    ):
-        job.lead(2, alerts=Anonymous(), broadcast=None)
+    with pytest.raises(PlanError, match="'alerts': the epoch holds broadcast state 'rules'"):
+        job.lead(2, alerts=Without(), broadcast=None)
+    job.lead(2, alerts=Without(), broadcast=None, allow_dropped_state=True)
+    job.run(ROWS, [("b", 2)])
+    assert shared_uid("alerts") not in job.newest.operators
+    job.lead(3)
+    assert {row[3] for row in job.run(ROWS)} == {""}, "it does not come back"
 
 
 def test_its_keys_keep_their_type(tmp_path: Path) -> None:
@@ -275,3 +290,17 @@ def test_its_values_may_get_another_type(tmp_path: Path) -> None:
     job.kill()
     job.run([], [("b", 0)])
     assert job.replicas() == [{"a": "<1>", "b": "new"}] * 5
+
+
+def test_show_says_whose_state_is(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path, f"file://{tmp_path}/checkpoint")
+    job.lead(2)
+    job.run(ROWS, [("a", 1)])
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "checkpoint")])
+    assert shown.exit_code == 0
+    text = " ".join(shown.stdout.split())
+    assert "operator alerts:broadcast the same in every subtask" in text
+    assert "rules broadcast string → bigint" in text
+    assert "operator notes a list per subtask" in text
+    assert "own operator list bigint" in text
+    assert "operator alerts keyed by k bigint" in text
