@@ -19,7 +19,7 @@ def fresh_operator(spec: OperatorSpec, groups: range, group_count: int) -> Opera
     """One that owns these key groups and holds nothing."""
     operator = Operator(spec, make_backend("heap", "", 1 << 26), group_count=group_count)
     operator.declare()
-    operator.bring_to("", groups, [])
+    operator.state.bring_to("", groups, [])
     return operator
 
 
@@ -29,7 +29,7 @@ def restored_operator(
     """One that owns every key group, as of an epoch."""
     operator = fresh_operator(spec, range(group_count), group_count)
     with tempfile.TemporaryDirectory() as scratch:
-        restore(operator, Log(store), store, epoch_number, [operator.groups], scratch)
+        restore(operator.state, Log(store), store, epoch_number, [operator.state.groups], scratch)
     return operator
 
 

@@ -6,14 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
 from cairn.functions import Function, KeyedProcess, Process
+from cairn.joins import IntervalJoin, JoinPlan
 from cairn.plan.check import (
     check_broadcast,
+    check_broadcast_state,
     check_function,
     check_handlers,
     check_same_keys,
     check_uid,
 )
-from cairn.plan.graph import Inlet, Port, ProcessNode, port_schema, united_schema
+from cairn.plan.graph import (
+    Inlet,
+    Port,
+    ProcessNode,
+    common_type,
+    port_schema,
+    united_schema,
+    united_time,
+)
 from cairn.types import parse_schema
 
 if TYPE_CHECKING:
@@ -60,6 +70,7 @@ class ConnectedStreams:
         rows = [inlet for inlet in self._inlets if inlet.way != "broadcast"]
         has_broadcast = len(rows) < len(self._inlets)
         check_handlers(function, uid, [i.name for i in rows if i.name], has_broadcast=has_broadcast)
+        check_broadcast_state(function, uid, self._broadcast)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(
             uid, self._inlets, function, out, broadcast=named(self._broadcast)
@@ -93,6 +104,32 @@ def connected(job: Job, streams: dict[str, Any]) -> ConnectedStreams:
         }
     )
     return ConnectedStreams(job, tuple(inlets))
+
+
+def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStream:
+    """The rows of two streams that belong together, as one stream."""
+    job = left._job
+    if right._job is not job:
+        raise PlanError("join of streams of two jobs")
+    times = []
+    for name, stream in (("left", left), ("right", right)):
+        time = united_time(job._nodes, stream._ports)
+        if time is None:
+            raise PlanError(
+                f"join: the {name} stream has no event time\n"
+                "  next: declare it, with job.source(..., event_time=, watermark=), or after a "
+                "transform with .event_time(...)"
+            )
+        times.append((time.column, time.shift_us))
+    function = IntervalJoin(plan)
+    function.tell_time(*times)
+    inputs = {"left": left.key_by(*plan.left_keys), "right": right.key_by(*plan.right_keys)}
+    together = connected(job, inputs)
+    types = [
+        common_type([plan.left.field(mine).type, plan.right.field(theirs).type])
+        for mine, theirs in plan.on
+    ]
+    return together.process(function, schema=plan.schema(types), uid=uid)
 
 
 def named(declaration: Declaration | None) -> Declaration | None:

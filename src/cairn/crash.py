@@ -25,6 +25,7 @@ POINTS: dict[str, str] = {
     "driver.rewind.laid": "a new Spark folder is laid out, the query has not started",
     "driver.recovered": "the newest epoch's sinks are committed again, the query has not started",
     "driver.epoch.begun": "Spark has planned the epoch, no subtask has begun",
+    "driver.round.ran": "a round of a loop is done, the next one of the epoch has not begun",
     "driver.epoch.ran": "every subtask has acknowledged, nothing is written by the driver",
     "driver.pack.written": "the pack of small deltas is stored, the manifest is not",
     "driver.manifest.written": "the manifest is in the log: the epoch is committed",

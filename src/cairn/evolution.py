@@ -91,7 +91,7 @@ def revives(held: StateDecl, declaration: Declaration) -> bool:
 
 
 def _layout(kind: str) -> str:
-    return kind if kind in ("list", "map") else "value"
+    return "value" if kind in ("reducing", "aggregating") else kind
 
 
 def _equal(left: Any, right: Any) -> bool:

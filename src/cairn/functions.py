@@ -6,7 +6,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
-from cairn.state import Declaration, Map
+from cairn.state import Broadcast, Declaration, Map
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +66,8 @@ class Context(Protocol):
     timers: Timers
     timer_kind: Literal["event", "processing"] | None
     """Which kind of timer `on_timer` is called for; None in `process`."""
+    broadcast: Broadcast[Any, Any]
+    """The state of `.broadcast(rows, ...)`: written in `process_broadcast`, read everywhere."""
 
     def output(self, tag: str, row: Any) -> None:
         """Emit a row on a side output, declared with `.side(tag, schema)`."""
@@ -105,10 +107,14 @@ class Function:
     wants_order: bool = True
     """Rows of a key come in the order of their event time, where that is declared."""
     result_time: str | None = None
-    """The column of what is emitted that tells the end, not included, of the time it is about."""
+    """The column of what is emitted that tells the end, not included, of the time it is about;
+    "" for none. Without it, event time follows the column of the input by its name."""
 
     result_shift_us: int = -1
     """From `result_time` to the event time of what is emitted, in microseconds."""
+    result_delay_ms: int = 0
+    """How far behind the watermark of its input what is emitted may be. For the operators that
+    get it, the watermark is that far behind, too."""
     reads_times_us: ClassVar[bool] = False
     """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
 

@@ -294,6 +294,27 @@ class IntervalJoin(KeyedProcess[Any]):
         """For each column of left: where its value is in a right row that is alone."""
         self._has_one_key = len(plan.on) == 1
 
+    def tell_time(self, left: tuple[str, int], right: tuple[str, int]) -> None:
+        """Say by which column, and what is added to it, the two streams tell their time.
+
+        The result has the time of the stream of which each of its rows has one. A pair comes
+        with the later of its rows, a row alone when it has waited long enough; as long as that
+        may take, the result is behind the watermark.
+        """
+        plan = self.plan
+        after_left_ms, after_right_ms = max(plan.high_ms, 0), max(-plan.low_ms, 0)
+        if plan.how == "full":
+            self.result_time = ""
+            self.result_delay_ms = max(after_left_ms, after_right_ms)
+        elif plan.how == "right":
+            column, self.result_shift_us = right
+            left_key = {theirs: mine for mine, theirs in plan.on}
+            self.result_time = left_key.get(column) or plan.right_name(column)
+            self.result_delay_ms = after_right_ms
+        else:
+            self.result_time, self.result_shift_us = left
+            self.result_delay_ms = after_left_ms
+
     def made_state(self) -> dict[str, Declaration]:
         return self._left.states() | self._right.states()
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 import msgspec
 
-from cairn.coordinator.epoch import clock_ms
 from cairn.coordinator.measured import summary
 from cairn.coordinator.resume import check_resume
-from cairn.coordinator.ticker import Pace, Ticker, is_due, is_event_due, is_idleness_due, pending
+from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, EpochError, PlanError
-from cairn.functions import Function, declared_state
+from cairn.functions import Function
+from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options, check_parallelism
 from cairn.plan.check import check_function, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
+from cairn.slot.entry import entries_of
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.start import start
@@ -45,7 +46,6 @@ Status = Literal["running", "finished", "stopped", "failed"]
 _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
-DRAIN_EPOCHS_MAX = 100
 
 
 class _StoppingError(Exception):
@@ -98,7 +98,7 @@ class Run:
         self.error: BaseException | None = None
         self._change_lock = threading.Lock()
         self._change: _Change | None = None
-        self._epoch_lock = threading.Lock()
+        self._turn = Turn()
         self._stopping = False
         self._is_over = False
         """Spark's query has ended, and what follows it."""
@@ -107,10 +107,18 @@ class Run:
         self._last: dict[str, Any] = {}
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
+        host = Host(
+            is_ending=lambda: self._is_ending,
+            is_changing=lambda: self._change is not None,
+            run=self._run_without_batch,
+            fail=self._fail,
+            stop=self._stop_query,
+        )
+        self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
         self._query = self._start_query()
         self._ticker: Ticker | None = None
         if not self._is_bounded:
-            self._ticker = Ticker(self._tick, self._trigger_ms, graph.name)
+            self._ticker = Ticker(self._idle.tick, self._trigger_ms, graph.name)
         self._supervisor = threading.Thread(
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
@@ -127,12 +135,9 @@ class Run:
     # Epochs, on Spark's thread
 
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
-        while not self._epoch_lock.acquire(timeout=0.1):
-            if self._is_ending:
-                self._refuse_epoch()
+        self._turn.take_for_batch(self._refuse_if_ending)
         try:
-            if self._is_ending:
-                self._refuse_epoch()
+            self._refuse_if_ending()
             self._run_batch(rows, batch_id)
             crash_point("driver.epoch.ended")
         except _StoppingError:
@@ -141,13 +146,15 @@ class Run:
             self.error = self.error or error
             raise
         finally:
-            self._epoch_lock.release()
+            self._turn.give_up()
 
     @property
     def _is_ending(self) -> bool:
         return self._stopping or self._is_over or self.error is not None
 
-    def _refuse_epoch(self) -> None:
+    def _refuse_if_ending(self) -> None:
+        if not self._is_ending:
+            return
         # Only once Spark knows that it is being stopped is the refusal no failure to it.
         self._stop_called.wait(STOP_PATIENCE_S)
         time.sleep(0.2)
@@ -190,68 +197,21 @@ class Run:
 
     # Epochs without a batch, on threads of our own
 
-    def _tick(self) -> None:
-        """Run an epoch without a batch, if one is due and none is under way."""
-        if self._is_due() and self._epoch_lock.acquire(blocking=False):
-            self._idle_epoch(self._is_due)
+    def _run_without_batch(self, position: SparkPosition, is_draining: bool) -> None:
+        self._commit_epoch(position, None, is_draining=is_draining)
 
-    def _is_due(self) -> bool:
-        newest = self._coordinator.newest
-        if newest is None or not self._pace.is_silent:
-            return False
-        if self._change is not None and self._pace.is_change_overdue:
-            return True
-        if is_due(newest, clock_ms()):
-            return True
-        if not self._pace.is_long_silent:
-            return False
-        coordinator = self._coordinator
-        return is_idleness_due(newest, coordinator.origins, clock_ms(), coordinator.awake_ms)
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
 
-    def _is_event_due(self) -> bool:
-        return is_event_due(self._coordinator.newest)
-
-    def _idle_epoch(self, is_due: Callable[[], bool], *, is_draining: bool = False) -> bool:
-        """Run an epoch without a batch, with the lock held. False: there was nothing to do.
-
-        Its position is the parent's: to Spark, and to whoever starts next, it is a part of
-        the same batch.
-        """
-        newest = self._coordinator.newest
-        try:
-            if self._is_ending or newest is None or not is_due():
-                return False
-            crash_point("driver.idle.due")
-            self._commit_epoch(newest.spark, None, is_draining=is_draining)
-            crash_point("driver.idle.ended")
-            return True
-        except BaseException as error:
-            self.error = self.error or error
-        finally:
-            self._epoch_lock.release()
-        # Spark cannot know: it is stopped, and the run ends with the error.
+    def _stop_query(self) -> None:
         self._stop_called.set()
         self._query.stop()
-        return False
 
     def _finish_input(self) -> None:
         """After the last batch of a bounded run: what is due fires; with `drain`, everything."""
-        while self._epoch_lock.acquire() and self._idle_epoch(self._is_event_due):
-            pass
-        if not self._options.drain:
-            return
-        for _ in range(DRAIN_EPOCHS_MAX):
-            self._epoch_lock.acquire()
-            if not self._idle_epoch(lambda: True, is_draining=True):
-                return
-            if not pending(self._coordinator.newest):
-                return
-        left = ", ".join(pending(self._coordinator.newest))
-        _logger.warning(
-            "job %s: after %d epochs of draining, timers are still set by %s; a timer that sets "
-            "itself anew never ends",
-            self.name, DRAIN_EPOCHS_MAX, left,
-        )  # fmt: skip
+        self._idle.run_out()
+        if self._options.drain:
+            self._idle.drain()
 
     def _apply_change(self) -> None:
         """What was asked for since the last epoch takes effect: from here on, all of it."""
@@ -280,13 +240,14 @@ class Run:
         self, uid: str, function: bytes, allow_dropped_state: bool
     ) -> frozenset[str]:
         newest = self._coordinator.newest
-        entry = None if newest is None else newest.operators.get(uid)
-        if newest is None or entry is None:
+        if newest is None:
             return frozenset()
         operator = self._coordinator.operators[uid]
+        entries = {e.uid: e for e in entries_of(operator, cloudpickle.loads(function))}
+        held = {each: newest.operators[each] for each in entries if each in newest.operators}
         return check_resume(
-            msgspec.structs.replace(newest, operators={uid: entry}),
-            {uid: (operator.key_types, declared_state(cloudpickle.loads(function)))},
+            msgspec.structs.replace(newest, operators=held),
+            entries,
             job_name=self.name,
             url=self._store.url,
             allow_dropped_state=allow_dropped_state,
@@ -302,8 +263,11 @@ class Run:
             except Exception as error:
                 failure = error
             if self.error is None and failure is not None and not self._stopping:
-                with self._epoch_lock:
+                self._turn.take_at_once()
+                try:
                     goes_on = self._go_on_elsewhere(failure)
+                finally:
+                    self._turn.give_up()
                 if goes_on:
                     continue
                 self.error = self._explained(failure)
@@ -314,8 +278,8 @@ class Run:
             self._finish_input()
         # An epoch without a batch may be under way: it needs its slots. None begins after this.
         self._is_over = True
-        if self._epoch_lock.acquire(timeout=STOP_PATIENCE_S):
-            self._epoch_lock.release()
+        if self._turn.take_at_once(STOP_PATIENCE_S):
+            self._turn.give_up()
         if self.error is not None:
             self.status = "failed"
         else:
@@ -392,15 +356,15 @@ class Run:
     def process_all_available(self) -> None:
         """Until everything the sources hold now is in committed epochs; raises what failed.
 
-        Timers that the watermark has come to by then have fired.
+        Timers that the watermark has come to by then have fired, and what loops sent back has
+        been processed, until they send back nothing more.
         """
         try:
             self._query.processAllAvailable()
         except Exception as error:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error or error from error
-        while self._epoch_lock.acquire() and self._idle_epoch(self._is_event_due):
-            pass
+        self._idle.run_out()
         if self.error is not None:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error
@@ -417,13 +381,13 @@ class Run:
             )
         self._stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
-        finished = self._epoch_lock.acquire(timeout=STOP_PATIENCE_S)
+        finished = self._turn.take_at_once(STOP_PATIENCE_S)
         try:
             self._stop_called.set()
             self._query.stop()
         finally:
             if finished:
-                self._epoch_lock.release()
+                self._turn.give_up()
         self._ended.wait(STOP_PATIENCE_S)
         if savepoint is not None:
             self.savepoint(savepoint)

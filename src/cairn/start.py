@@ -17,7 +17,6 @@ from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import Position, settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
-from cairn.functions import declared_state
 from cairn.ids import new_id
 from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
@@ -107,10 +106,7 @@ def _check(
     )
     return check_resume(
         epoch,
-        {
-            uid: (op.key_types, declared_state(op.load()))
-            for uid, op in coordinator.operators.items()
-        },
+        coordinator.entries,
         job_name=graph.name,
         url=url,
         allow_dropped_state=options.allow_dropped_state,

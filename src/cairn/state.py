@@ -25,6 +25,14 @@ turned on, changed and turned off between runs; values that had none count from 
 
     seen = state.Map("string", "long", ttl=state.TTL("1 day", clock="event", refresh="read-write"))
 
+Beside the state of keys there is state of two other scopes. Each subtask of a `Process` has
+its own `OperatorList`, which is handed out anew when the parallelism changes; `Broadcast` is a
+map that is the same in every subtask, written in `process_broadcast` and read everywhere.
+Both are in memory with every backend, and do not expire.
+
+    offsets = state.OperatorList("struct<file:string,row:long>")
+    rules = state.Broadcast("string", "double")
+
 Always true here:
 - a declaration is immutable and holds no state; using it outside a running
   function raises;
@@ -35,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar, overload
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, overload
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
@@ -96,6 +104,8 @@ class Declaration:
     """What all kinds share: a type, and a name given by the class that declares it."""
 
     kind: str = ""
+    layout: Literal["value", "list", "map"] = "value"
+    """How it is stored."""
 
     def __init__(self, declared: Any, *, migrate: Migrate | None = None, ttl: Ttl = None) -> None:
         self.declared = declared
@@ -209,6 +219,7 @@ class List(Declaration, Generic[T]):
     """A list per key. Appending costs what is appended, in memory and in the snapshot."""
 
     kind = "list"
+    layout = "list"
 
     def __iter__(self) -> Iterator[T]:
         raise _unbound(self)
@@ -233,6 +244,7 @@ class Map(Declaration, MutableMapping[K, V]):
     """A mapping per key; each entry is stored on its own. Iterates in order of the map keys."""
 
     kind = "map"
+    layout = "map"
 
     def __init__(
         self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
@@ -363,3 +375,118 @@ class Aggregating(Declaration, Generic[V, Out]):
 
     def clear(self) -> None:
         raise _unbound(self)
+
+
+PLACE: Final = "struct<at:bigint,copy:bigint>"
+"""What an item of an operator list is stored under: where it stands in the list of its subtask,
+and, of an item that every subtask was handed, its number; otherwise -1. Copies count once."""
+
+
+class OperatorList(Declaration, Generic[T]):
+    """A list per subtask, of a `Process`. Appending costs what is appended.
+
+    When the parallelism changes the lists are joined, in the order of the subtasks, and handed
+    out anew: "split" gives each subtask an even share, in order, "union" gives all items to all.
+    Copies of an item that "union" has handed out are one item the next time, as long as
+    they are left in the list; `set` leaves those that are equal to what it sets.
+    """
+
+    kind = "operator_list"
+    layout = "map"
+
+    def __init__(
+        self,
+        declared: Any,
+        *,
+        redistribute: Literal["split", "union"] = "split",
+        migrate: Migrate | None = None,
+        ttl: None = None,
+    ) -> None:
+        _refuse_ttl(self, ttl)
+        super().__init__(declared, migrate=migrate)
+        if redistribute not in ("split", "union"):
+            raise PlanError(
+                f"OperatorList: redistribute={redistribute!r}\n  expected: one of split, union"
+            )
+        self.redistribute = redistribute
+        self._entry_type = parse_type(PLACE)
+
+    @property
+    def entry_type(self) -> Any:
+        return self._entry_type
+
+    def __iter__(self) -> Iterator[T]:
+        raise _unbound(self)
+
+    def __len__(self) -> int:
+        raise _unbound(self)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        raise _unbound(self)
+
+    def append(self, value: T) -> None:
+        raise _unbound(self)
+
+    def extend(self, values: Iterable[T]) -> None:
+        raise _unbound(self)
+
+    def set(self, values: Iterable[T]) -> None:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)
+
+
+class Broadcast(Declaration, MutableMapping[K, V]):
+    """A mapping that is the same in every subtask. Iterates in order of its keys.
+
+    Written in `process_broadcast` only, by rows that all subtasks get in one order. It is
+    stored once, whatever the parallelism.
+    """
+
+    kind = "broadcast"
+
+    def __init__(
+        self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: None = None
+    ) -> None:
+        _refuse_ttl(self, ttl)
+        super().__init__(value, migrate=migrate)
+        self.declared_key = key
+        self.key_type = parse_type(key)
+
+    @property
+    def key_ddl(self) -> str:
+        return type_ddl(self.key_type)
+
+    def __getitem__(self, key: K) -> V:
+        raise _unbound(self)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        raise _unbound(self)
+
+    def __delitem__(self, key: K) -> None:
+        raise _unbound(self)
+
+    def __iter__(self) -> Iterator[K]:
+        raise _unbound(self)
+
+    def __len__(self) -> int:
+        raise _unbound(self)
+
+    def clear(self) -> None:
+        raise _unbound(self)
+
+    __hash__ = Declaration.__hash__
+    __eq__ = Declaration.__eq__
+
+
+def _refuse_ttl(declaration: Declaration, ttl: object) -> None:
+    if ttl is not None:
+        raise PlanError(
+            f"{type(declaration).__name__} has no ttl: only state of keys expires\n"
+            "  next: leave ttl= out, and remove what is old in the function"
+        )

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from cairn.connected import ConnectedStreams
+from cairn.connected import ConnectedStreams, joined
+from cairn.deduplicate import DUPLICATES, Distinct, DistinctWithin
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
+from cairn.joins import join_plan
 from cairn.letters import SCHEMA as LETTERS
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
+    check_body,
     check_event_time,
     check_function,
     check_keys,
+    check_rounds,
     check_same_schema,
     check_uid,
     check_watermark,
 )
 from cairn.plan.graph import (
     Inlet,
+    LoopNode,
     Port,
     ProcessNode,
     SinkNode,
@@ -36,6 +41,7 @@ from cairn.plan.graph import (
     united_schema,
     united_time,
 )
+from cairn.plan.loops import check_feedback
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 from cairn.types import parse_schema, schema_ddl
@@ -117,6 +123,38 @@ class Stream:
             raise PlanError("union of a stream with itself would double its rows")
         return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
 
+    def iterate(
+        self,
+        body: Callable[[Stream], tuple[Stream, Stream]],
+        *,
+        uid: str,
+        max_rounds_per_epoch: int = 1,
+    ) -> Stream:
+        """A loop: `body(loop)` gives `(feedback, output)`, and `output` is what comes out.
+
+        `loop` has the rows of this stream and, an epoch later, those of `feedback`, which has
+        the same columns; an operator gets what was sent back before all other rows. What is on
+        its way back is written with each epoch, and epochs are run for it also when the sources
+        are silent. With `max_rounds_per_epoch` it enters the same epoch up to so many times; what
+        the last round sends back enters the next one. An operator in the loop sees each round
+        as it sees an epoch, under the same number.
+        """
+        job = self._job
+        check_uid(uid, job._nodes)
+        check_rounds(uid, max_rounds_per_epoch)
+        # What is sent back may be null where the input never is.
+        schema = pa.schema([field.with_nullable(True) for field in self.schema])
+        loop = LoopNode(uid, self._ports, schema, (), max_rounds_per_epoch)
+        job._nodes[uid] = loop
+        result = body(Stream(job, (Port(uid),), schema))
+        feedback, output = check_body(uid, result, Stream)
+        if feedback._job is not job or output._job is not job:
+            raise PlanError(f"loop {uid!r} has streams of two jobs", uid=uid)
+        check_same_schema(schema, feedback.schema, f"the feedback of loop {uid!r}")
+        check_feedback(job._nodes, uid, feedback._ports)
+        job._nodes[uid] = replace(loop, feedback=feedback._ports)
+        return output
+
     def key_by(self, *columns: str) -> KeyedStream:
         """Partition by one or several columns; rows with equal values share state."""
         check_keys(columns, self.schema)
@@ -135,6 +173,50 @@ class Stream:
 
     def _spread(self) -> ConnectedStreams:
         return ConnectedStreams(self._job, (Inlet(self._ports, way="spread"),))
+
+    def join(
+        self,
+        right: Stream,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        within: str | tuple[str, str],
+        how: Literal["inner", "left", "right", "full"] = "inner",
+        uid: str,
+        suffix: str = "_right",
+    ) -> ProcessStream:
+        """Rows of two streams with equal keys whose event times are near each other.
+
+        `on` is a column, several, or {left column: right column}; null equals nothing. `within`
+        is how far apart they may be: "10 minutes", or how much later the right row is, from and
+        to: ("-5 minutes", "10 minutes"). The result has the columns of left, then those of
+        right without its key; a name that is taken gets `suffix`. With `how` "left", "right" or
+        "full", rows that find no other come with nulls, when the watermark says that none can
+        come any more. Late rows go to `.side("late.left")` and `.side("late.right")`.
+        """
+        if not isinstance(right, Stream):
+            raise PlanError(f"join with a {type(right).__name__}\n  expected: a stream")
+        plan = join_plan(self.schema, right.schema, on, within, how, suffix)
+        return joined(self, right, plan, uid)
+
+    def deduplicate(
+        self, *, on: str | Sequence[str], within: str | None = None, uid: str
+    ) -> ProcessStream:
+        """The first row of each key; with `within`, again when so much time has gone by.
+
+        Time is event time where there is one, else the epoch's clock: of rows that pass, no two
+        of a key are less than `within` apart. Null is a key like others. Rows that do not pass
+        go to `.side("duplicates")`.
+        """
+        columns = (on,) if isinstance(on, str) else tuple(on)
+        is_timed = united_time(self._job._nodes, self._ports) is not None
+        function: BatchProcess = Distinct()
+        if within is not None:
+            within_ms = duration_ms(within, "within of deduplicate")
+            if within_ms < 1:
+                raise PlanError(f"deduplicate: within={within!r}\n  expected: over 0")
+            function = DistinctWithin(within_ms, by_event=is_timed)
+        keyed = self.key_by(*columns)
+        return keyed.process_batch(function, schema=self.schema, uid=uid)
 
     def sink_to(self, sink: Sink, *, uid: str) -> None:
         """Write the stream out; an epoch's rows become visible when it is committed."""
@@ -294,6 +376,8 @@ class ProcessStream(Stream):
         uid = self._ports[0].node
         node = self._job._nodes[uid]
         assert isinstance(node, ProcessNode)
+        if tag == DUPLICATES and isinstance(node.function, Distinct | DistinctWithin):
+            schema = self.schema
         late = next((inlet for inlet in node.row_inlets if late_tag(inlet) == tag), None)
         parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:

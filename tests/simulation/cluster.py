@@ -79,7 +79,9 @@ class Cluster:
         self.slots.pop(number, None)
 
     def execute(self, sources: Mapping[str, pa.StructArray], begin: Begin) -> Outcome:
-        """One attempt at an epoch."""
+        """One attempt at an epoch, or a round of it: rounds after the first have no input."""
+        if begin.round:
+            sources = {}
         lanes: dict[int, list[pa.StructArray]] = {
             edge.index: [sources[port.node] for port in edge.inputs if port.node in sources]
             for edge in self.graph.edges
@@ -131,14 +133,16 @@ class Cluster:
     ) -> list[list[pa.RecordBatch]]:
         """The batches of each subtask."""
         feeds: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
-        for edge in level.edges:
+        # Rows of a broadcast come before all others.
+        for edge in sorted(level.edges, key=lambda edge: edge.way != "broadcast"):
             parts = lanes.pop(edge.index)
             if not parts:
                 continue
             rows = _in_time(edge, pa.concat_arrays(parts))
             groups, subtasks = self._places(edge, rows, parallelism)
             for subtask in range(parallelism):
-                mine = np.flatnonzero(subtasks == subtask)
+                is_mine = (subtasks == subtask) | (edge.way == "broadcast")
+                mine = np.flatnonzero(is_mine)
                 for start in range(0, len(mine), BATCH_ROWS):
                     at = mine[start : start + BATCH_ROWS]
                     feeds[subtask].append(_batch(level, edge, groups[at], rows.take(pa.array(at))))
@@ -198,7 +202,7 @@ class Cluster:
         return ack, emitted
 
     def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
-        token = Token(begin.term, begin.epoch, begin.attempt, next(self._task_attempts))
+        token = Token(begin.term, begin.epoch, begin.step, next(self._task_attempts))
         runtime = self.slot(begin.slot(subtask)).level(level.index)
         runtime.begin(token, begin, subtask)
         return runtime, token

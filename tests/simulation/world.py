@@ -30,7 +30,7 @@ from cairn.durations import MIN_MS
 from cairn.errors import CairnError
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
@@ -57,7 +57,7 @@ class Transactional(Sink):
         self.store: Store = open_store(self.url)
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return _StagedRows(self.store, f"{epoch:012d}-{subtask}")
+        return _StagedRows(self.store, f"{epoch:012d}-{subtask}-{round_of(attempt)}")
 
     def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
         mark = f"published/{epoch:012d}"

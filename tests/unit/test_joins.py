@@ -147,6 +147,17 @@ def test_late_rows_of_each_side_go_their_own_way() -> None:
         assert harness.drain() == []
 
 
+@pytest.mark.parametrize("first", ["left", "right"])
+@pytest.mark.parametrize("gap_ms", [-10, 0, 10])
+def test_rows_at_the_very_bounds_meet(first: str, gap_ms: int) -> None:
+    for left_ms in range(100, 120):
+        rows = {"left": left_ms * 1000, "right": (left_ms + gap_ms) * 1000}
+        with harness_of("inner", min(gap_ms, 0), max(gap_ms, 0)) as harness:
+            for side in sorted(rows, key=lambda side: side != first):
+                harness.push(**pushed((side, 1, rows[side], 1)))
+            assert len(harness.outputs) == 1
+
+
 def test_times_to_the_microsecond_decide() -> None:
     with harness_of("left", 0, 1) as harness:
         harness.push(**pushed(("left", 1, 500, 1)))

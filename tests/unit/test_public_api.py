@@ -25,7 +25,7 @@ LAYERS = [
     {"snapshots"},
     {"slot", "sinks"},
     {"plan", "coordinator", "session"},
-    {"stream", "connected", "options", "start", "run", "job"},
+    {"stream", "connected", "options", "start", "idle", "run", "job"},
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
 ]
@@ -184,9 +184,11 @@ def test_exported_names_are_these() -> None:
     assert declared == {
         "Aggregate",
         "Aggregating",
+        "Broadcast",
         "Declaration",
         "List",
         "Map",
+        "OperatorList",
         "Reducing",
         "TTL",
         "Value",

@@ -15,13 +15,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.entries import Entries
+from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope as Scope
 from cairn.backends.scope import name_state as _name_state
 from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.codec import ValueTypeError
-from cairn.state import Aggregating, Declaration, List, Map, Reducing, Value
+from cairn.state import (
+    Aggregating,
+    Broadcast,
+    Declaration,
+    List,
+    Map,
+    OperatorList,
+    Reducing,
+    Value,
+)
 from cairn.types import OBJECT
 
 
@@ -281,6 +292,8 @@ def make_handle(table: Table, scope: Scope, kinds: Kinds = MappingProxyType({}))
             made = kinds.get(ListHandle, ListHandle)(declaration, table, scope)
         return made
     if isinstance(table, MapTable):
+        if isinstance(declaration, OperatorList):
+            return OperatorListHandle(declaration, table)
         assert isinstance(declaration, Map)
         if expires:
             made = kinds.get(ExpiringMapHandle, ExpiringMapHandle)(table, scope)
@@ -288,6 +301,8 @@ def make_handle(table: Table, scope: Scope, kinds: Kinds = MappingProxyType({}))
             made = kinds.get(MapHandle, MapHandle)(declaration, table, scope)
         return made
     assert isinstance(table, ValueTable)
+    if isinstance(declaration, Broadcast):
+        return BroadcastHandle(declaration, table)
     cell = _cell(declaration, table, scope, kinds)
     if isinstance(declaration, Reducing):
         return ReducingHandle(declaration, cell)

@@ -50,7 +50,7 @@ class Table(ABC):
         self.values = codec(declaration.type) if ttl is None else stamped_codec(declaration.type)
         entry_type = declaration.entry_type
         entries = None if entry_type is None else codec(entry_type)
-        kind = declaration.kind
+        kind = declaration.layout
         backend.open_state(self.name, kind, self.keys, self.values, entries)
         self.layout = make_layout(self.name, kind, self.keys, self.values, entries)
         self.backend = backend
@@ -67,7 +67,7 @@ class Table(ABC):
         for group in self.groups:
             if group not in groups:
                 self.backend.drop(self.name, group)
-                self.rows[group] = empty_rows(self.declaration.kind)
+                self.rows[group] = empty_rows(self.declaration.layout)
                 self.changes[group] = {}
                 if self.expiry is not None:
                     self.expiry.release(group)
@@ -148,6 +148,12 @@ class Table(ABC):
         groups = [group for group in self.groups if self.changes[group]]
         return self.layout.batch(groups, [self.changes[g] for g in groups]) if groups else None
 
+    def sort_changes(self) -> None:
+        """The epoch's changes in the order of the keys, not in that in which they were made."""
+        for group in self.groups:
+            if len(self.changes[group]) > 1:
+                self.changes[group] = sorted_rows(self.changes[group])
+
     def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
         return self.layout.batch(groups, mappings)
 
@@ -161,7 +167,7 @@ class Table(ABC):
         floor = expiry.floor_ms if floor_ms is None else floor_ms
         if floor is None:
             return batch
-        kind = self.declaration.kind
+        kind = self.declaration.layout
         return leave_out_expired(batch, kind, floor - ttl.ms, keep_rows=keep_rows)
 
     @abstractmethod
@@ -348,7 +354,7 @@ def make_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
     kinds: dict[str, type[Table]] = {"map": MapTable, "list": ListTable}
-    return kinds.get(declaration.kind, ValueTable)(declaration, key_type, backend, group_count)
+    return kinds.get(declaration.layout, ValueTable)(declaration, key_type, backend, group_count)
 
 
 def _count_new(rows: Rows, changes: dict[Any, Any]) -> int:

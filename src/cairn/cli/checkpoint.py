@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cairn.coordinator.rounds import in_flight
 from cairn.errors import CairnError, RestoreError, StaleEpochError
 from cairn.storage import (
     Epoch,
@@ -223,6 +224,8 @@ def epoch_facts(epoch: Epoch) -> Facts:
         "delta_bytes": _total(operators, "delta_bytes"),
         "epoch_ms": run_ms,
         "attempts": epoch.timings.get("attempts", 1),
+        "rounds": epoch.timings.get("rounds", 1),
+        "in_flight": in_flight(epoch),
         "restored": epoch.metrics.get("restored", 0),
         "timings": epoch.timings,
     }
@@ -304,6 +307,7 @@ def _operator_facts(entry: OperatorEntry) -> Facts:
         "key_types": entry.key_types,
         "states": {name: msgspec.to_builtins(decl) for name, decl in entry.states.items()},
         "parallelism": entry.parallelism,
+        "scope": entry.scope,
         "ranges": [{"subtask": i, **_range_facts(part)} for i, part in enumerate(entry.ranges)],
     }
 

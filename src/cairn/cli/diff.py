@@ -62,8 +62,10 @@ def _state_facts(diff: StateDiff) -> Facts:
 
 def _example_facts(diff: StateDiff, how: str, example: Example) -> Facts:
     facts: Facts = {"key": plain(example.key)}
-    if diff.kind == "map":
-        facts["entry"] = plain(example.entry)
+    if example.entry is not None:
+        # Of an item of an operator list its place, without the number of a copy.
+        is_item = diff.kind == "operator_list"
+        facts["entry"] = plain(example.entry[0] if is_item else example.entry)
     if how != "added":
         facts["before"] = _shown(diff, example.before)
     if how != "removed":

@@ -20,6 +20,12 @@ from cairn.view import PART_STYLES, count, duration, millis, size, split_ms
 
 Facts = dict[str, Any]
 
+_SCOPES = {
+    "subtask": "a list per subtask",
+    "shared": "the same in every subtask",
+    "feedback": "on the way back in a loop",
+}
+
 FILES_SHOWN_MAX = 40
 LINEAGE_SHOWN_MAX = 8
 _STATE_FILE = re.compile(r"state/0*(\d+)/([0-9a-f]{8})[0-9a-f]*(.*)")
@@ -62,6 +68,10 @@ def _about(facts: Facts) -> Table:
         about.add_row("put aside", late)
     if facts["error_rows"]:
         about.add_row("failed", f"{many(facts['error_rows'], 'row')} put aside")
+    if facts["in_flight"]:
+        about.add_row("in flight", f"{many(facts['in_flight'], 'record')} on the way back in loops")
+    if facts["rounds"] > 1:
+        about.add_row("rounds", str(facts["rounds"]))
     about.add_row("time", _times(facts))
     waited = {
         uid: operator["alignment_ms"]
@@ -99,18 +109,19 @@ def _lineage(facts: Facts) -> Text:
 
 
 def _operator(uid: str, facts: Facts) -> Group:
-    keys = ", ".join(f"{name} {kind}" for name, kind in facts["key_types"].items())
     title = Text.assemble(
         "\n", ("operator ", "dim"), (uid, "bold"),
-        (f"  keyed by {keys}, parallelism {facts['parallelism']}, ", "dim"),
+        (f"  {_scope(facts)}, parallelism {facts['parallelism']}, ", "dim"),
         (f"function {facts['function_version'][:12]}", "dim"),
     )  # fmt: skip
     states = Table.grid(padding=(0, 2))
     for name, decl in facts["states"].items():
         kind = decl["type"]
-        if decl["entry_type"] is not None:
+        if decl["kind"] == "broadcast":
+            kind = f"{facts['key_types']['key']} → {kind}"
+        elif decl["entry_type"] is not None and decl["kind"] != "operator_list":
             kind = f"{decl['entry_type']} → {kind}"
-        states.add_row(name, Text(decl["kind"], "dim"), kind)
+        states.add_row(name, Text(decl["kind"].replace("_", " "), "dim"), kind)
     ranges = table("subtask", "key groups", "keys", "state", "bases", "deltas", "in files")
     for part in facts["ranges"]:
         ranges.add_row(
@@ -123,6 +134,15 @@ def _operator(uid: str, facts: Facts) -> Group:
             size(part["file_bytes"]),
         )
     return Group(title, _indented(states), _indented(ranges), *_files(facts["ranges"]))
+
+
+def _scope(facts: Facts) -> str:
+    """Whose the state is."""
+    if facts["scope"] == "keyed":
+        return "keyed by " + ", ".join(
+            f"{name} {type}" for name, type in facts["key_types"].items()
+        )
+    return _SCOPES[facts["scope"]]
 
 
 def _files(ranges: list[Facts]) -> list[Padding | Text]:

@@ -148,9 +148,12 @@ class SparkDriver:
         return writer.start()
 
     def execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
-        """One attempt at an epoch: one Spark action. Without `rows` it is one without a batch."""
-        is_batch = rows is not None
-        if rows is None:
+        """One attempt at an epoch: one Spark action. Without `rows` it is one without a batch.
+
+        Rounds after the first have none either: they run on what the first one sent back.
+        """
+        is_batch = rows is not None and begin.round == 0
+        if rows is None or not is_batch:
             rows = self._no_rows()
         else:
             self._use(rows.sparkSession)
@@ -158,6 +161,8 @@ class SparkDriver:
         context = session.sparkContext
         context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
+        if begin.round:
+            attempt += f", round {begin.round + 1}"
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before, began_ms = len(self._reports.value), time.time_ns() // 1_000_000
         self.planner.grouped = self._partials.chosen(begin.epoch)

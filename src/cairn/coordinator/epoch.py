@@ -2,7 +2,8 @@
 
     take_over -> recover -> run_epoch*          each epoch:
       begin     what the attempt starts from, fixed
-      execute   the subtasks run and acknowledge (Spark, or a simulation)
+      execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
+                loops again and again, up to so many rounds, while records are sent back
       pack      small deltas into one object
       manifest  put-if-absent: from here on the epoch exists
       commit    sinks publish, again and again until they have
@@ -15,7 +16,8 @@ Always true here:
 - sinks publish an epoch only after its manifest is written;
 - `now` and the watermark never go back, and are the same in every attempt at an epoch;
 - parallelism and functions change between two epochs, never within one;
-- an epoch that failed before its manifest never happened, and is tried again whole.
+- an epoch that failed before its manifest never happened, and is tried again whole, with
+  all its rounds.
 """
 
 from __future__ import annotations
@@ -29,15 +31,27 @@ from typing import Any, NamedTuple
 
 from cairn.coordinator.compaction import due
 from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
-from cairn.coordinator.ranges import advance, pieces_of, ranges_for, slots_for, take_in
+from cairn.coordinator.ranges import (
+    advance,
+    lists_for,
+    pieces_of,
+    ranges_for,
+    replaced,
+    shared_range,
+    slots_for,
+    take_in,
+)
+from cairn.coordinator.rounds import following, sends_back
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
 from cairn.durations import MAX_MS
-from cairn.errors import CairnError, CommitError, EpochError, RestoreError
+from cairn.errors import CairnError, CommitError, EpochError, FunctionError, RestoreError
 from cairn.ids import new_id
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Sink
+from cairn.slot.entry import EntrySpec, entries_of
+from cairn.slot.feedback import records_entry
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Report, Stored
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
@@ -137,9 +151,15 @@ class Coordinator:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
-        self.states = {uid: state_decls(op) for uid, op in self.operators.items()}
+        entries = [entry for op in self.operators.values() for entry in entries_of(op)]
+        entries += [records_entry(feedback) for feedback in spec.feedbacks]
+        self.entries = {entry.uid: entry for entry in entries}
+        self._decls = {entry.uid: entry.decls for entry in entries}
+        self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
         # Asked for until an epoch has done it, also when another change comes first.
-        self._rewrite = (self._rewrite | frozenset(rewrite)) & self.operators.keys()
+        # What goes back in loops is written anew in every epoch.
+        known = self.entries.keys() - self.feedbacks
+        self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
 
@@ -198,15 +218,14 @@ class Coordinator:
         for attempt in range(self._attempts_max):
             begin = self._begin(number, attempt, now_ms, ranges, is_draining)
             try:
-                outcome = execute(begin)
-                outcome = outcome._replace(acks=self._complete(outcome.acks))
+                rounds = self._run_rounds(begin, execute)
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                compacted = announced(outcome.reports)
-                slices = self._pack(outcome.acks, compacted)
+                compacted = announced([r for outcome in rounds for r in outcome.reports])
+                slices = self._pack([a for outcome in rounds for a in outcome.acks], compacted)
                 crash_point("driver.pack.written")
                 parts = self._take_in(begin, ranges, compacted, slices)
-                epoch = self._manifest(begin, parts, position, outcome, slices, ran_ms)
+                epoch = self._manifest(begin, parts, position, rounds, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -250,10 +269,46 @@ class Coordinator:
         """What the next epoch runs with."""
         return None if self.newest is None else self.newest.watermark_ms
 
+    def _run_rounds(self, begin: Begin, execute: Execute) -> list[Outcome]:
+        """The rounds of an attempt: one, or in a job with loops as many as it takes."""
+        rounds = []
+        while True:
+            outcome = execute(begin)
+            outcome = outcome._replace(acks=self._complete(outcome.acks))
+            rounds.append(outcome)
+            is_last = begin.round + 1 >= self.spec.rounds_max
+            if is_last or not sends_back(outcome.acks, self.feedbacks):
+                return rounds
+            crash_point("driver.round.ran")
+            begin = following(begin, outcome.acks, self.feedbacks)
+
     def _ranges(self) -> dict[str, list[RangeState]]:
-        held = {} if self.newest is None else self.newest.operators
-        count = self.spec.group_count
-        return {uid: ranges_for(held.get(uid), self.parallelism, count) for uid in self.operators}
+        return {uid: self._ranges_of(entry) for uid, entry in self.entries.items()}
+
+    def _ranges_of(self, entry: EntrySpec) -> list[RangeState]:
+        held, count = self._held(entry.uid), self.spec.group_count
+        if entry.scope == "shared":
+            return [shared_range(held, count)]
+        if entry.scope == "subtask":
+            return lists_for(held, self.parallelism, count, entry.redistribution)
+        return ranges_for(held, self.parallelism, count)
+
+    def _held(self, uid: str) -> OperatorEntry | None:
+        """What the parent epoch has of an entry."""
+        held = None if self.newest is None else self.newest.operators.get(uid)
+        # One of another scope has no state, or the program would not have been let in.
+        return held if held is not None and held.scope == self.entries[uid].scope else None
+
+    def _redistributed(self, ranges: dict[str, list[RangeState]]) -> set[str]:
+        """Entries whose lists are handed out anew: each subtask writes its share."""
+        return {
+            uid
+            for uid, parts in ranges.items()
+            if self.entries[uid].scope == "subtask"
+            and (held := self._held(uid)) is not None
+            and len(held.ranges) != len(parts)
+            and any(part.version != EMPTY_VERSION for part in parts)
+        }
 
     def _begin(
         self,
@@ -271,7 +326,7 @@ class Coordinator:
             }
             for uid, parts in ranges.items()
         }
-        shares = max(1, len(self.operators) * self.parallelism)
+        shares = max(1, len(ranges) * self.parallelism)
         return Begin(
             run_id=self.run_id,
             term=self.term,
@@ -283,21 +338,28 @@ class Coordinator:
             passed_ms=None if self.newest is None else self.newest.passed_ms,
             is_draining=is_draining,
             parallelism=self.parallelism,
-            versions={uid: [part.version for part in parts] for uid, parts in ranges.items()},
+            versions={uid: self._versions(uid, parts) for uid, parts in ranges.items()},
             compactions=compactions,
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
             slots=self.slots,
             pieces=self._pieces(ranges),
             settled=self._settled,
-            rewrite=sorted(self._rewrite),
+            rewrite=sorted(self._rewrite | self._redistributed(ranges)),
         )
+
+    def _versions(self, uid: str, parts: list[RangeState]) -> list[str]:
+        """Of each subtask; of shared state they all start from one."""
+        versions = [part.version for part in parts]
+        return versions * self.parallelism if self.entries[uid].scope == "shared" else versions
 
     def _pieces(self, ranges: dict[str, list[RangeState]]) -> dict[str, list[list[Piece]]]:
         """What is asked of the slots where ranges are not those of the parent epoch."""
         found = {}
         for uid, parts in ranges.items():
-            entry = None if self.newest is None else self.newest.operators.get(uid)
-            if entry is not None and len(entry.ranges) != len(parts):
+            entry = self._held(uid)
+            if entry is None or entry.scope != "keyed":
+                continue
+            if len(entry.ranges) != len(parts):
                 found[uid] = [
                     pieces_of(entry, range(p.first_group, p.first_group + p.group_count))
                     for p in parts
@@ -306,10 +368,11 @@ class Coordinator:
 
     def _due(self, uid: str, part: RangeState) -> Compaction | None:
         """What to compact of a range. A merge reads the parent's files of that very range."""
-        compaction = due(part.files, self.spec.backend)
+        is_keyed = self.entries[uid].scope == "keyed"
+        compaction = due(part.files, self.spec.backend if is_keyed else "heap")
         if compaction is None or compaction.kind == "base":
             return compaction
-        held = None if self.newest is None else self.newest.operators.get(uid)
+        held = self._held(uid)
         # Right after a change of parallelism the parent has other ranges: merged an epoch later.
         ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
         return compaction if (part.first_group, part.group_count) in ranges else None
@@ -337,7 +400,7 @@ class Coordinator:
             if held - subtasks:
                 raise EpochError(
                     f"operator {uid!r}: subtasks {sorted(held - subtasks)} did not write their "
-                    "migrated state; the epoch runs again"
+                    "state anew; the epoch runs again"
                 )
         return found
 
@@ -359,7 +422,33 @@ class Coordinator:
         if missing:
             raise EpochError(f"no acknowledgement of (level, subtask) {sorted(missing)}")
         # What is said twice counts once: its output must not be published twice.
-        return [found[at] for at in sorted(expected)]
+        acks = [found[at] for at in sorted(expected)]
+        self._check_shared(acks)
+        return acks
+
+    def _check_shared(self, acks: Sequence[Ack]) -> None:
+        """Subtasks that hold the same state have made the same changes to it."""
+        said: dict[str, dict[str | None, list[int]]] = {}
+        for ack in acks:
+            for op in ack.operators:
+                if op.uid in self.entries and self.entries[op.uid].scope == "shared":
+                    delta = None if op.delta is None else op.delta.id
+                    said.setdefault(op.uid, {}).setdefault(delta, []).append(ack.subtask)
+        for uid, by_delta in said.items():
+            if len(by_delta) > 1:
+                operator = self.entries[uid].operator
+                rest = sorted(by_delta.values(), key=len)[:-1]
+                differing = sorted(subtask for subtasks in rest for subtask in subtasks)
+                raise FunctionError(
+                    f"process_broadcast() of operator {operator!r} has left different broadcast "
+                    "state in different subtasks\n"
+                    f"  found: subtasks {differing} differ from the others\n"
+                    "  expected: what it writes depends on the rows and on ctx.broadcast alone\n"
+                    "  next: take out what differs between subtasks: ctx.subtask, state of keys, "
+                    "clocks, random numbers, attributes of the function",
+                    operator=operator,
+                    subtasks=differing,
+                )
 
     def _pack(self, acks: Sequence[Ack], compacted: Sequence[Compacted]) -> dict[str, Slice]:
         """Store what travelled with acknowledgements and reports."""
@@ -378,42 +467,46 @@ class Coordinator:
         begin: Begin,
         ranges: dict[str, list[RangeState]],
         position: SparkPosition,
-        outcome: Outcome,
+        rounds: Sequence[Outcome],
         slices: Mapping[str, Slice],
         ran_ms: float,
     ) -> Epoch:
         assert self._collector is not None
-        by_operator = {
-            (operator.uid, ack.subtask): operator
-            for ack in outcome.acks
-            for operator in ack.operators
+        last = rounds[-1]
+        reports = [outcome.reports for outcome in rounds]
+        acks = [ack for outcome in rounds for ack in outcome.acks]
+        held = state_keys_of(last.reports)
+        found: dict[tuple[str, int], RangeState] = {
+            (uid, subtask): part
+            for uid, parts in ranges.items()
+            for subtask, part in enumerate(parts)
         }
-        held = state_keys_of(outcome.reports)
+        for ack in acks:
+            for op in ack.operators:
+                at = op.uid, ack.subtask
+                if at not in found:
+                    continue  # Of what all subtasks hold alike, the first one's word counts.
+                if op.uid in self.feedbacks:
+                    found[at] = replaced(found[at], op, begin.epoch, slices)
+                else:
+                    found[at] = advance(found[at], op, begin.epoch, slices, held.get(at))
         operators = {}
-        for uid, spec in self.operators.items():
+        for uid, entry in self.entries.items():
             operators[uid] = OperatorEntry(
                 uid=uid,
-                function_version=spec.function_version,
-                key_types=spec.key_types,
-                states=self.states[uid],
+                function_version=self.operators[entry.operator].function_version,
+                key_types=entry.key_types,
+                states=self._decls[uid],
+                scope=entry.scope,
                 parallelism=self.parallelism,
-                ranges=[
-                    advance(
-                        part,
-                        by_operator[uid, subtask],
-                        begin.epoch,
-                        slices,
-                        held.get((uid, subtask)),
-                    )
-                    for subtask, part in enumerate(ranges[uid])
-                ],
+                ranges=[found[uid, at] for at in range(len(ranges[uid]))],
             )
         committables: dict[str, list[Any]] = {uid: [] for uid in self._sinks}
-        for ack in outcome.acks:
+        for ack in acks:
             for uid, committable in ack.committables.items():
                 committables[uid].append(committable)
         clocks = clocks_of(self.newest).after(
-            outcome.event_times,
+            rounds[0].event_times,
             self.origins,
             begin.now_ms,
             ended_ms=self._clock(),
@@ -431,12 +524,12 @@ class Coordinator:
             # The watermark of a drain is made up: what operators emit then is as old as before.
             passed_ms=begin.passed_ms if begin.is_draining else begin.watermark_ms,
             seen_ms=clocks.seen_ms,
-            timers=timers_of(outcome.acks),
+            timers=timers_of(last.acks),
             spark=position,
             operators=operators,
             committables=committables,
-            timings=timings_of(self.spec, outcome.reports, begin, ran_ms, outcome.sources_ms),
-            metrics=metrics_of(self.spec, outcome.acks, outcome.reports, outcome.sources_ms),
+            timings=timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms),
+            metrics=metrics_of(self.spec, acks, reports, rounds[0].sources_ms),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 
@@ -475,18 +568,8 @@ def _numbered(epoch: Epoch, number: int) -> Epoch:
 
 
 def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
-    """What the manifest says of an operator's state."""
-    from cairn.functions import declared_state
-
-    return {
-        name: StateDecl(
-            kind=d.kind,
-            type=d.ddl,
-            entry_type=d.entry_ddl,
-            ttl=None if d.ttl is None else d.ttl.text,
-        )
-        for name, d in declared_state(spec.load()).items()
-    }
+    """What the manifest says of an operator's own state."""
+    return entries_of(spec)[0].decls
 
 
 __all__ = ["Coordinator", "Execute", "Outcome", "clock_ms", "state_decls"]

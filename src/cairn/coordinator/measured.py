@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cairn.coordinator.alignment import alignment_ms, level_alignment_ms
+from cairn.coordinator.rounds import in_flight
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.slot.spec import JobSpec
 from cairn.storage.manifest import Epoch
@@ -35,18 +36,22 @@ def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
 
 def timings_of(
     spec: JobSpec,
-    reports: Sequence[Report],
+    rounds: Sequence[Sequence[Report]],
     begin: Begin,
     ran_ms: float,
     sources_ms: int | None = None,
 ) -> dict[str, Any]:
     """Where the time went: the slowest subtask of each phase, alignment per level, all of it.
 
-    `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs.
+    `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs. Of several
+    rounds phases count together, and subtasks are those of the first.
     """
     timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
+    timings["rounds"] = len(rounds)
     for name in ("begin_ms", "process_ms", "snapshot_ms"):
-        timings[name] = round(max((getattr(r, name) for r in reports), default=0.0), 1)
+        slowest = (max((getattr(r, name) for r in reports), default=0.0) for reports in rounds)
+        timings[name] = round(sum(slowest), 1)
+    reports = [report for each in rounds for report in each]
     compacted = announced(reports)
     timings["base_ms"] = round(max((c.ms for c in compacted if c.kind == "base"), default=0.0), 1)
     timings["merge_ms"] = round(max((c.ms for c in compacted if c.kind == "merge"), default=0.0), 1)
@@ -63,14 +68,19 @@ def timings_of(
             "snapshot_ms": round(r.snapshot_ms, 1),
             "base_ms": round(sum(c.ms for c in r.compacted if c.kind == "base"), 1),
         }
-        for r in sorted(reports, key=lambda r: (r.level, r.subtask))
+        for r in sorted(rounds[0] if rounds else (), key=lambda r: (r.level, r.subtask))
     ]
     return timings
 
 
 def metrics_of(
-    spec: JobSpec, acks: Sequence[Ack], reports: Sequence[Report], sources_ms: int | None = None
+    spec: JobSpec,
+    acks: Sequence[Ack],
+    rounds: Sequence[Sequence[Report]],
+    sources_ms: int | None = None,
 ) -> dict[str, Any]:
+    """What was done, of all rounds together; what is held, as of the last one."""
+    reports = [report for each in rounds for report in each]
     operators: dict[str, dict[str, int]] = {}
     for ack in acks:
         for op in ack.operators:
@@ -81,7 +91,7 @@ def metrics_of(
             for name in _SUMMED:
                 sums[name] += getattr(op, name)
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
-    for (uid, _), keys in state_keys_of(reports).items():
+    for (uid, _), keys in state_keys_of(rounds[-1] if rounds else ()).items():
         if uid in operators:
             operators[uid]["state_keys"] += keys
     compacted = announced(reports)
@@ -114,6 +124,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "watermark_ms": epoch.watermark_ms,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),
+        "in_flight": in_flight(epoch),
         "state_bytes": sum(
             part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
         ),

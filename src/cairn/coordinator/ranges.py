@@ -37,6 +37,39 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
     return [_cut(held, groups) for groups in wanted]
 
 
+def lists_for(
+    entry: OperatorEntry | None, parallelism: int, group_count: int, redistribution: str
+) -> list[RangeState]:
+    """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
+
+    A share is in no file yet: the subtask reads all lists, and writes its own as a base.
+    """
+    held = [] if entry is None else entry.ranges
+    versions = [part.version for part in held]
+    if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
+        return ranges_for(entry, parallelism, group_count)
+    return [
+        RangeState(
+            first_group=groups.start,
+            group_count=len(groups),
+            version=digest(
+                *map(str.encode, [f"{subtask}/{parallelism}:{redistribution}", *versions])
+            ),
+            files=[],
+            state_keys=0,
+            state_bytes=0,
+        )
+        for subtask in range(parallelism)
+        if (groups := groups_of(subtask, parallelism, group_count))
+    ]
+
+
+def shared_range(entry: OperatorEntry | None, group_count: int) -> RangeState:
+    """The state that all subtasks start from alike: nothing of it is cut."""
+    (part,) = ranges_for(entry, 1, group_count)
+    return part
+
+
 def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
     """Which slot runs each subtask: the one that holds most of its key groups, or a new one.
 
@@ -130,10 +163,13 @@ def take_in(
         at = 0
     else:
         count = len(compacted.replaced)
-        starts = [i for i in range(len(ids)) if tuple(ids[i : i + count]) == compacted.replaced]
+        # By the key groups too: where ranges became one, a file is listed for parts of it.
+        listed = [ref.listing for ref in files]
+        starts = [i for i in range(len(ids)) if tuple(listed[i : i + count]) == compacted.replaced]
         if not starts:
             return None
-        at = starts[0]
+        # They were the last of the range when they were merged.
+        at = starts[-1]
         replaced = files[at : at + count]
     ref = _ref(
         compacted.stored,
@@ -173,6 +209,26 @@ def advance(
         files=files,
         state_keys=keys,
         state_bytes=_state_bytes(files, keys),
+    )
+
+
+def replaced(
+    part: RangeState, ack: OperatorAck, epoch: int, slices: Mapping[str, Slice]
+) -> RangeState:
+    """A range of which an epoch has written all there is, or left nothing."""
+    stored = ack.delta
+    files = []
+    if stored is not None:
+        files = [
+            _ref(stored, part, slices, kind="base", tier=0, first_epoch=epoch, last_epoch=epoch)
+        ]
+    return RangeState(
+        first_group=part.first_group,
+        group_count=part.group_count,
+        version=EMPTY_VERSION if stored is None else stored.id,
+        files=files,
+        state_keys=0 if stored is None else stored.rows,
+        state_bytes=sum(ref.size for ref in files),
     )
 
 

@@ -1,6 +1,7 @@
 """Epochs without a batch: when one is due although Spark is silent.
 
     timers      one by event time that the watermark has come to, one by the clock
+    loops       records on their way back, to be processed in the next epoch
     idleness    a silent origin holds the watermark back no longer, and timers wait for that
 
 Always true here:
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from cairn.coordinator.rounds import is_pending
 from cairn.coordinator.watermarks import clocks_of
 from cairn.plan.graph import Watermark
 from cairn.slot.protocol import Ack
@@ -56,11 +58,11 @@ def is_event_due(newest: Epoch | None) -> bool:
 
 
 def is_due(newest: Epoch | None, now_ms: int) -> bool:
-    """Whether an epoch at this time has timers to fire, without a single row."""
+    """Whether an epoch at this time has timers to fire or records to process, without a row."""
     if newest is None:
         return False
     _, processing_ms = _earliest(newest.timers or {})
-    return is_event_due(newest) or _is_passed(processing_ms, now_ms)
+    return is_event_due(newest) or _is_passed(processing_ms, now_ms) or is_pending(newest)
 
 
 def is_idleness_due(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -13,8 +13,11 @@ from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
-from cairn.state import Map, Value
+from cairn.slot.protocol import ROUNDS_MAX
+from cairn.state import Broadcast, Declaration, Map, OperatorList, Value
 from cairn.types import OBJECT, type_ddl
+
+S = TypeVar("S")
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -91,13 +94,33 @@ def check_watermark(
     return Watermark(duration_ms(watermark, f"watermark of {where}"), idle_ms)
 
 
-def check_same_schema(left: pa.Schema, right: pa.Schema) -> None:
+def check_rounds(uid: str, rounds: Any) -> None:
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds < ROUNDS_MAX:
+        raise PlanError(
+            f"loop {uid!r}: max_rounds_per_epoch must be a number from 1 on, found {rounds!r}",
+            uid=uid,
+        )
+
+
+def check_body(uid: str, result: Any, stream: type[S]) -> tuple[S, S]:
+    """What the body of a loop must return."""
+    if isinstance(result, tuple) and len(result) == 2:
+        feedback, output = result
+        if isinstance(feedback, stream) and isinstance(output, stream):
+            return feedback, output
+    raise PlanError(
+        f"loop {uid!r}: its body must return (feedback, output), two streams\n  found: {result!r}",
+        uid=uid,
+    )
+
+
+def check_same_schema(left: pa.Schema, right: pa.Schema, what: str = "union") -> None:
     mine = {f.name: f.type for f in left}
     theirs = {f.name: f.type for f in right}
     if mine != theirs:
         differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
         raise PlanError(
-            f"union: the streams differ in {', '.join(differing)}\n"
+            f"{what}: the streams differ in {', '.join(differing)}\n"
             f"  found: {left.names} and {right.names}\n"
             "  next: bring them to one schema with .transform(...)"
         )
@@ -132,12 +155,10 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
             raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
         _check_batch_state(function, uid)
     for declaration in declared_state(function).values():
+        _check_scope(function, uid, declaration)
         entry = declaration.entry_type
-        if entry is not None and not is_hashable(entry):
-            raise PlanError(
-                f"operator {uid!r}, state {declaration.name!r}: {declaration.entry_ddl} cannot be "
-                "a map key"
-            )
+        if entry is not None:
+            check_map_key(entry, uid, declaration.name)
         default = getattr(declaration, "default", None)
         if default is not None:
             try:
@@ -148,6 +169,10 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
                     f"{error}",
                     state=declaration.name,
                 ) from None
+
+
+OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("on_"))
+"""Of functions themselves: no input can be called so."""
 
 
 def check_handlers(
@@ -171,7 +196,7 @@ def check_handlers(
             f"  next: give {found} a method for each of them"
         )
     known = {name for name in dir(function) if name.startswith("on_")}
-    unknown = known - set(expected) - {"on_timer", "on_epoch_committed"}
+    unknown = known - set(expected) - OWN_METHODS
     if inputs and unknown:
         raise PlanError(
             f"operator {uid!r}: {found} has {sorted(unknown)[0]}(), but no such input\n"
@@ -198,16 +223,67 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
                 "  next: cast one of them before, with .transform(...)"
             )
     for name in types:
-        if name in ("timer", "epoch_committed") or not name.isidentifier():
+        if f"on_{name}" in OWN_METHODS or not name.isidentifier():
             raise PlanError(f"connect: an input cannot be called {name!r}\n  next: rename it")
 
 
 def check_broadcast(declaration: Any) -> None:
-    if declaration is not None and getattr(declaration, "kind", None) != "broadcast":
+    if declaration is not None and not isinstance(declaration, Broadcast):
         raise PlanError(
             f"broadcast: {declaration!r} is no declaration of broadcast state\n"
             '  next: declare it, for example state.Broadcast("string", "string")'
         )
+
+
+def _check_scope(function: Function, uid: str, declaration: Declaration) -> None:
+    """State of a key where there are keys, state of a subtask where there are none."""
+    found, kind = type(function).__name__, type(declaration).__name__
+    has_keys = not isinstance(function, Process)
+    if isinstance(declaration, Broadcast):
+        if isinstance(function, BatchProcess):
+            raise PlanError(
+                f"operator {uid!r}, state {declaration.name!r}: a BatchProcess has no broadcast "
+                "state\n  next: use a KeyedProcess with .broadcast(...).process(...)",
+                state=declaration.name,
+            )
+        check_map_key(declaration.key_type, uid, declaration.name)
+    elif isinstance(declaration, OperatorList) and has_keys:
+        raise PlanError(
+            f"operator {uid!r}, state {declaration.name!r}: {found} runs by key, so that a list of "
+            "its subtask would belong to no key\n"
+            "  next: use state.List for a list per key, or a Process for lists of subtasks",
+            state=declaration.name,
+        )
+    elif not isinstance(declaration, OperatorList) and not has_keys:
+        raise PlanError(
+            f"operator {uid!r}, state {declaration.name!r}: {found} is a Process, which has no key "
+            f"that state.{kind} could belong to\n"
+            "  next: use state.OperatorList, or key_by(...) and a KeyedProcess",
+            state=declaration.name,
+        )
+
+
+def check_map_key(type_: Any, uid: str, state: str) -> None:
+    if not is_hashable(type_):
+        raise PlanError(
+            f"operator {uid!r}, state {state!r}: {type_ddl(type_)} cannot be a map key", state=state
+        )
+
+
+def check_broadcast_state(function: Function, uid: str, declaration: Declaration | None) -> None:
+    """Broadcast state that a function declares is that of its stream."""
+    found = type(function).__name__
+    for name, declared in declared_state(function).items():
+        if not isinstance(declared, Broadcast) or declared is declaration:
+            continue
+        raise PlanError(
+            f"operator {uid!r}, state {name!r}: {found} declares broadcast state that no stream "
+            "is broadcast to\n"
+            f"  next: give it with the stream: .broadcast(rows, {found}.{name})",
+            state=name,
+        )
+    if isinstance(declaration, Broadcast):
+        check_map_key(declaration.key_type, uid, declaration.name)
 
 
 def _check_batch_state(function: BatchProcess, uid: str) -> None:

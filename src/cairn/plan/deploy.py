@@ -25,6 +25,7 @@ from cairn.plan.graph import (
     united_time,
 )
 from cairn.slot.spec import (
+    FeedbackSpec,
     InletSpec,
     JobSpec,
     LevelSpec,
@@ -86,6 +87,11 @@ def job_spec(
         )
         for level in graph.levels
     )
+    operators = {op.uid: op for level in levels for op in level.operators}
+    levels = tuple(
+        replace(spec, feedbacks=_feedbacks(graph, level, operators))
+        for spec, level in zip(levels, graph.levels, strict=True)
+    )
     return JobSpec(
         job_id=job_id,
         job_name=graph.name,
@@ -94,6 +100,7 @@ def job_spec(
         backend=backend,
         levels=levels,
         backend_memory_bytes=backend_memory_bytes,
+        rounds_max=max((loop.rounds_max for loop in graph.loops), default=1),
     )
 
 
@@ -122,12 +129,14 @@ def _operator(
         outlets=tuple(
             _outlet(graph, Port(node.uid, tag), schema, tap_lanes) for tag, schema in outputs
         ),
-        is_downstream=any(
+        is_downstream=any(back.operator == node.uid for back in graph.returns)
+        or any(
             isinstance(graph.nodes[origin.node], ProcessNode)
             for port in node.row_inputs
             for origin in graph.origins(port)
         ),
         has_watermark=any(graph.has_watermark(port) for port in node.row_inputs),
+        delay_ms=max(map(graph.delay_ms, node.row_inputs)),
         stored_key_types=key_types(graph, node.inlets) if node.keys else (),
         broadcast=node.broadcast,
     )
@@ -153,6 +162,24 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
             )
         )
     return tuple(found)
+
+
+def _feedbacks(
+    graph: Graph, level: Level, operators: dict[str, OperatorSpec]
+) -> tuple[FeedbackSpec, ...]:
+    """What is gathered in a level to be sent back."""
+    edges = {edge.consumer: edge for edge in level.edges}
+    return tuple(
+        FeedbackSpec(
+            uid=back.uid,
+            operator=back.operator,
+            inlet=replace(operators[back.operator].inlets[back.inlet], lane=edges[back.uid].index),
+            target=back.inlet,
+            key_fields=tuple(operators[back.operator].key_fields),
+        )
+        for back in graph.returns
+        if back.uid in edges
+    )
 
 
 def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, int]) -> OutletSpec:

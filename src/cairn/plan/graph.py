@@ -3,7 +3,8 @@
 A level is one Spark stage. Slot i runs subtask i of every operator of a level. What is
 fed straight from an operator and needs no shuffle, a sink or an operator without keys, is
 chained: it runs in that operator's level, in the same process. Everything else has an edge
-per inlet, however many streams are united into it.
+per inlet, however many streams are united into it. What a loop sends back has an edge of its
+own, which ends in the level after those that send it.
 
 Always true here:
 - nothing in this module touches Spark: DataFrames and functions are carried, not called;
@@ -14,146 +15,32 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from cairn.aggregates.partial import Partials
 from cairn.errors import PlanError
-from cairn.functions import ERRORS, LATE, Function
+from cairn.functions import ERRORS, LATE
 from cairn.letters import SCHEMA as LETTERS
-from cairn.sinks.base import Sink
-from cairn.state import Declaration
+from cairn.plan.loops import Return, returns_of
+from cairn.plan.nodes import (
+    Consumer,
+    EventTime,
+    Inlet,
+    LoopNode,
+    Node,
+    PartialNode,
+    Port,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    TimeNode,
+    TransformNode,
+    Watermark,
+    Way,
+)
 
 MAX_GROUP_COUNT = 32768
-
-
-@dataclass(frozen=True)
-class Port:
-    """An output of a node: the main one, or the side output of a tag."""
-
-    node: str
-    tag: str | None = None
-
-
-@dataclass(frozen=True)
-class Watermark:
-    """How late rows may come, and for how long a silent source is waited for (None: for ever)."""
-
-    delay_ms: int
-    idle_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class EventTime:
-    """The column that tells a row's time, and what is added to it."""
-
-    column: str
-    shift_us: int = 0
-
-
-@dataclass(frozen=True)
-class SourceNode:
-    name: str
-    dataframe: Any = field(repr=False)
-    schema: pa.Schema = field(repr=False)
-    event_time: str | None
-    watermark: Watermark | None
-
-
-@dataclass(frozen=True)
-class TransformNode:
-    """A function DataFrame -> DataFrame, run by Spark on the rows of one epoch."""
-
-    name: str
-    inputs: tuple[Port, ...]
-    function: Any = field(repr=False)
-    schema: pa.Schema = field(repr=False)
-    event_time: str | None
-
-
-@dataclass(frozen=True)
-class PartialNode(TransformNode):
-    """What an aggregation is fed: partials that Spark makes row by row, or aggregates ahead.
-
-    The two give the same results; which one it is is chosen epoch by epoch.
-    """
-
-    uid: str = field(kw_only=True)
-    """The operator it feeds."""
-    partials: Partials = field(kw_only=True, repr=False)
-
-
-@dataclass(frozen=True)
-class TimeNode:
-    """Streams as they are, with another event time and watermark from here on."""
-
-    name: str
-    inputs: tuple[Port, ...]
-    schema: pa.Schema = field(repr=False)
-    event_time: str
-    watermark: Watermark | None
-
-
-Way = Literal["keyed", "spread", "broadcast"]
-
-
-@dataclass(frozen=True)
-class Inlet:
-    """A way into an operator: streams united, and how their rows find a subtask.
-
-    "keyed": by the key columns; "spread": any will do; "broadcast": all of them get each row,
-    before the other rows of the epoch, in one order that is the same for all.
-    """
-
-    ports: tuple[Port, ...]
-    keys: tuple[str, ...] = ()
-    way: Way = "keyed"
-    name: str = ""
-    """Of one of several: the function has a handler `on_<name>` for its rows."""
-
-
-@dataclass(frozen=True)
-class ProcessNode:
-    uid: str
-    inlets: tuple[Inlet, ...]
-    """The main one first, a broadcast last."""
-    function: Function = field(repr=False)
-    schema: pa.Schema = field(repr=False)
-    sides: tuple[tuple[str, pa.Schema], ...] = field(default=(), repr=False)
-    broadcast: Declaration | None = field(default=None, repr=False)
-    """The state that broadcast rows are kept in."""
-
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """All streams that come in."""
-        return tuple(port for inlet in self.inlets for port in inlet.ports)
-
-    @property
-    def row_inlets(self) -> tuple[Inlet, ...]:
-        """All but a broadcast: their rows have a key and a time of their own."""
-        return tuple(inlet for inlet in self.inlets if inlet.way != "broadcast")
-
-    @property
-    def row_inputs(self) -> tuple[Port, ...]:
-        return tuple(port for inlet in self.row_inlets for port in inlet.ports)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """What the key columns are called in the state: as they are in the main input."""
-        return self.inlets[0].keys
-
-
-@dataclass(frozen=True)
-class SinkNode:
-    uid: str
-    inputs: tuple[Port, ...]
-    sink: Sink = field(repr=False)
-
-
-Node = SourceNode | TransformNode | TimeNode | ProcessNode | SinkNode
-Consumer = ProcessNode | SinkNode
 
 
 @dataclass(frozen=True)
@@ -198,6 +85,8 @@ class Graph:
     nodes: dict[str, Node] = field(repr=False)
     edges: tuple[Edge, ...] = ()
     levels: tuple[Level, ...] = ()
+    returns: tuple[Return, ...] = ()
+    """What loops send back, and to whom."""
     chaining: bool = True
     """Operators that need no shuffle run in the process of the one that feeds them."""
 
@@ -212,6 +101,10 @@ class Graph:
     @property
     def sinks(self) -> tuple[SinkNode, ...]:
         return tuple(sink for level in self.levels for sink in level.sinks)
+
+    @property
+    def loops(self) -> tuple[LoopNode, ...]:
+        return tuple(node for node in self.nodes.values() if isinstance(node, LoopNode))
 
     def schema(self, port: Port) -> pa.Schema:
         return port_schema(self.nodes, port)
@@ -239,7 +132,7 @@ class Graph:
             if isinstance(node, SourceNode | TimeNode):
                 if node.watermark is not None:
                     found[node.name] = node
-            elif isinstance(node, TransformNode):
+            elif isinstance(node, TransformNode | LoopNode):
                 for upstream in node.inputs:
                     visit(upstream)
 
@@ -279,6 +172,14 @@ class Graph:
         inputs = node.row_inputs if isinstance(node, ProcessNode) else node.inputs
         return any(self.has_watermark(upstream) for upstream in inputs)
 
+    def delay_ms(self, port: Port) -> int:
+        """How far behind the job's watermark the rows of a stream may be without being late."""
+        node = self.nodes[port.node]
+        if isinstance(node, ProcessNode):
+            own = node.function.result_delay_ms if port.tag is None else 0
+            return own + max(map(self.delay_ms, node.row_inputs))
+        return max(map(self.delay_ms, getattr(node, "inputs", ())), default=0)
+
     def level_of(self, uid: str) -> int:
         return next(
             level.index
@@ -300,7 +201,10 @@ def bare_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...
     found: list[Port] = []
     for port in ports:
         node = nodes[port.node]
-        found += bare_ports(nodes, node.inputs) if isinstance(node, TimeNode) else (port,)
+        if isinstance(node, TimeNode | LoopNode):
+            found += bare_ports(nodes, node.inputs)
+        else:
+            found.append(port)
     return tuple(found)
 
 
@@ -308,7 +212,7 @@ def root_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...
     found: list[Port] = []
     for port in ports:
         node = nodes[port.node]
-        if isinstance(node, TransformNode | TimeNode):
+        if isinstance(node, TransformNode | TimeNode | LoopNode):
             found += root_ports(nodes, node.inputs)
         else:
             found.append(port)
@@ -347,6 +251,8 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
         return None if node.event_time is None else EventTime(node.event_time)
     if isinstance(node, SinkNode):
         raise AssertionError("a sink has no output")
+    if isinstance(node, LoopNode):
+        return united_time(nodes, node.inputs)
     if isinstance(node, ProcessNode) and is_letters(node, port):
         return None  # Its column `event_time` is of rows and of timers, and may be null.
     time = united_time(nodes, _rows_before(nodes, node, port))
@@ -354,9 +260,10 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
         return time if time is not None and time.column == node.event_time else None
     schema = port_schema(nodes, port)
     result = node.function.result_time
-    if port.tag is None and result is not None and result in schema.names:
+    if port.tag is None and result is not None:
         # Results about the time up to an end that is, as a rule, no part of it.
-        return EventTime(result, node.function.result_shift_us)
+        shift_us = node.function.result_shift_us
+        return EventTime(result, shift_us) if result in schema.names else None
     if time is None or time.column not in schema.names:
         return None
     inputs = _rows_before(nodes, node, port)
@@ -413,6 +320,7 @@ def build_graph(
             f"job {name!r} does nothing: it has neither an operator nor a sink\n"
             "  next: end a stream with .process(...) or .sink_to(...)"
         )
+    nodes, returns = returns_of(nodes)
     graph = Graph(name, group_count, sources, nodes, chaining=chaining)
     level_of: dict[str, int] = {}
     edges: list[Edge] = []
@@ -420,7 +328,9 @@ def build_graph(
         level_of[node.uid] = _level(graph, node, level_of)
         if not is_chained(graph, node):
             edges += _edges(graph, node, len(edges), level_of[node.uid])
-    depth = 1 + max(level_of.values())
+    for back in returns:
+        edges.append(_edge_back(graph, back, len(edges), level_of))
+    depth = 1 + max(*level_of.values(), *(edge.level for edge in edges))
     levels = tuple(
         Level(
             index=index,
@@ -440,7 +350,7 @@ def build_graph(
         )
         for index in range(depth)
     )
-    return Graph(name, group_count, sources, nodes, tuple(edges), levels, chaining)
+    return Graph(name, group_count, sources, nodes, tuple(edges), levels, returns, chaining)
 
 
 def is_chained(graph: Graph, node: Consumer) -> bool:
@@ -477,7 +387,7 @@ def _level_of_origin(graph: Graph, port: Port, level_of: dict[str, int]) -> int:
 
 
 def _level(graph: Graph, node: Consumer, level_of: dict[str, int]) -> int:
-    upstream = max(_level_of_origin(graph, port, level_of) for port in node.inputs)
+    upstream = max(_level_of_origin(graph, port, level_of) for port in graph.bare(node.inputs))
     return upstream if is_chained(graph, node) else upstream + 1
 
 
@@ -513,6 +423,30 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
     return edges
 
 
+def _edge_back(graph: Graph, back: Return, index: int, level_of: dict[str, int]) -> Edge:
+    """By the same keys as the inlet it leads to, in a level after those that send the rows."""
+    node = graph.nodes[back.operator]
+    assert isinstance(node, ProcessNode), "rows go back to operators"
+    into = _edges(graph, node, 0, 0)[back.inlet]
+    if into.event_time is not None and is_text(into.schema.field(into.event_time).type):
+        raise PlanError(
+            f"loop {back.loop!r}: operator {back.operator!r} has its event time as text, in column "
+            f"{into.event_time!r}; what is sent back is timed without Spark\n"
+            "  next: make it a timestamp with .transform(...) before the loop",
+            uid=back.loop,
+        )
+    ports = graph.bare(back.ports)
+    return replace(
+        into,
+        index=index,
+        consumer=back.uid,
+        inputs=ports,
+        level=1 + max(_level_of_origin(graph, port, level_of) for port in ports),
+        event_time=None,
+        wants_order=False,
+    )
+
+
 def key_types(graph: Graph, inlets: Sequence[Inlet]) -> tuple[pa.DataType, ...]:
     """The types of the key columns that the keys of all inlets fit into."""
     found = []
@@ -542,3 +476,41 @@ def common_type(types: Sequence[pa.DataType]) -> pa.DataType | None:
         if all(type_ in widening for type_ in types):
             return max(types, key=widening.index)
     return None
+
+
+__all__ = [
+    "MAX_GROUP_COUNT",
+    "Consumer",
+    "Edge",
+    "EventTime",
+    "Graph",
+    "Inlet",
+    "Level",
+    "LoopNode",
+    "Node",
+    "PartialNode",
+    "Port",
+    "ProcessNode",
+    "Return",
+    "SinkNode",
+    "SourceNode",
+    "TimeNode",
+    "TransformNode",
+    "Watermark",
+    "Way",
+    "bare_ports",
+    "build_graph",
+    "common_type",
+    "is_chained",
+    "is_letters",
+    "is_text",
+    "is_time",
+    "key_types",
+    "late_tag",
+    "port_event_time",
+    "port_schema",
+    "port_time",
+    "root_ports",
+    "united_schema",
+    "united_time",
+]

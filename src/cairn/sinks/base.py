@@ -21,6 +21,19 @@ import pyarrow as pa
 
 Committable = dict[str, Any]
 
+ATTEMPTS_MAX = 1000
+"""More attempts than there are at an epoch."""
+
+
+def attempt_of(attempt: int, round_index: int) -> int:
+    """The number of an attempt, as writers get it: of another round it is another one."""
+    return attempt + round_index * ATTEMPTS_MAX
+
+
+def round_of(attempt: int) -> int:
+    """Which round of a loop a writer is for; 0 where there is none."""
+    return attempt // ATTEMPTS_MAX
+
 
 @dataclass(frozen=True)
 class SinkContext:
@@ -62,7 +75,12 @@ class Sink(ABC):
         self.context = context
 
     @abstractmethod
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer: ...
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        """A writer for an attempt, by a number.
+
+        In a loop each round of an epoch has numbers of its own (`round_of`). All rounds are
+        published, so what is named by its content must be named by the round too.
+        """
 
     @abstractmethod
     def commit(self, epoch: int, committables: Sequence[Committable]) -> None:

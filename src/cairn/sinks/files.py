@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from cairn.errors import PlanError
 from cairn.ids import digest
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
 from cairn.storage.store import Store, open_store
 
 
@@ -63,7 +63,7 @@ class Files(Sink):
         return f"{self.home}/epochs/{epoch:012d}.json"
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return FilesWriter(self, self._store, f"part-{epoch:012d}-{subtask:05d}")
+        return FilesWriter(self, self._store, f"part-{epoch:012d}-{subtask:05d}", round_of(attempt))
 
     def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
         files = [file for committable in committables for file in committable["files"]]
@@ -83,10 +83,11 @@ class Files(Sink):
 class FilesWriter(Writer):
     """Writes to local scratch, then stages whole files under their digest."""
 
-    def __init__(self, sink: Files, store: Store, prefix: str) -> None:
+    def __init__(self, sink: Files, store: Store, prefix: str, round_index: int) -> None:
         self._sink = sink
         self._store = store
         self._prefix = prefix
+        self._round_index = round_index
         self._local: str | None = None
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
@@ -110,8 +111,9 @@ class FilesWriter(Writer):
         self._writer.close()
         with open(self._local, "rb") as file:
             content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        # Equal rows of another sink into this folder, or in the next file, are other rows.
-        place = f"{self._sink.home}/{len(self._files)}".encode()
+        # Equal rows of another sink into this folder, in the next file, or in the next round
+        # of a loop, are other rows.
+        place = f"{self._sink.home}/{self._round_index}/{len(self._files)}".encode()
         name = f"{self._prefix}-{digest(place, content.digest())}.parquet"
         self._store.put_file(self._sink.staged(name), self._local)
         size = os.path.getsize(self._local)

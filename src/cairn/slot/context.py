@@ -10,10 +10,25 @@ from cairn.errors import FunctionError
 from cairn.functions import Timers
 
 
+class NoKey:
+    """In place of a key group where no key is at hand: state of a key cannot be found by it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __index__(self) -> int:
+        raise FunctionError(
+            f"state of a key is used in {self._where}, where no key is at hand\n"
+            "  next: use it where rows of keys are processed; what all keys share is broadcast "
+            "state: ctx.broadcast"
+        )
+
+
 class SlotContext:
     """Also the scope of the state handles: they read `group` and `key` from here."""
 
     __slots__ = (
+        "_broadcast",
         "count_late",
         "epoch",
         "event_time_ms",
@@ -35,7 +50,8 @@ class SlotContext:
 
     def __init__(self) -> None:
         self.key: Any = None
-        self.group = 0
+        self.group: Any = 0
+        self._broadcast: Any = None
         self.keys: Any = None
         """In a BatchProcess: the keys of the batch at hand, and below their event times."""
         self.times: Any = None
@@ -57,6 +73,20 @@ class SlotContext:
         """Tell of rows that the function itself has found to be late."""
         self.times_us: Iterator[int] | None = None
         """The event times of the rows to come, for a function that reads them."""
+
+    @property
+    def broadcast(self) -> Any:
+        """The broadcast state of the operator."""
+        if self._broadcast is None:
+            raise FunctionError(
+                "ctx.broadcast is used, but the operator has no broadcast state\n"
+                '  next: declare it: stream.broadcast(rules, state.Broadcast("string", "string"))'
+            )
+        return self._broadcast
+
+    @broadcast.setter
+    def broadcast(self, handle: Any) -> None:
+        self._broadcast = handle
 
     def output(self, tag: str, row: Any) -> None:
         emit = self.sides.get(tag)

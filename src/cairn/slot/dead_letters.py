@@ -143,14 +143,14 @@ class RecordSifter(RecordRunner):
                         self._emit_all(self._where, result)
                 for outlet in outlets:
                     if len(outlet.rows) != outlet.accepted:
-                        outlet.accept()
+                        outlet.check()
             except Exception as error:
                 self._put_aside(error, json_text(row))
             if journal:
                 journal.clear()
             for outlet in outlets:
-                if outlet.accepted >= outlet.batch_rows:
-                    outlet.flush()
+                if len(outlet.rows) != outlet.accepted:
+                    outlet.accept()
         for outlet in outlets:
             outlet.flush()
 
@@ -161,7 +161,7 @@ class RecordSifter(RecordRunner):
                 result = self._function.process_broadcast(row, context)
                 if result is not None:
                     self._emit_all("process_broadcast()", result)
-                self._accept()
+                self._check()
             except Exception as error:
                 # Every subtask has the row, and fails on it: one letter is enough.
                 self._put_aside(error, json_text(row), is_told=context.subtask == 0)
@@ -176,7 +176,7 @@ class RecordSifter(RecordRunner):
                 result = function.on_timer(time_ms, context)
                 if result is not None:
                     self._emit_all("on_timer()", result)
-                self._accept()
+                self._check()
             except Exception as error:
                 self._put_aside(error, timer_json(kind, time_ms))
                 self._tell_of_failure(function, kind, time_ms)
@@ -186,20 +186,19 @@ class RecordSifter(RecordRunner):
         operator = self._operator
         try:
             function.on_timer_failed(time_ms, operator.context)
-            self._accept()
+            self._check()
         except Exception as error:
             timer = timer_text(kind, time_ms)
             raise operator.failed("on_timer_failed()", error, timer=timer) from error
 
-    def _accept(self) -> None:
+    def _check(self) -> None:
         for outlet in self._sifted:
-            outlet.accept()
+            outlet.check()
 
     def _row_done(self) -> None:
         self._letters.journal.clear()
         for outlet in self._sifted:
-            if outlet.accepted >= outlet.batch_rows:
-                outlet.flush()
+            outlet.accept()
 
     def _put_aside(self, error: Exception, row: str, *, is_told: bool = True) -> None:
         """The row has not been here, but for a letter."""
@@ -212,7 +211,6 @@ class RecordSifter(RecordRunner):
             self._letters.add(
                 error, key=context.key, row=row, time_ms=context.event_time_ms, epoch=context.epoch
             )
-            self._accept()
 
 
 class BatchSifter(BatchRunner):

@@ -1,22 +1,19 @@
-"""An operator in a slot: a user function, its state, and the version that state is at.
+"""An operator in a slot: a user function, fed with the rows of each epoch.
 
-    begin    bring the state to the parent's version: keep, promote or undo, say what is missing
+    open     the function is there and knows of the epoch
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
-How a function is called is its runner's affair: `records` calls it row by row, `batches`
-by the batch.
+What it holds between epochs is its `Holding`. How a function is called is its runner's affair:
+`records` calls it row by row, `batches` by the batch.
 
 Always true here:
-- state is named by version, a digest of its history, never by an epoch number alone;
-- between `begin` and the next `begin` the way back to the parent stays open;
 - the same parent version and the same rows in the same order give the same delta.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,15 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
-from cairn.backends.batch_handles import make_batch_handle, make_batch_table
+from cairn.backends.batch_handles import make_batch_handle
+from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.handles import make_handle
+from cairn.backends.heap import HeapBackend
 from cairn.backends.journal import Journal
 from cairn.backends.journaled_handles import make_journaled_handle
-from cairn.backends.overlay import Table, make_table
+from cairn.backends.operator_list import OperatorListHandle
+from cairn.backends.overlay import Table
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import (
-    EVENT_TIMERS,
     LATE,
     BatchProcess,
     Function,
@@ -41,23 +40,23 @@ from cairn.functions import (
     Process,
     declared_state,
 )
-from cairn.plan.keygroups import groups_of
 from cairn.slot.batches import BatchRunner
 from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
+from cairn.slot.entry import own_states, shared_uid
+from cairn.slot.holding import Holding, behind
 from cairn.slot.outlet import Outlet, fitted, short
-from cairn.slot.protocol import Begin, Piece
+from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.spec import OperatorSpec
 from cairn.slot.timers import Timers
+from cairn.state import Broadcast
 from cairn.storage.files import StatePart
-from cairn.storage.manifest import EMPTY_VERSION, next_version
+from cairn.storage.manifest import Scope
 
 MESSAGE_CHARS_MAX = 4000
-INCOMPLETE = ""
-"""A version that no epoch names."""
 
 
 class Runner(Protocol):
@@ -101,23 +100,37 @@ class Operator:
     def __init__(self, spec: OperatorSpec, backend: Backend, *, group_count: int) -> None:
         self.spec = spec
         self.group_count = group_count
-        self.groups = range(0)
-        self.version = EMPTY_VERSION
-        self.pending: str | None = None
-        """The version that the epoch just finished would have, once it is committed."""
-        self.backend = backend
+        scope: Scope = "keyed" if spec.keys else "subtask"
+        self.state = Holding(
+            spec.uid,
+            spec.key_type,
+            backend,
+            group_count=group_count,
+            scope=scope,
+            delay_ms=spec.delay_ms,
+        )
+        self.shared: Holding | None = None
+        """Broadcast state: the same in every subtask."""
+        if isinstance(spec.broadcast, Broadcast):
+            self.shared = Holding(
+                shared_uid(spec.uid),
+                spec.broadcast.key_type,
+                HeapBackend(),
+                group_count=group_count,
+                scope="shared",
+            )
+        self._lists: list[OperatorListHandle] = []
+        self._broadcast: BroadcastHandle | None = None
         self.context = SlotContext()
         self.context.count_late = self._count_late
         self.function: Function | None = None
         self.function_version = ""
         self.told_of: int | None = None
         """The last committed epoch that the function was told of."""
-        self.tables: dict[str, Table] = {}
-        self.timers: Timers | None = None
-        """Of functions that have any."""
+        self._is_declared = False
+        self._is_waiting = False
+        """For the last row of the broadcast."""
         self.is_draining = False
-        self.is_adopted = False
-        """Another version of this operator has its state now."""
         make_outlet = SiftedOutlet if spec.on_error == "dead-letter" else Outlet
         self.outlets = [make_outlet(spec.uid, out.tag, out.schema) for out in spec.outlets]
         self.letters: DeadLetters | None = None
@@ -132,69 +145,48 @@ class Operator:
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self.runner: Runner | None = None
 
-    def adopt(self, other: Operator) -> bool:
-        """Take over the state of the same operator with another function, if its form fits."""
-        self.declare()
-        mine = {name: _form(table) for name, table in self.tables.items()}
-        theirs = {name: _form(table) for name, table in other.tables.items()}
-        if self.spec.key_type != other.spec.key_type or theirs.items() - mine.items():
-            return False
-        self.backend.close()
-        self.backend, self.tables = other.backend, other.tables
-        self.groups, self.version, self.pending = other.groups, other.version, other.pending
-        self.told_of, self.timers = other.told_of, other.timers
-        self._declare(self.spec.load())
-        other.is_adopted = True
-        return True
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """All that it holds, its own state first."""
+        return (self.state,) if self.shared is None else (self.state, self.shared)
 
-    def bring_to(self, version: str, groups: range, pieces: Sequence[Piece]) -> list[range]:
-        """Make what is here the state asked for, and say which key groups are missing of it.
+    @property
+    def backend(self) -> Backend:
+        return self.state.backend
 
-        Pending changes are promoted if they belong to it, otherwise undone. `pieces` says, after
-        a change of parallelism, which versions the groups had in the ranges they come from.
+    @property
+    def tables(self) -> dict[str, Table]:
+        return self.state.tables
+
+    @property
+    def timers(self) -> Timers | None:
+        """Of functions that have any."""
+        return self.state.timers
+
+    def adopt(self, other: Operator) -> set[str]:
+        """Take over what the same operator with another function holds, where its form fits.
+
+        The uids of what was taken over.
         """
-        if groups == self.groups and version in (self.version, self.pending):
-            self._settle(version)
-            return []
-        ours = {piece.version for piece in pieces} & {self.version, self.pending}
-        kept: list[range] = []
-        if groups != self.groups and ours:
-            self._settle(ours.pop())
-            kept = [
-                owned
-                for piece in pieces
-                if piece.version == self.version and (owned := _overlap(piece, self.groups))
-            ]
-        missing = _without(groups, kept)
-        # What a restore leaves behind that fails half way must not pass for the version.
-        self.version, self.pending = INCOMPLETE, None
-        for table in self.tables.values():
-            for gap in missing:
-                table.forget(gap)
-            table.assign(groups)
-        if self.timers is not None:
-            self.timers.forget()
-        self.groups = groups
-        return missing
-
-    def _settle(self, version: str) -> None:
-        """Promote or undo the pending epoch."""
-        is_committed = version == self.pending and version != self.version
-        if self.timers is not None and not is_committed:
-            self.timers.undo()
-        for table in self.tables.values():
-            if is_committed:
-                table.promote()
-            else:
-                table.rollback()
-        self.version, self.pending = version, None
+        self.declare()
+        theirs = {holding.uid: holding for holding in other.holdings}
+        adopted = {
+            mine.uid
+            for mine in self.holdings
+            if mine.uid in theirs and mine.adopt(theirs[mine.uid])
+        }
+        if self.state.uid in adopted:
+            self.told_of = other.told_of
+        return adopted
 
     def open(self, begin: Begin, subtask: int) -> None:
         """Load the function if it is new, and tell it about the epoch."""
         context = self.context
         context.epoch = begin.epoch
         context.now_ms = begin.now_ms
-        context.watermark_ms = begin.watermark_ms
+        watermark_ms = behind(begin.watermark_ms, self.spec.delay_ms)
+        passed_ms = behind(begin.passed_ms, self.spec.delay_ms)
+        context.watermark_ms = watermark_ms
         context.subtask = subtask
         context.parallelism = begin.parallelism
         context.event_time_ms = context.timer_kind = None
@@ -203,7 +195,7 @@ class Operator:
         if self.function_version != self.spec.function_version:
             self.close_function()
             function = self.spec.load()
-            self._declare(function)
+            self._bind(function)
             try:
                 function.open(context)
             except Exception as error:
@@ -220,17 +212,22 @@ class Operator:
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before.
-        passed_ms = begin.passed_ms if self.spec.is_downstream else begin.watermark_ms
+        late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:
             # Others of the job may have one. Here nothing is late, so nothing is complete either.
-            passed_ms = None
+            late_ms = None
             context.watermark_ms = begin.watermark_ms if begin.is_draining else None
-        context.late_ms = passed_ms
+        context.late_ms = late_ms
         self.late_us = None
-        if passed_ms is not None and not self._runner().handles_late:
-            self.late_us = passed_ms * 1000
+        if late_ms is not None and not self._runner().handles_late:
+            self.late_us = late_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self._is_waiting = False
+        for handle in self._lists:
+            handle.begin(subtask)
+        if self._broadcast is not None:
+            self._broadcast.forget()
         self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
@@ -238,75 +235,68 @@ class Operator:
     def _set_floor(self, begin: Begin) -> None:
         # Not the watermark: timers that are due by it fire at their own times, as far back
         # as where those of the parent epoch ended.
-        self.context.floor_ms = MIN_MS if begin.passed_ms is None else begin.passed_ms
-        for table in self.tables.values():
-            if table.expiry is not None:
-                table.expiry.begin(self.floor_ms(table, begin))
-
-    def floor_ms(self, table: Table, begin: Begin) -> int | None:
-        """What of a table has expired up to here is seen by nobody any more."""
-        ttl = table.declaration.ttl
-        if ttl is None:
-            return None
-        return begin.now_ms if ttl.clock == "processing" else begin.passed_ms
+        passed_ms = behind(begin.passed_ms, self.spec.delay_ms)
+        self.context.floor_ms = MIN_MS if passed_ms is None else passed_ms
+        for holding in self.holdings:
+            holding.set_floor(begin)
 
     def reclaim(self, seconds: float) -> bool:
         """Remove state that has expired, for about so long; True when there is more."""
-        more = False
-        for table in self.tables.values():
-            if table.expiry is not None:
-                more = table.expiry.reclaim(seconds) or more
-        return more
-
-    def tidy(self) -> bool:
-        """After much was removed: pack what is left. True if the backend should compact."""
-        emptied = {
-            table: table.expiry
-            for table in self.tables.values()
-            if table.expiry is not None and table.expiry.is_emptied()
-        }
-        sparse = [table for table, expiry in emptied.items() if expiry.is_sparse()]
-        try:
-            if sparse and not self.backend.repack(sparse):
-                return False
-        except BaseException:
-            self.version, self.pending = INCOMPLETE, None
-            raise
-        for table, expiry in emptied.items():
-            expiry.tidied(is_packed=table in sparse)
-        return bool(emptied)
-
-    def _declare(self, function: Function) -> None:
-        key_type = self.spec.key_type
-        by_batch = isinstance(function, BatchProcess)
-        make = make_batch_table if by_batch else make_table
-        for name, declaration in declared_state(function).items():
-            table = self.tables.get(name)
-            if table is None:
-                table = make(declaration, key_type, self.backend, self.group_count)
-                table.assign(self.groups)
-                self.tables[name] = table
-            table.declaration = declaration
-            table.journal = self.journal
-            if by_batch:
-                setattr(function, name, make_batch_handle(table, self.group_count))
-            elif name.isidentifier():
-                make_one = make_handle if self.journal is None else make_journaled_handle
-                setattr(function, name, make_one(table, self.context))
-        if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
-            self.timers = Timers(self.tables)
+        return any(holding.reclaim(seconds) for holding in self.holdings)
 
     def declare(self) -> None:
         """Make the tables known before the function is opened, so that state can be restored."""
-        if not self.tables:
-            self._declare(self.spec.load())
+        if not self._is_declared:
+            function = self.spec.load()
+            by_batch = isinstance(function, BatchProcess)
+            self.state.declare(own_states(function), by_batch=by_batch)
+            if self.shared is not None:
+                assert self.spec.broadcast is not None
+                self.shared.declare({self.spec.broadcast.name: self.spec.broadcast})
+            self._is_declared = True
+
+    def _bind(self, function: Function) -> None:
+        """Give the function its state."""
+        by_batch = isinstance(function, BatchProcess)
+        declared = declared_state(function)
+        self.declare()
+        self.state.declare(own_states(function), by_batch=by_batch)
+        self._lists, self._broadcast = [], None
+        for holding in self.holdings:
+            for table in holding.tables.values():
+                table.journal = self.journal
+        make_one = make_handle if self.journal is None else make_journaled_handle
+        for name, table in self.tables.items():
+            if by_batch:
+                setattr(function, name, make_batch_handle(table, self.group_count))
+            elif name.isidentifier():
+                handle = make_one(table, self.context)
+                setattr(function, name, handle)
+                if isinstance(handle, OperatorListHandle):
+                    self._lists.append(handle)
+        if self.shared is not None:
+            (table,) = self.shared.tables.values()
+            shared = make_handle(table, self.context)
+            assert isinstance(shared, BroadcastHandle)
+            self._broadcast = self.context.broadcast = shared
+            if table.name in declared:
+                setattr(function, table.name, shared)
 
     def begin_rows(self) -> None:
-        """Before the first row: what is due without one."""
+        """Before the first row: what is due without one. Rows of a broadcast come before that."""
+        self._is_waiting = self.spec.broadcast_inlet is not None
+        if not self._is_waiting:
+            self._runner().begin_rows()
+
+    def _end_broadcast(self) -> None:
+        """All rows of the broadcast are in: what was due at the beginning is due now."""
+        self._is_waiting = False
         self._runner().begin_rows()
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
+        if self._is_waiting:
+            self._end_broadcast()
         self.rows_in += self._row_count(rows)
         if times is not None:
             in_time = self._in_time(times)
@@ -318,10 +308,24 @@ class Operator:
 
     def run_broadcast(self, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows that all subtasks get, before the others of the epoch. They are never late."""
-        self.rows_in += len(rows)
-        runner = self._runner()
+        if self.context.subtask == 0:
+            # Every subtask gets them, but they are rows of the stream once.
+            self.rows_in += len(rows)
+        runner, shared = self._runner(), self._broadcast
         assert isinstance(runner, RecordRunner), "broadcast rows come one by one"
-        runner.run_broadcast(times, rows)
+        if shared is not None:
+            shared.is_writable = True
+        try:
+            runner.run_broadcast(times, rows)
+        finally:
+            if shared is not None:
+                shared.is_writable = False
+
+    def run_returned(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
+        """Rows that a loop has sent back. They were in time once, and are never late."""
+        late_us, self.late_us = self.late_us, None
+        self.run(groups, times, rows)
+        self.late_us = late_us
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Rows of an operator of the same level that this one is chained to."""
@@ -386,36 +390,18 @@ class Operator:
         return self.runner
 
     def finish(self) -> list[StatePart]:
-        """What the epoch changed, by state."""
+        """After the last row: what the epoch changed of its own state."""
+        if self._is_waiting:
+            self._end_broadcast()
         self._runner().end_rows()
         self.flush()
-        parts = []
-        for name, table in sorted(self.tables.items()):
-            try:
-                batch = table.delta()
-            except ValueError as error:
-                raise FunctionError(
-                    f"operator {self.spec.uid!r}: {error}", operator=self.spec.uid
-                ) from error
-            if batch is not None:
-                parts.append(StatePart(name, batch))
-        return parts
+        return self.state.delta(self.spec.uid)
 
     def flush(self) -> None:
         """Process all rows that came, and pass on what they caused."""
         self._runner().flush()
         for outlet in self.outlets:
             outlet.flush()
-
-    def finished(self, delta_id: str | None) -> None:
-        """Name what the epoch made, so that the next `begin` can recognise it."""
-        self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
-
-    def keys_changed(self) -> int:
-        return sum(table.keys_changed() for table in self.tables.values())
-
-    def state_keys(self) -> int:
-        return sum(table.keys_held() for table in self.tables.values())
 
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
@@ -429,10 +415,9 @@ class Operator:
         if event_ms is not None and not self.spec.has_watermark:
             # Whatever the watermark of others: it is for draining to come to these.
             event_ms = MAX_MS
+        if event_ms is not None:
+            event_ms = min(event_ms + self.spec.delay_ms, MAX_MS)
         return event_ms, processing_ms
-
-    def own(self, subtask: int, parallelism: int) -> range:
-        return groups_of(subtask, parallelism, self.group_count)
 
     def close_function(self) -> None:
         if self.function is not None:
@@ -443,8 +428,8 @@ class Operator:
         try:
             self.close_function()
         finally:
-            if not self.is_adopted:
-                self.backend.close()
+            for holding in self.holdings:
+                holding.close()
 
     def located(
         self, error: FunctionError, row: Any = None, *, timer: str | None = None
@@ -482,36 +467,3 @@ class Operator:
         if frames:
             lines.append(f"  at: {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}")
         return FunctionError("\n".join(lines), **facts)
-
-
-def _form(table: Table) -> tuple[Any, ...]:
-    """What state must agree in to be the same state: value, reducing and aggregating do."""
-    declaration = table.declaration
-    ttl = declaration.ttl
-    # With another ttl it is restored: what had expired must not live again.
-    lives = None if ttl is None else (ttl.clock, ttl.ms)
-    return type(table), declaration.type, declaration.entry_type, lives
-
-
-def _overlap(piece: Piece, groups: range) -> range:
-    return range(
-        max(piece.first_group, groups.start),
-        min(piece.first_group + piece.group_count, groups.stop),
-    )
-
-
-def _without(groups: range, kept: Sequence[range]) -> list[range]:
-    """What is left of a range, as ranges."""
-    gaps = []
-    start = groups.start
-    for part in sorted((_cut(part, groups) for part in kept), key=lambda part: part.start):
-        if part.start > start:
-            gaps.append(range(start, part.start))
-        start = max(start, part.stop)
-    if start < groups.stop:
-        gaps.append(range(start, groups.stop))
-    return gaps
-
-
-def _cut(part: range, groups: range) -> range:
-    return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))

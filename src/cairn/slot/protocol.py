@@ -20,6 +20,9 @@ import msgspec
 
 from cairn.storage.pack import Stored as Stored
 
+ROUNDS_MAX = 1 << 20
+"""More rounds than an epoch can have."""
+
 
 class Token(NamedTuple):
     """Which attempt is speaking. Later attempts compare greater."""
@@ -77,6 +80,14 @@ class Begin(msgspec.Struct, frozen=True):
     is_draining: bool = False
     """The input has ended: every timer is due that was set before this epoch."""
 
+    round: int = 0
+    """In a job with loops: how often the epoch has gone around before."""
+
+    @property
+    def step(self) -> int:
+        """Attempts and their rounds, in one number that rises."""
+        return self.attempt * ROUNDS_MAX + self.round
+
     def slot(self, subtask: int) -> int:
         return self.slots[subtask] if self.slots else subtask
 
@@ -92,7 +103,7 @@ class Compacted(msgspec.Struct, frozen=True):
     as_of: int
     """The epoch whose state, or whose files, it was made from."""
     replaced: tuple[str, ...]
-    """The ids of the deltas it stands for, in order. A base stands for all up to `as_of`."""
+    """The deltas it stands for as they are listed, in order. A base stands for all to `as_of`."""
     stored: Stored
     ms: float
 

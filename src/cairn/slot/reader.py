@@ -83,6 +83,19 @@ def connected_rows(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.Str
     return pa.StructArray.from_arrays([batch[name] for name in names], names=names)
 
 
+def connected_of(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int) -> pa.StructArray:
+    """The same for rows that all come in by one of the inputs."""
+    lane = inlets[target].lane
+    columns = [pa.array(np.full(len(rows), lane, np.int32))]
+    names = ["lane"]
+    for inlet in inlets:
+        assert inlet.lane is not None, "connected inputs come through shuffles"
+        struct = pa.struct(list(inlet.schema))
+        columns.append(rows if inlet.lane == lane else pa.nulls(len(rows), struct))
+        names.append(lane_name(inlet.lane))
+    return pa.StructArray.from_arrays(columns, names=names)
+
+
 def times_of(batch: pa.RecordBatch, inlet: InletSpec) -> pa.Array | None:
     """The event times of rows that come from an operator of the same level, in microseconds."""
     if inlet.event_time is None:

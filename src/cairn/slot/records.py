@@ -26,6 +26,7 @@ import pyarrow as pa
 from cairn.backends.base import Backend
 from cairn.errors import FunctionError
 from cairn.functions import KeyedProcess, Process
+from cairn.slot.context import NoKey
 from cairn.slot.gather import Gather
 from cairn.slot.outlet import short
 from cairn.slot.reader import ConnectedReader, RowReader
@@ -45,6 +46,8 @@ AGAIN_MAX: Final = 100_000
 FOREVER: Final = 1 << 62
 
 Kind = Literal["event", "processing"]
+
+IN_BROADCAST = NoKey("process_broadcast()")
 
 NO_KEY = NoTimers(
     "ctx.timers is used where no key is at hand\n"
@@ -198,7 +201,7 @@ class RecordRunner:
         times_ms: Iterable[int | None] = repeat(None)
         if times is not None:
             times_ms = (None if t is None else t // 1000 for t in times.to_pylist())
-        context.key, context.timers = None, NO_KEY
+        context.key, context.group, context.timers = None, IN_BROADCAST, NO_KEY
         made, _ = self._broadcast_reader.read(rows)
         self._run_broadcast_rows(zip(made, times_ms, strict=False))
         context.timers = self._key_timers

@@ -22,7 +22,7 @@ from cairn.crash import crash_point
 from cairn.errors import RestoreError
 from cairn.evolution import reshape, revives
 from cairn.slot.compactor import Pace, Work
-from cairn.slot.operator import Operator
+from cairn.slot.holding import Holding
 from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Declaration
@@ -36,7 +36,7 @@ MERGE_ROWS = 32 * 1024
 
 
 def restore(
-    operator: Operator,
+    holding: Holding,
     log: Log,
     store: Store,
     epoch_number: int,
@@ -49,15 +49,15 @@ def restore(
     What had expired before the epoch that begins is left out.
     """
     epoch = log.epoch(epoch_number)
-    entry = _entry(operator.spec.uid, epoch.operators)
-    names = operator.tables.keys() & entry.states.keys()
-    revived = {n for n in names if revives(entry.states[n], operator.tables[n].declaration)}
-    into = _Into(operator, epoch, begin)
+    entry = _entry(holding.uid, epoch.operators)
+    names = holding.tables.keys() & entry.states.keys()
+    revived = {n for n in names if revives(entry.states[n], holding.tables[n].declaration)}
+    into = _Into(holding, epoch, begin)
     for part in entry.ranges:
         for ref in part.files:
             for groups in filter(None, (_overlap(gap, ref) for gap in missing)):
                 if ref.kind == "base" and not revived:
-                    if operator.backend.load(store, ref, groups, scratch):
+                    if holding.backend.load(store, ref, groups, scratch):
                         continue
                 with open_rows(store, ref, scratch) as reader:
                     for name in (names - revived) & set(reader.states):
@@ -71,7 +71,7 @@ def _restore_visible(
     into: _Into, store: Store, scratch: str, groups: range, names: list[str]
 ) -> None:
     """State that is to live longer than it did: what had expired stays gone, item by item."""
-    uid = into.operator.spec.uid
+    uid = into.holding.uid
     with EpochReader(store, into.epoch, scratch) as reader:
         columns = reader.columns(uid)
         for chunk in reader.chunks(uid, groups, names):
@@ -81,28 +81,28 @@ def _restore_visible(
 
 
 class _Into:
-    """The operator that is restored: stored rows come to it in the declared form."""
+    """What is restored: stored rows come to it in the declared form."""
 
-    def __init__(self, operator: Operator, epoch: Epoch, begin: Begin | None) -> None:
-        self.operator = operator
+    def __init__(self, holding: Holding, epoch: Epoch, begin: Begin | None) -> None:
+        self.holding = holding
         self.epoch = epoch
         self._begin = begin
-        self._states = epoch.operators[operator.spec.uid].states
+        self._states = epoch.operators[holding.uid].states
 
     def apply(self, name: str, batch: pa.RecordBatch, *, is_whole: bool) -> None:
-        operator, table = self.operator, self.operator.tables[name]
+        holding, table = self.holding, self.holding.tables[name]
         rows = reshape(
             batch,
             table.declaration,
-            operator.spec.key_type,
-            operator=operator.spec.uid,
+            holding.key_type,
+            operator=holding.uid,
             held=self._states[name],
             stamp_ms=stamp_ms(table.declaration, self.epoch),
         )
-        floor_ms = None if self._begin is None else operator.floor_ms(table, self._begin)
-        if floor_ms is not None:
+        expired_ms = None if self._begin is None else holding.floor_ms(table, self._begin)
+        if expired_ms is not None:
             # Of a delta they delete what the files before it may hold.
-            rows = table.leave_out_expired(rows, floor_ms, keep_rows=not is_whole)
+            rows = table.leave_out_expired(rows, expired_ms, keep_rows=not is_whole)
         table.apply(rows)
 
 
@@ -113,10 +113,10 @@ def stamp_ms(declaration: Declaration, epoch: Epoch) -> int:
     return epoch.watermark_ms if is_event and epoch.watermark_ms is not None else epoch.now_ms
 
 
-def base_work(operator: Operator, store: Store, begin: Begin, scratch: str) -> Work:
+def base_work(holding: Holding, store: Store, begin: Begin, scratch: str) -> Work:
     """The whole state as of the parent epoch, as one base. Captured now, written later."""
-    base = operator.backend.begin_base(operator.tables, operator.groups)
-    groups, uid = operator.groups, operator.spec.uid
+    base = holding.backend.begin_base(holding.tables, holding.groups)
+    groups, uid = holding.groups, holding.uid
 
     def run(pace: Pace) -> Compacted:
         return write_base(base, uid, groups, store, begin, scratch, pace)
@@ -161,19 +161,19 @@ def write_base(
 
 
 def merge_work(
-    operator: Operator, compaction: Compaction, store: Store, begin: Begin, scratch: str
+    holding: Holding, compaction: Compaction, store: Store, begin: Begin, scratch: str
 ) -> Work:
     """The last few deltas of the range as one: of each key the last word."""
-    groups, uid = operator.groups, operator.spec.uid
+    groups, uid = holding.groups, holding.uid
 
     def run(pace: Pace) -> Compacted | None:
-        return _merge(operator, groups, compaction, store, begin, scratch, pace)
+        return _merge(holding, groups, compaction, store, begin, scratch, pace)
 
     return Work(uid, run, lambda: None)
 
 
 def _merge(
-    operator: Operator,
+    holding: Holding,
     groups: range,
     compaction: Compaction,
     store: Store,
@@ -182,7 +182,7 @@ def _merge(
     pace: Pace,
 ) -> Compacted | None:
     assert begin.parent is not None, "nothing to merge without a parent epoch"
-    uid = operator.spec.uid
+    uid = holding.uid
     started = time.perf_counter()
     part = _range(_entry(uid, Log(store).epoch(begin.parent).operators), groups)
     refs = part.files[-compaction.count :]
@@ -199,7 +199,7 @@ def _merge(
             )
             readers = [(ref, open_rows(store, ref, scratch)) for ref in refs]
             for name in sorted({name for _, reader in readers for name in reader.states}):
-                table = operator.tables.get(name)
+                table = holding.tables.get(name)
                 begun = False
                 for batches in _by_groups(name, readers, groups):
                     if table is None:
@@ -229,7 +229,7 @@ def _merge(
         kind="merge",
         tier=compaction.tier,
         as_of=begin.parent,
-        replaced=tuple(ref.id for ref in refs),
+        replaced=tuple(ref.listing for ref in refs),
         stored=stored,
         ms=(time.perf_counter() - started) * 1000,
     )

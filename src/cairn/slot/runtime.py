@@ -30,24 +30,29 @@ from cairn.backends.ttl import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
-from cairn.sinks.base import Sink, SinkContext, Writer
+from cairn.plan.keygroups import groups_of
+from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
 from cairn.slot.compactor import Compactor
+from cairn.slot.feedback import Feedback, InFlight, take
+from cairn.slot.gather import Rows
+from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
-from cairn.slot.reader import connected_rows
+from cairn.slot.reader import connected_of, connected_rows
+from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.spec import (
+    FeedbackSpec,
     InletSpec,
     JobSpec,
     LevelSpec,
-    OperatorSpec,
     SinkSpec,
     envelope_schema,
     lane_name,
 )
 from cairn.slot.sweeper import Sweeper
-from cairn.storage.files import StatePart, encode_segment
+from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.pack import write_segment
@@ -81,6 +86,7 @@ class Runtime:
         self._scratch = scratch
         self._store = store
         self._levels: dict[int, LevelRuntime] = {}
+        self._in_flight = InFlight()
         self._lock = threading.Lock()
 
     def load(self, spec_id: str, data: bytes, token: Token | None = None) -> None:
@@ -96,7 +102,9 @@ class Runtime:
             store = self._store or open_store(spec.checkpoint)
             log = Log(store)
             levels = {
-                level.index: LevelRuntime(spec, level, store, log, self._scratch, self.compactor)
+                level.index: LevelRuntime(
+                    spec, level, store, log, self._scratch, self.compactor, self._in_flight
+                )
                 for level in spec.levels
             }
             for index, level in self._levels.items():
@@ -131,7 +139,8 @@ class SinkRuntime:
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.committed(begin.parent)
-        self.writer = self.sink.writer(begin.epoch, subtask, begin.attempt)
+        attempt = attempt_of(begin.attempt, begin.round)
+        self.writer = self.sink.writer(begin.epoch, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
@@ -177,6 +186,7 @@ class LevelRuntime:
         log: Log,
         scratch: str,
         compactor: Compactor,
+        in_flight: InFlight,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -186,19 +196,36 @@ class LevelRuntime:
         self.operators = [
             Operator(
                 op,
-                make_backend(job.backend, f"{scratch}/{new_id()}", job.backend_memory_bytes),
+                # Lists of subtasks are little: in memory with every backend.
+                make_backend(
+                    job.backend if op.keys else "heap",
+                    f"{scratch}/{new_id()}",
+                    job.backend_memory_bytes,
+                ),
                 group_count=job.group_count,
             )
             for op in spec.operators
         ]
         self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
+        self.feedbacks = [Feedback(f, in_flight, job.group_count) for f in spec.feedbacks]
+        self._in_flight = in_flight
+        self._group_count = job.group_count
+        uids = {op.uid for op in spec.operators}
+        self._returns = {uid: [f for f in job.feedbacks if f.operator == uid] for uid in uids}
+        """Per operator, what loops send back to it."""
+        self._returned: dict[str, list[tuple[FeedbackSpec, Rows]]] = {}
+        """The same in this attempt, until it is processed."""
         self.schema = envelope_schema(spec.lanes)
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
         self.state_keys: dict[str, int] = {}
         by_uid = {operator.spec.uid: operator for operator in self.operators}
-        everybody: list[Operator | SinkRuntime] = [*self.operators, *self.sinks.values()]
+        everybody: list[Operator | SinkRuntime | Feedback] = [
+            *self.operators,
+            *self.sinks.values(),
+            *self.feedbacks,
+        ]
         self._consumers = [consumer for consumer in everybody if consumer.spec.lane is not None]
         self._lane_count = len(spec.lanes_in)
         for operator in self.operators:
@@ -213,6 +240,10 @@ class LevelRuntime:
         self._closed = False
         self._lock = threading.RLock()
         self._token_lock = threading.Lock()
+
+    @property
+    def holdings(self) -> list[Holding]:
+        return [holding for operator in self.operators for holding in operator.holdings]
 
     def _lane_target(self, lane: int) -> Send:
         fields = list(self.schema)
@@ -250,55 +281,112 @@ class LevelRuntime:
             self.compactor.settle(begin.settled)
             self.restored = False
             for operator in self.operators:
-                self._bring_to_parent(operator, begin, subtask)
+                operator.declare()
+                for holding in operator.holdings:
+                    self._bring_to_parent(holding, begin, subtask)
                 operator.open(begin, subtask)
                 operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
+                self._take_returned(operator, begin, subtask)
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
+            for feedback in self.feedbacks:
+                feedback.begin(begin, subtask)
             self.begin_ms = (time.perf_counter() - started) * 1000
             self.process_ms = 0.0
         crash_point("slot.begun")
 
-    def _bring_to_parent(self, operator: Operator, begin: Begin, subtask: int) -> None:
-        uid = operator.spec.uid
-        groups = operator.own(subtask, begin.parallelism)
+    def _bring_to_parent(self, holding: Holding, begin: Begin, subtask: int) -> None:
+        uid = holding.uid
+        groups = holding.own(subtask, begin.parallelism)
         version = begin.versions[uid][subtask]
         pieces = begin.pieces[uid][subtask] if uid in begin.pieces else []
-        operator.declare()
-        if version not in (operator.version, operator.pending) or groups != operator.groups:
+        if not holding.is_at(version, groups):
             # Before anything of it changes: what is being written is of the state that was.
             self.compactor.cancel(uid)
-        missing = operator.bring_to(version, groups, pieces)
+        missing = holding.bring_to(version, groups, pieces)
         if missing and version != EMPTY_VERSION:
-            assert begin.parent is not None, "state without a parent epoch"
-            restore(operator, self.log, self.store, begin.parent, missing, self.scratch, begin)
+            if begin.round:
+                raise EpochError(
+                    f"operator {uid!r}: subtask {subtask} has lost its state of round "
+                    f"{begin.round} of the epoch, which is stored nowhere; the epoch runs again"
+                )
+            self._read_parent(holding, missing, begin, subtask)
             self.restored = True
             crash_point("slot.restored")
-        operator.version = version
-        if uid in begin.rewrite and version != EMPTY_VERSION:
+        holding.version = version
+        # Of state that all subtasks hold alike, the first one writes what is stored.
+        is_writer = holding.scope != "shared" or subtask == 0
+        if is_writer and uid in begin.rewrite and version != EMPTY_VERSION:
             self.compactor.cancel(uid)
-            self._rewritten.append(self._write_base_now(operator, begin))
+            self._rewritten.append(self._write_base_now(holding, begin))
         else:
-            self._compact(operator, begin, subtask)
+            self._compact(holding, begin, subtask)
 
-    def _write_base_now(self, operator: Operator, begin: Begin) -> Compacted:
-        base = operator.backend.begin_base(operator.tables, operator.groups)
+    def _take_returned(self, operator: Operator, begin: Begin, subtask: int) -> None:
+        self._returned[operator.spec.uid] = [
+            (spec, rows)
+            for spec in self._returns[operator.spec.uid]
+            if (
+                rows := take(
+                    spec,
+                    self._in_flight,
+                    begin,
+                    groups_of(subtask, begin.parallelism, self._group_count),
+                    subtask,
+                    self.log,
+                    self.store,
+                    self.scratch,
+                )
+            )
+            is not None
+        ]
+
+    def _run_returned(self, operator: Operator) -> None:
+        """What loops send back comes before all other rows but broadcast ones."""
+        for spec, rows in self._returned.pop(operator.spec.uid, ()):
+            inlets = operator.spec.row_inlets
+            mine = rows.rows
+            if inlets[0].name:
+                mine = connected_of(mine, inlets, spec.target)
+            operator.run_returned(rows.groups, rows.times, mine)
+
+    def _read_parent(
+        self, holding: Holding, missing: list[range], begin: Begin, subtask: int
+    ) -> None:
+        assert begin.parent is not None, "state without a parent epoch"
+        if holding.scope == "subtask":
+            held = self.log.epoch(begin.parent).operators.get(holding.uid)
+            if held is not None and len(held.ranges) != begin.parallelism:
+                redistribute(
+                    holding,
+                    self.log,
+                    self.store,
+                    begin.parent,
+                    subtask=subtask,
+                    parallelism=begin.parallelism,
+                    scratch=self.scratch,
+                )
+                return
+        restore(holding, self.log, self.store, begin.parent, missing, self.scratch, begin)
+
+    def _write_base_now(self, holding: Holding, begin: Begin) -> Compacted:
+        base = holding.backend.begin_base(holding.tables, holding.groups)
         try:
-            uid, groups = operator.spec.uid, operator.groups
+            uid, groups = holding.uid, holding.groups
             return write_base(base, uid, groups, self.store, begin, self.scratch, pace=lambda: None)
         finally:
             base.close()
 
-    def _compact(self, operator: Operator, begin: Begin, subtask: int) -> None:
-        """Start what is due, unless something of this operator is under way already."""
-        uid = operator.spec.uid
+    def _compact(self, holding: Holding, begin: Begin, subtask: int) -> None:
+        """Start what is due, unless something of this state is under way already."""
+        uid = holding.uid
         compaction = begin.compactions.get(uid, {}).get(subtask)
         if compaction is None or not self.compactor.is_free(uid):
             return
         if compaction.kind == "base":
-            work = base_work(operator, self.store, begin, self.scratch)
+            work = base_work(holding, self.store, begin, self.scratch)
         else:
-            work = merge_work(operator, compaction, self.store, begin, self.scratch)
+            work = merge_work(holding, compaction, self.store, begin, self.scratch)
         self.compactor.submit(work)
 
     def attach(self, token: Token, send: Send) -> None:
@@ -310,6 +398,8 @@ class LevelRuntime:
             # Those that are fed by others first: timers of these may emit at once.
             for operator in reversed(self.operators):
                 operator.begin_rows()
+                if operator.spec.broadcast_inlet is None:
+                    self._run_returned(operator)
             self.process_ms = (time.perf_counter() - started) * 1000
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
@@ -322,9 +412,13 @@ class LevelRuntime:
                     self._run_operator(consumer, batch)
                     continue
                 mine = self._in_lanes(batch, consumer.spec.lane)
-                if mine.num_rows:
-                    assert consumer.spec.lane is not None
-                    rows = mine[lane_name(consumer.spec.lane)]
+                if not mine.num_rows:
+                    continue
+                assert consumer.spec.lane is not None
+                rows = mine[lane_name(consumer.spec.lane)]
+                if isinstance(consumer, Feedback):
+                    consumer.run(mine["group"], rows)
+                else:
                     consumer.write(pa.RecordBatch.from_struct_array(rows))
             self.process_ms += (time.perf_counter() - started) * 1000
         crash_point("slot.batch")
@@ -341,6 +435,7 @@ class LevelRuntime:
         mine = self._in_lanes(batch, *(inlet.lane for inlet in spec.row_inlets))
         if not mine.num_rows:
             return
+        self._run_returned(operator)
         main = spec.inlets[0]
         rows = connected_rows(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
         operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
@@ -357,8 +452,17 @@ class LevelRuntime:
             begin = self._begin
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
+            for operator in self.operators:
+                self._run_returned(operator)
             operators = [self._finish_operator(op, begin) for op in self.operators]
-            self.state_keys = {op.spec.uid: op.state_keys() for op in self.operators}
+            shared = [op.shared for op in self.operators if op.shared is not None]
+            operators += [self._finish_shared(holding, begin) for holding in shared]
+            self.state_keys = {
+                held.uid: held.state_keys()
+                for held in self.holdings
+                if held.scope != "shared" or self._subtask == 0
+            }
+            operators += [self._finish_feedback(feedback, begin) for feedback in self.feedbacks]
             crash_point("slot.delta.written")
             committables = {}
             for uid, sink in self.sinks.items():
@@ -369,16 +473,25 @@ class LevelRuntime:
             self.snapshot_ms = (time.perf_counter() - started) * 1000
             return Ack(self.spec.index, self._subtask, operators, committables)
 
+    def _finish_feedback(self, feedback: Feedback, begin: Begin) -> OperatorAck:
+        uid = feedback.spec.uid
+        part = feedback.finish()
+        stored = None
+        if part is not None:
+            stored = self._stored(_encoded(uid, [part], begin, "base"), begin)
+            feedback.finished(stored.id, begin)
+        return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
+
     def _finish_operator(self, operator: Operator, begin: Begin) -> OperatorAck:
-        parts = operator.finish()
-        stored = self._store_delta(operator.spec, parts, begin) if parts else None
-        operator.finished(None if stored is None else stored.id)
+        parts, holding = operator.finish(), operator.state
+        stored = self._stored(_encoded(holding.uid, parts, begin), begin) if parts else None
+        holding.finished(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()
         return OperatorAck(
             uid=operator.spec.uid,
             rows_in=operator.rows_in,
             rows_out=sum(outlet.rows_out for outlet in operator.outlets),
-            keys_changed=operator.keys_changed(),
+            keys_changed=holding.keys_changed(),
             delta=stored,
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
@@ -388,11 +501,29 @@ class LevelRuntime:
             groups=operator.groups_in,
         )
 
+    def _finish_shared(self, holding: Holding, begin: Begin) -> OperatorAck:
+        """Every subtask has made the same changes: one stores them, the others say their name."""
+        parts = holding.delta(holding.uid.split(":")[0])
+        is_writer = self._subtask == 0
+        stored: Stored | None = None
+        if parts and is_writer:
+            stored = self._stored(_encoded(holding.uid, parts, begin), begin)
+        elif parts:
+            stored = Stored(_encoded(holding.uid, parts, begin).id, 0, 0)
+        holding.finished(None if stored is None else stored.id)
+        return OperatorAck(
+            uid=holding.uid,
+            rows_in=0,
+            rows_out=0,
+            keys_changed=holding.keys_changed() if is_writer else 0,
+            delta=stored,
+        )
+
     def report(
         self, *, executor: str, log: str, started_ms: int, stage: int | None = None
     ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
-        uids = {operator.spec.uid for operator in self.operators}
+        uids = {holding.uid for holding in self.holdings}
         written = [file for file in self.compactor.announced() if file.uid in uids]
         return Report(
             level=self.spec.index,
@@ -411,10 +542,7 @@ class LevelRuntime:
             stage=stage,
         )
 
-    def _store_delta(self, spec: OperatorSpec, parts: list[StatePart], begin: Begin) -> Stored:
-        segment = encode_segment(
-            "delta", spec.uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch
-        )
+    def _stored(self, segment: EncodedSegment, begin: Begin) -> Stored:
         if len(segment.data) <= begin.inline_bytes_max:
             return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
         at = write_segment(self.store, segment, begin.term)
@@ -432,12 +560,12 @@ class LevelRuntime:
         with self._lock:
             if self._closed:
                 return False
-            operators = [op for op in self.operators if not op.is_adopted]
-            if any(operator.reclaim(seconds) for operator in operators):
+            holdings = [holding for holding in self.holdings if not holding.is_adopted]
+            if any(holding.reclaim(seconds) for holding in holdings):
                 return True
-            emptied = [operator for operator in operators if operator.tidy()]
-        for operator in emptied:
-            operator.backend.compact()
+            emptied = [holding for holding in holdings if holding.tidy()]
+        for holding in emptied:
+            holding.backend.compact()
         if emptied:
             trim_memory()
         return False
@@ -450,8 +578,10 @@ class LevelRuntime:
             heirs = {} if successor is None else {op.spec.uid: op for op in successor.operators}
             for operator in self.operators:
                 heir = heirs.get(operator.spec.uid)
-                if heir is None or not heir.adopt(operator):
-                    self.compactor.cancel(operator.spec.uid)
+                adopted = set() if heir is None else heir.adopt(operator)
+                for holding in operator.holdings:
+                    if holding.uid not in adopted:
+                        self.compactor.cancel(holding.uid)
             if successor is not None:
                 successor._newest = newest
             self.close()
@@ -463,3 +593,9 @@ class LevelRuntime:
         for sink in self.sinks.values():
             sink.abort()
             sink.sink.close()
+
+
+def _encoded(
+    uid: str, parts: list[StatePart], begin: Begin, kind: Kind = "delta"
+) -> EncodedSegment:
+    return encode_segment(kind, uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch)

@@ -1,7 +1,7 @@
 """An output whose rows can be taken back until the row that caused them is done.
 
 Always true here:
-- what leaves was accepted, and what was accepted fits the schema;
+- what leaves was accepted, and what is accepted was checked: it fits the schema;
 - rows that were not accepted are the last ones.
 """
 
@@ -43,8 +43,8 @@ class SiftedOutlet(Outlet):
         self._shapes: dict[tuple[type, ...], Checks] = {}
         """By the classes of a row's values: which of them need a look."""
 
-    def accept(self) -> None:
-        """The row at hand is done; raises if something it emitted does not fit the schema."""
+    def check(self) -> None:
+        """Raise if something that the row at hand emitted does not fit the schema."""
         rows, shapes = self.rows, self._shapes
         for at in range(self.accepted, len(rows)):
             row = rows[at]
@@ -57,7 +57,12 @@ class SiftedOutlet(Outlet):
                     # It may fit all the same: encoding it will tell.
                     self._encode([row])
                     break
-        self.accepted = len(rows)
+
+    def accept(self) -> None:
+        """The row at hand is done, and what it emitted was checked, on all outlets."""
+        self.accepted = len(self.rows)
+        if self.accepted >= self.batch_rows:
+            self.flush()
 
     def withdraw(self) -> None:
         """The row at hand has emitted nothing."""

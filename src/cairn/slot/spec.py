@@ -70,6 +70,8 @@ class OperatorSpec:
     """Rows come (also) from other operators."""
     has_watermark: bool = True
     """A watermark is declared for what comes here; without one nothing is late."""
+    delay_ms: int = 0
+    """How far behind the job's watermark that of this operator is."""
     on_error: OnError = "fail"
     """Whether a row that the function fails on fails the epoch, or is put aside."""
 
@@ -136,18 +138,44 @@ class SinkSpec:
 
 
 @dataclass(frozen=True)
+class FeedbackSpec:
+    """Rows of a loop on their way back to an operator: state, until its next turn."""
+
+    uid: str
+    """`<loop>:<operator>`: what they are called in the epoch."""
+    operator: str
+    inlet: InletSpec
+    """As the operator's own, but for the lane: rows come here by that one."""
+    target: int = 0
+    """Which of the operator's inlets they go into."""
+    key_fields: tuple[pa.Field, ...] = ()
+    """The columns of a stored key, as the operator has them."""
+
+    @property
+    def lane(self) -> int | None:
+        return self.inlet.lane
+
+    @property
+    def key_types(self) -> dict[str, str]:
+        return {field.name: type_ddl(field.type) for field in self.key_fields}
+
+
+@dataclass(frozen=True)
 class LevelSpec:
     index: int
     operators: tuple[OperatorSpec, ...]
     sinks: tuple[SinkSpec, ...]
     lanes: tuple[tuple[int, pa.Schema], ...]
     """What leaves this level for a later one."""
+    feedbacks: tuple[FeedbackSpec, ...] = ()
+    """What comes here to be kept for the next epoch, or the next round."""
 
     @property
     def lanes_in(self) -> tuple[int, ...]:
         """Of the rows that are consumed here."""
         lanes = [inlet.lane for op in self.operators for inlet in op.inlets]
         lanes += [sink.lane for sink in self.sinks]
+        lanes += [feedback.lane for feedback in self.feedbacks]
         return tuple(lane for lane in lanes if lane is not None)
 
 
@@ -160,8 +188,14 @@ class JobSpec:
     backend: str
     levels: tuple[LevelSpec, ...]
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES
+    rounds_max: int = 1
+    """How often an epoch goes around while loops send records back."""
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
     """The driver's import path: modules beside a program are found in the slots too."""
+
+    @property
+    def feedbacks(self) -> tuple[FeedbackSpec, ...]:
+        return tuple(feedback for level in self.levels for feedback in level.feedbacks)
 
     def with_function(self, uid: str, function: bytes) -> JobSpec:
         """The same job with another function of one operator."""

@@ -1,9 +1,10 @@
 """The columns of a state, known from a manifest alone: in memory, in Parquet, in a base.
 
 A state is a table of rows `group, key, value`; map state has an `entry` beside the key, and
-the value of list state is a list. In Parquet the first column is called `key_group`.
-State that expires has a last column `at`, the time of the last write in milliseconds (of list
-state a list, item by item).
+the value of list state is a list. The key of an operator list is the subtask, its entry an
+item's place; the key of broadcast state is its map key. In Parquet the first column is called
+`key_group`. State that expires has a last column `at`, the time of the last write in
+milliseconds (of list state a list, item by item).
 
 Always true here:
 - rows that have expired as of `floor_ms` are not among those that come from stored ones;
@@ -57,7 +58,7 @@ class StateColumns:
         self.values: Codec = codec(self.declaration.type)
         self.entries: Codec | None = None
         columns = {GROUP: pa.int32(), "key": self.keys.arrow}
-        if decl.kind == "map":
+        if decl.entry_type is not None:
             self.entries = codec(self.declaration.entry_type)
             columns["entry"] = self.entries.arrow
         value = self.values.arrow
@@ -172,7 +173,7 @@ def _is_nullable(type: pa.DataType) -> bool:
 def _declaration(name: str, decl: StateDecl) -> Declaration:
     # Reducing and aggregating state hold a value; the function that folds them is not needed.
     declaration: Declaration
-    if decl.kind == "map":
+    if decl.entry_type is not None:
         declaration = Map(decl.entry_type, decl.type, ttl=decl.ttl)
     elif decl.kind == "list":
         declaration = List(decl.type, ttl=decl.ttl)

@@ -22,7 +22,13 @@ from cairn.errors import CorruptFileError, StaleEpochError, StateNotFoundError
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, FileRef, OperatorEntry
+from cairn.storage.manifest import (
+    EMPTY_VERSION,
+    Epoch,
+    FileRef,
+    OperatorEntry,
+    entry_uids,
+)
 from cairn.storage.store import Store
 
 CHUNK_ROWS: Final = 1 << 18
@@ -102,7 +108,7 @@ def _wanted(
 ) -> dict[str, list[str]]:
     """The states to compare, by operator, in the order of the later epoch."""
     uids = [*after.operators, *(uid for uid in before.operators if uid not in after.operators)]
-    if operator is not None and operator not in uids:
+    if operator is not None and not entry_uids(uids, operator):
         raise StateNotFoundError(
             f"neither epoch {before.number} nor epoch {after.number} has operator {operator!r}\n"
             f"  found: {', '.join(uids) or 'none'}",
@@ -110,7 +116,7 @@ def _wanted(
         )
     known: dict[str, list[str]] = {}
     for uid in uids:
-        if operator in (None, uid):
+        if operator is None or entry_uids([uid], operator):
             sides = [e.operators[uid].states for e in (after, before) if uid in e.operators]
             known[uid] = list(dict.fromkeys(name for states in sides for name in states))
     if state is None:

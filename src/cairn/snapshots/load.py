@@ -1,7 +1,7 @@
 """A savepoint becomes the first epoch of an empty checkpoint.
 
-Each operator gets one base per subtask, whatever the parallelism was before; rows go from
-Parquet to segments as Arrow columns, a few thousand at a time.
+Each operator gets one base per subtask, whatever the parallelism was before, and one for what
+all subtasks share; rows go from Parquet to segments as Arrow columns, a few thousand at a time.
 
 Always true here:
 - every row of the savepoint is in exactly one base, that of the subtask that owns its group;
@@ -93,8 +93,9 @@ def load_savepoint(
     with CheckedFiles(savepoint.store, scratch) as files:
         for uid, saved in info.operators.items():
             ranges = []
-            for subtask in range(parallelism):
-                groups = groups_of(subtask, parallelism, info.max_parallelism)
+            range_count = _range_count(saved, parallelism)
+            for subtask in range(range_count):
+                groups = groups_of(subtask, range_count, info.max_parallelism)
                 part = _write_base(savepoint, files, saved, groups, store, number, term, scratch)
                 ranges.append(part)
                 done += len(groups)
@@ -106,8 +107,9 @@ def load_savepoint(
                 function_version=saved.function_version,
                 key_types=saved.key_types,
                 states={name: state.decl for name, state in saved.states.items()},
-                parallelism=parallelism,
+                parallelism=len(ranges) if saved.scope == "subtask" else parallelism,
                 ranges=ranges,
+                scope=saved.scope,
             )
     return Epoch(
         number=number,
@@ -135,6 +137,13 @@ def load_savepoint(
             }
         },
     )
+
+
+def _range_count(saved: SavedOperator, parallelism: int) -> int:
+    """Lists stay with the subtasks they were of: they are handed out when the job runs."""
+    if saved.scope == "shared":
+        return 1
+    return saved.parallelism if saved.scope == "subtask" else parallelism
 
 
 def _write_base(

@@ -24,7 +24,7 @@ from cairn.backends.files import RowsReader, open_rows
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
-from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
+from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState, entry_uids
 from cairn.storage.store import Store
 
 CHUNK_ROWS: Final = 1 << 18
@@ -77,10 +77,14 @@ class EpochReader:
     def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of a state: `group, key, value`, or `group, key, entry, value` for maps.
 
-        Of state that expires with the time of the last write, `at`.
+        Of state that expires with the time of the last write, `at`. What an operator has of
+        another scope, such as broadcast state, is found under its uid too.
         """
+        operators = self.epoch.operators
+        uids = entry_uids(operators, uid)
+        uid = next((each for each in uids if state in operators[each].states), uid)
         if state not in self._entry(uid).states:
-            known = ", ".join(self._entry(uid).states) or "none"
+            known = ", ".join(name for each in uids for name in operators[each].states) or "none"
             raise StateNotFoundError(
                 f"operator {uid!r} has no state {state!r} in epoch {self.epoch.number}\n"
                 f"  found: {known}",

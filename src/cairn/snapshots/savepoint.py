@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.storage.log import JOB_PATH, LOG_FOLDER
-from cairn.storage.manifest import StateDecl, unseal
+from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
 from cairn.storage.store import NotFoundError, Store, file_path, open_store
 from cairn.storage.verify import Damage
 
@@ -77,6 +77,9 @@ class SavedOperator(msgspec.Struct, frozen=True, kw_only=True):
     function_version: str
     key_types: dict[str, str]
     states: dict[str, SavedState]
+    scope: Scope = "keyed"
+    parallelism: int = 0
+    """Lists of subtasks are found by it."""
 
 
 class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,11 +151,15 @@ class Savepoint:
         self, files: CheckedFiles, uid: str, state: str, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Like `rows`, with files that are kept for the next call."""
+        operators = self.info.operators
+        uids = entry_uids(operators, uid)
+        uid = next((each for each in uids if state in operators[each].states), uid)
         operator = self._operator(uid)
         if state not in operator.states:
+            known = ", ".join(name for each in uids for name in operators[each].states) or "none"
             raise StateNotFoundError(
                 f"operator {uid!r} has no state {state!r} in the savepoint\n"
-                f"  savepoint: {self.url}\n  found: {', '.join(operator.states) or 'none'}",
+                f"  savepoint: {self.url}\n  found: {known}",
                 operator=uid,
                 state=state,
             )

@@ -197,6 +197,8 @@ def _write_operators(
                 function_version=entry.function_version,
                 key_types=entry.key_types,
                 states={name: writer.finish() for name, writer in writers.items()},
+                scope=entry.scope,
+                parallelism=len(entry.ranges),
             )
     if progress is not None:
         progress(total, total)

@@ -17,7 +17,7 @@ Always true here:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -81,6 +81,11 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The checkpoint that holds it, by url, where that is another one: a branch's parent."""
 
     @property
+    def listing(self) -> str:
+        """The file and the key groups it counts for: one file may be listed several times."""
+        return f"{self.id}:{self.first_group}+{self.group_count}"
+
+    @property
     def size(self) -> int:
         """Bytes in all."""
         return self.length + self.objects_bytes
@@ -108,6 +113,11 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
 
 
+Scope = Literal["keyed", "subtask", "shared", "feedback"]
+"""Whose the state of an entry is: of keys, in ranges of key groups; of subtasks, a list each;
+of all subtasks alike, in one range; or of records on their way back in a loop."""
+
+
 class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     function_version: str
@@ -115,6 +125,12 @@ class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, StateDecl]
     parallelism: int
     ranges: list[RangeState]
+    scope: Scope = "keyed"
+
+
+def entry_uids(known: Iterable[str], operator: str) -> list[str]:
+    """The entries of an operator among these: its own, and those that go by its name."""
+    return [uid for uid in known if uid == operator or uid.startswith(f"{operator}:")]
 
 
 class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,13 +216,14 @@ class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     state_bytes: int = 0
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True):
+class _About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All of an operator but its ranges."""
 
     function_version: str
     key_types: dict[str, str]
     states: dict[str, StateDecl]
     parallelism: int
+    scope: Scope = "keyed"
 
 
 class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -363,6 +380,7 @@ def _unpack_operator(
         states=about.states,
         parallelism=about.parallelism,
         ranges=ranges,
+        scope=about.scope,
     )
 
 
@@ -391,6 +409,7 @@ def _about(entry: OperatorEntry) -> _About:
         key_types=entry.key_types,
         states=entry.states,
         parallelism=entry.parallelism,
+        scope=entry.scope,
     )
 
 

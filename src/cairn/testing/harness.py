@@ -35,21 +35,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
+from cairn.backends.broadcast import BroadcastHandle
+from cairn.backends.operator_list import OperatorListHandle
 from cairn.codec import codec
-from cairn.coordinator.epoch import state_decls
+from cairn.connected import named
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import ERRORS, LATE, BatchProcess, Function
+from cairn.functions import ERRORS, LATE, BatchProcess, Function, declared_state
 from cairn.ids import new_id
 from cairn.letters import SCHEMA, OnError, check_on_error
-from cairn.plan.check import check_function, check_handlers, check_ttl
+from cairn.plan.check import (
+    check_broadcast,
+    check_broadcast_state,
+    check_function,
+    check_handlers,
+    check_ttl,
+)
+from cairn.slot.entry import entries_of
+from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
 from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.timers import as_ms
-from cairn.state import Declaration, List, Map
+from cairn.state import Broadcast, Declaration, List, Map
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
@@ -81,14 +91,18 @@ class Harness:
         on_error: OnError = "fail",
         backend: str = "heap",
         broadcast: Any = None,
+        broadcast_state: Declaration | None = None,
     ) -> None:
-        """`key_by` is None for a function without keys. `broadcast` is the schema of such rows.
+        """`key_by` is None for a function without keys. `broadcast` is the schema of such rows,
+        and `broadcast_state` where they are kept, if the function does not declare it.
 
         Of connected streams `schema`, `key_by` and `event_time` are by their names.
         """
         check_function(function, UID)
         self._inputs = Inputs(schema, key_by, event_time, UID)
         inlets = self._inputs.inlets
+        self.schema = inlets[0].schema
+        """Of the rows pushed; of connected streams, of the first."""
         names = self._inputs.names if self._inputs.is_connected else []
         check_handlers(function, UID, names, has_broadcast=broadcast is not None)
         self._is_timed = inlets[0].event_time is not None
@@ -114,14 +128,22 @@ class Harness:
             lane = len(inlets)
             self._broadcast = Input(InletSpec(lane, parse_schema(broadcast), way="broadcast"))
             inlets = (*inlets, self._broadcast.inlet)
+        declared = [d for d in declared_state(function).values() if isinstance(d, Broadcast)]
+        if broadcast_state is None:
+            broadcast_state = next(iter(declared), None)
+        self._broadcast_state = named(broadcast_state)
+        check_broadcast(self._broadcast_state)
+        check_broadcast_state(function, UID, self._broadcast_state)
         self._spec = OperatorSpec(
             uid=UID,
             inlets=inlets,
             function=cloudpickle.dumps(function),
             outlets=tuple(OutletSpec(tag, schema, (), ()) for tag, schema in outputs.items()),
             on_error=on_error,
+            broadcast=self._broadcast_state,
             stored_key_types=self._inputs.key_types,
         )
+        self._entries = {entry.uid: entry for entry in entries_of(self._spec)}
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)
         self._backend = backend
@@ -214,14 +236,20 @@ class Harness:
 
     # State and time
 
-    def state(self, name: str, key: Any) -> Any:
+    def state(self, name: str, key: Any = None) -> Any:
         """What `process` would see of a state: its value, or the list, or the mapping as a dict.
 
-        The key is a value, or a tuple where several columns make the key.
+        The key is a value, or a tuple where several columns make the key. Broadcast state and
+        operator lists have none.
         """
         handle = vars(self.function).get(name)
+        if self._broadcast_state is not None and name == self._broadcast_state.name:
+            handle = self._operator.context.broadcast
+        if isinstance(handle, BroadcastHandle | OperatorListHandle):
+            handle.forget()
+            return dict(handle) if isinstance(handle, Broadcast) else list(handle)
         if not isinstance(handle, Declaration):
-            known = ", ".join(self._operator.tables) or "none"
+            known = ", ".join(n for held in self._operator.holdings for n in held.tables) or "none"
             raise StateNotFoundError(
                 f"{type(self.function).__name__} declares no state {name!r}\n  found: {known}",
                 state=name,
@@ -315,25 +343,31 @@ class Harness:
         """End the epoch: its changes are the state now. The next row begins another one."""
         if not self._running:
             self._begin()
-        operator, part = self._operator, self._range()
+        ranges = {}
         try:
-            parts = operator.finish()
+            self._operator.finish()
+            for held in self._operator.holdings:
+                stored = self._store_delta(held)
+                held.finished(None if stored is None else stored.id)
+                ranges[held.uid] = self._advance(held, self._range(held.uid), stored)
         except BaseException:
             self.rollback()
             raise
-        stored = None
-        if parts:
-            segment = encode_segment(
-                "delta", UID, parts, first_epoch=self.epoch, last_epoch=self.epoch
-            )
-            at = write_segment(self._store, segment, self._term)
-            stored = Stored(segment.id, at.length, segment.rows, path=at.path)
-        operator.finished(None if stored is None else stored.id)
-        self._append(self._advance(part, stored))
+        self._append(ranges)
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
         self._running = self._has_rows = False
         self._settle()
         self._move_watermark()
+
+    def _store_delta(self, held: Holding) -> Stored | None:
+        parts = held.delta(UID)
+        if not parts:
+            return None
+        segment = encode_segment(
+            "delta", held.uid, parts, first_epoch=self.epoch, last_epoch=self.epoch
+        )
+        at = write_segment(self._store, segment, self._term)
+        return Stored(segment.id, at.length, segment.rows, path=at.path)
 
     def rollback(self) -> None:
         """Abandon the epoch, as when an attempt at it has failed: it never happened."""
@@ -399,20 +433,22 @@ class Harness:
         for outlet in operator.outlets:
             outlet.targets.append(partial(self._take, outlet.tag))
         operator.declare()
-        version = self._range().version
-        missing = operator.bring_to(version, range(GROUP_COUNT), [])
-        if self._newest is not None:
-            with tempfile.TemporaryDirectory() as scratch:
-                restore(operator, self._log, self._store, self._newest.number, missing, scratch)
-        operator.version = version
+        for held in operator.holdings:
+            version = self._range(held.uid).version
+            missing = held.bring_to(version, range(GROUP_COUNT), [])
+            if self._newest is not None:
+                number = self._newest.number
+                with tempfile.TemporaryDirectory() as scratch:
+                    restore(held, self._log, self._store, number, missing, scratch)
+            held.version = version
         return operator
 
     def _take(self, tag: str | None, batch: pa.RecordBatch) -> None:
         rows = codec(pa.struct(list(batch.schema))).decode(batch.to_struct_array())
         self._emitted[tag] += rows
 
-    def _range(self) -> RangeState:
-        entry = None if self._newest is None else self._newest.operators[UID]
+    def _range(self, uid: str) -> RangeState:
+        entry = None if self._newest is None else self._newest.operators[uid]
         (part,) = ranges_for(entry, 1, GROUP_COUNT)
         return part
 
@@ -441,54 +477,55 @@ class Harness:
             passed_ms=self._passed_ms,
             is_draining=is_draining,
             parallelism=1,
-            versions={UID: [self._range().version]},
+            versions={uid: [self._range(uid).version] for uid in self._entries},
             compactions={},
             inline_bytes_max=0,
         )
 
     def _settle(self) -> None:
         """Promote or undo what the operator holds beyond the newest epoch."""
-        missing = self._operator.bring_to(self._range().version, range(GROUP_COUNT), [])
-        assert not missing, "the harness's operator is at the newest epoch or one ahead of it"
+        for held in self._operator.holdings:
+            missing = held.bring_to(self._range(held.uid).version, range(GROUP_COUNT), [])
+            assert not missing, "the harness's operator is at the newest epoch or one ahead of it"
 
     def _write_base(self) -> None:
-        operator, part = self._operator, self._range()
+        ranges = {held.uid: self._based(held) for held in self._operator.holdings}
+        if any(part.files for part in ranges.values()):
+            self._append(ranges)
+
+    def _based(self, held: Holding) -> RangeState:
+        """Its range with one base in place of all files."""
+        part = self._range(held.uid)
         if not part.files:
-            return
-        base = operator.backend.begin_base(operator.tables, operator.groups)
+            return part
+        base = held.backend.begin_base(held.tables, held.groups)
         with tempfile.TemporaryDirectory() as scratch:
             written = write_base(
-                base, UID, operator.groups, self._store, self._begun(), scratch, lambda: None
+                base, held.uid, held.groups, self._store, self._begun(), scratch, lambda: None
             )
         base.close()
         based = take_in(part, written, {})
         assert based is not None, "a base of the newest epoch fits"
-        self._append(self._advance(based, None))
+        return self._advance(held, based, None)
 
-    def _advance(self, part: RangeState, delta: Stored | None) -> RangeState:
-        operator = self._operator
-        event_ms, processing_ms = operator.earliest_timers()
-        ack = OperatorAck(
-            UID,
-            operator.rows_in,
-            0,
-            operator.keys_changed(),
-            delta,
-            event_timer_ms=event_ms,
-            processing_timer_ms=processing_ms,
-        )
-        return advance(part, ack, self.epoch, {}, operator.state_keys())
+    def _advance(self, held: Holding, part: RangeState, delta: Stored | None) -> RangeState:
+        ack = OperatorAck(held.uid, self._operator.rows_in, 0, held.keys_changed(), delta)
+        return advance(part, ack, self.epoch, {}, held.state_keys())
 
-    def _append(self, part: RangeState) -> None:
+    def _append(self, ranges: Mapping[str, RangeState]) -> None:
         now_ms = self._operator.context.now_ms
-        entry = OperatorEntry(
-            uid=UID,
-            function_version="",
-            key_types={},
-            states=state_decls(self._spec),
-            parallelism=1,
-            ranges=[part],
-        )
+        operators = {
+            uid: OperatorEntry(
+                uid=uid,
+                function_version="",
+                key_types=entry.key_types,
+                states=entry.decls,
+                parallelism=1,
+                ranges=[ranges[uid]],
+                scope=entry.scope,
+            )
+            for uid, entry in self._entries.items()
+        }
         self._newest = self._log.append(
             lambda number: Epoch(
                 number=number,
@@ -499,6 +536,6 @@ class Harness:
                 now_ms=now_ms,
                 watermarks={},
                 spark=SparkPosition(folder="", batch_id=number, offsets=""),
-                operators={UID: entry},
+                operators=operators,
             )
         )

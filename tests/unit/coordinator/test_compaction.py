@@ -109,7 +109,7 @@ def compacted(name: str, compaction: Compaction, part: RangeState, as_of: int) -
         kind=compaction.kind,
         tier=compaction.tier,
         as_of=as_of,
-        replaced=tuple(ref.id for ref in replaced),
+        replaced=tuple(ref.listing for ref in replaced),
         stored=Stored(name, size, 1, path=name),
         ms=1.0,
     )

@@ -369,7 +369,7 @@ def test_a_migration_that_a_subtask_did_not_write_is_no_epoch(lead: Lead) -> Non
         outcome = lead.execute(begin, [(1, 2)])
         return Outcome(outcome.acks, [])
 
-    with pytest.raises(EpochError, match="did not write their migrated state"):
+    with pytest.raises(EpochError, match="did not write their state anew"):
         lead.coordinator.run_epoch(POSITION, silent)
     epoch = lead.run_epoch((1, 3))
     (part,) = epoch.operators["count"].ranges

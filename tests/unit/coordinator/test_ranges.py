@@ -143,7 +143,7 @@ def written(kind: str, part: RangeState, as_of: int, *replaced: str) -> Compacte
         kind="base" if kind == "base" else "merge",
         tier=0 if kind == "base" else 3,
         as_of=as_of,
-        replaced=replaced,
+        replaced=tuple(f"{id}:{part.first_group}+{part.group_count}" for id in replaced),
         stored=Stored("m", 9, 9, path="state/m"),
         ms=1.0,
     )
@@ -163,6 +163,20 @@ def test_a_merge_takes_the_place_of_what_it_replaces_and_keeps_the_version() -> 
     assert (merged.kind, merged.tier) == ("delta", 3)
     assert (merged.first_epoch, merged.last_epoch) == (2, 3)
     assert after.version == before.version
+
+
+def test_a_merge_takes_the_place_of_files_as_they_are_listed_not_of_their_namesakes() -> None:
+    """Ranges that became one list the files of before, each for its own key groups."""
+    names = "abc"
+    left = [ref(name, range(0, 1)) for name in names]
+    right = [ref(name, range(1, 2)) for name in names]
+    before = part(range(0, 2), *left, *right)
+    merged = msgspec.structs.replace(
+        written("merge", before, 4), replaced=tuple(each.listing for each in right)
+    )
+    after = take_in(before, merged, {})
+    assert after is not None
+    assert after.files[:3] == left and [each.id for each in after.files[3:]] == ["m"]
 
 
 def test_a_base_replaces_what_came_up_to_its_epoch_and_keeps_what_came_later() -> None:

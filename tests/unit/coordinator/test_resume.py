@@ -11,6 +11,7 @@ import pytest
 from cairn import state
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.errors import PlanError, StateSchemaError
+from cairn.slot.entry import EntrySpec
 from cairn.state import Declaration
 from cairn.storage.manifest import StateDecl
 from tests.unit.coordinator.manifests import entry, epoch
@@ -34,9 +35,10 @@ OTHER = ({"k": "int"}, {"n": state.Value("int")})
 
 
 def check(*, allow_dropped_state: bool = False, **operators: Any) -> frozenset[str]:
+    declared = {"other": OTHER, **operators}
     return check_resume(
         HELD,
-        {"other": OTHER, **operators},
+        {uid: EntrySpec(uid, "keyed", *each) for uid, each in declared.items()},
         job_name="fraud",
         url="file:///ckpt",
         allow_dropped_state=allow_dropped_state,
@@ -83,7 +85,7 @@ def test_one_operator_can_be_asked_about_alone() -> None:
     alone = msgspec.structs.replace(HELD, operators={"other": HELD.operators["other"]})
     found = check_resume(
         alone,
-        {"other": ({"k": "int"}, {"n": state.Value("bigint")})},
+        {"other": EntrySpec("other", "keyed", {"k": "int"}, {"n": state.Value("bigint")})},
         job_name="fraud",
         url="file:///ckpt",
         allow_dropped_state=False,

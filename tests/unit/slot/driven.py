@@ -65,8 +65,8 @@ class Driven:
             lambda batch: self.batches.append([tuple(r.values()) for r in batch.to_pylist()])
         )
         self.operator.declare()
-        self.operator.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
-        self.operator.version = EMPTY_VERSION
+        self.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
+        self.operator.state.version = EMPTY_VERSION
         self.number = 0
 
     def begin(self, watermark: int | None = None, now: int = 0, *, draining: bool = False) -> None:
@@ -95,10 +95,10 @@ class Driven:
     def end(self, *, commit: bool = True) -> list[tuple[Any, ...]]:
         """Finish the epoch; gives what it emitted."""
         parts = self.operator.finish()
-        self.operator.finished(f"delta-{self.number}" if parts else None)
-        assert self.operator.pending is not None
-        version = self.operator.pending if commit else self.operator.version
-        assert not self.operator.bring_to(version, range(GROUP_COUNT), [])
+        self.operator.state.finished(f"delta-{self.number}" if parts else None)
+        assert self.operator.state.pending is not None
+        version = self.operator.state.pending if commit else self.operator.state.version
+        assert not self.operator.state.bring_to(version, range(GROUP_COUNT), [])
         return self.emitted()
 
     def emitted(self) -> list[tuple[Any, ...]]:

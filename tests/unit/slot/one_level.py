@@ -193,7 +193,7 @@ class Checkpoint:
 
 
 def token_of(begin: Begin, task_attempt: int = 0) -> Token:
-    return Token(begin.term, begin.epoch, begin.attempt, task_attempt)
+    return Token(begin.term, begin.epoch, begin.step, task_attempt)
 
 
 def run(

@@ -240,7 +240,7 @@ def test_an_epoch_that_fails_in_a_timer_gives_its_timers_back(draining: bool) ->
     driven.epoch((1, 0, ""), (2, 0, ""), (3, 0, ""))
     with pytest.raises(FunctionError, match="not yet"):
         driven.begin(watermark=10, now=1, draining=draining)
-    driven.operator.bring_to(driven.operator.version, range(GROUP_COUNT), [])
+    driven.operator.state.bring_to(driven.operator.state.version, range(GROUP_COUNT), [])
     assert driven.epoch(watermark=10, now=2) == [("event", k, 10) for k in (1, 2, 3)]
     assert driven.operator.earliest_timers() == (99, None)
 
@@ -285,7 +285,7 @@ def test_timers_see_the_state_of_their_key(backend: str, tmp_path: Path) -> None
     rows = driven.epoch(watermark=100) + driven.epoch(watermark=1000)
     assert {k: total for _, k, total in rows} == {k: 2 * k for k in range(3000)}
     assert len(rows) == 3000
-    assert driven.operator.state_keys() == 0
+    assert driven.operator.state.state_keys() == 0
     driven.operator.close()
 
 
@@ -299,8 +299,8 @@ def test_a_new_function_finds_the_timers_of_the_old_one() -> None:
     old.begin(watermark=5)
     old.push((2, 9, "event 6"))
     assert new.operator.adopt(old.operator)
-    version = old.operator.version
-    assert not new.operator.bring_to(version, range(GROUP_COUNT), [])
+    version = old.operator.state.version
+    assert not new.operator.state.bring_to(version, range(GROUP_COUNT), [])
     assert new.epoch(watermark=9) == [("new", 1, 5), ("new", 1, 7)]
 
 

@@ -16,7 +16,8 @@ from cairn import KeyedProcess, state
 from cairn.backends import make_backend
 from cairn.codec import codec
 from cairn.errors import CairnError, CorruptFileError, FunctionError
-from cairn.slot.operator import INCOMPLETE, Operator
+from cairn.slot.holding import INCOMPLETE
+from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, Piece
 from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
@@ -53,8 +54,8 @@ class Driven:
         for outlet in self.operator.outlets:
             outlet.targets.append(self._taker(outlet.tag))
         self.operator.declare()
-        self.operator.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
-        self.operator.version = EMPTY_VERSION
+        self.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
+        self.operator.state.version = EMPTY_VERSION
         self.begin(1)
 
     def _taker(self, tag: str | None) -> Callable[[pa.RecordBatch], None]:
@@ -277,8 +278,8 @@ def test_a_function_without_state_has_no_delta() -> None:
     driven = Driven(function(lambda self, row, ctx: None))
     driven.push((1, 1))
     assert driven.operator.finish() == []
-    driven.operator.finished(None)
-    assert driven.operator.bring_to(EMPTY_VERSION, range(GROUP_COUNT), []) == []
+    driven.operator.state.finished(None)
+    assert driven.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), []) == []
 
 
 def finished() -> tuple[Operator, str]:
@@ -290,9 +291,9 @@ def finished() -> tuple[Operator, str]:
     driven = Driven(function(process, n=state.Value("long")))
     driven.push((1, 1))
     driven.operator.finish()
-    driven.operator.finished("a delta")
-    assert driven.operator.pending is not None
-    return driven.operator, driven.operator.pending
+    driven.operator.state.finished("a delta")
+    assert driven.operator.state.pending is not None
+    return driven.operator, driven.operator.state.pending
 
 
 ALL = range(GROUP_COUNT)
@@ -300,30 +301,32 @@ ALL = range(GROUP_COUNT)
 
 def test_pending_state_is_promoted_when_its_version_is_asked_for_and_there_is_no_way_back() -> None:
     operator, pending = finished()
-    assert operator.bring_to(pending, ALL, []) == []
-    assert operator.state_keys() == 1
-    assert operator.bring_to(EMPTY_VERSION, ALL, []) == [ALL]
-    assert operator.state_keys() == 0
+    assert operator.state.bring_to(pending, ALL, []) == []
+    assert operator.state.state_keys() == 1
+    assert operator.state.bring_to(EMPTY_VERSION, ALL, []) == [ALL]
+    assert operator.state.state_keys() == 0
 
 
 @pytest.mark.parametrize("groups", [ALL, range(2)])
 def test_state_of_another_version_is_forgotten(groups: range) -> None:
     operator, _ = finished()
-    assert operator.bring_to("something else", groups, []) == [groups]
-    assert operator.state_keys() == 0
-    assert operator.version == INCOMPLETE
+    assert operator.state.bring_to("something else", groups, []) == [groups]
+    assert operator.state.state_keys() == 0
+    assert operator.state.version == INCOMPLETE
 
 
 def test_other_groups_keep_what_is_here_in_the_version_they_had() -> None:
     operator, pending = finished()
     half = GROUP_COUNT // 2
     pieces = [Piece(0, half, pending), Piece(half, GROUP_COUNT - half, "elsewhere")]
-    assert operator.bring_to("united", ALL, pieces) == [ALL], "the same groups, another history"
+    assert operator.state.bring_to("united", ALL, pieces) == [ALL], (
+        "the same groups, another history"
+    )
     operator, pending = finished()
-    assert operator.bring_to("cut", range(half), [Piece(0, half, pending)]) == []
-    operator.version = "cut"
+    assert operator.state.bring_to("cut", range(half), [Piece(0, half, pending)]) == []
+    operator.state.version = "cut"
     wider = [Piece(0, half, "cut"), Piece(half, GROUP_COUNT - half, "elsewhere")]
-    assert operator.bring_to("united", ALL, wider) == [range(half, GROUP_COUNT)]
+    assert operator.state.bring_to("united", ALL, wider) == [range(half, GROUP_COUNT)]
 
 
 def test_closing_calls_close_once_and_frees_the_state() -> None:

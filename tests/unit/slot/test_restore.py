@@ -33,7 +33,9 @@ def fresh(checkpoint: Checkpoint, groups: range) -> Operator:
 
 def restore_all(operator: Operator, checkpoint: Checkpoint, epoch: Epoch, scratch: Path) -> None:
     store = checkpoint.store
-    restore(operator, checkpoint.log, store, epoch.number, [operator.groups], str(scratch))
+    restore(
+        operator.state, checkpoint.log, store, epoch.number, [operator.state.groups], str(scratch)
+    )
 
 
 def keys_of(operator: Operator) -> set[Any]:
@@ -127,7 +129,7 @@ def test_a_small_base_travels_and_a_large_one_is_stored(tmp_path: Path) -> None:
     operator = slot.operators[0]
 
     def written(begin: Begin) -> Stored:
-        work = base_work(operator, checkpoint.store, begin, str(tmp_path))
+        work = base_work(operator.state, checkpoint.store, begin, str(tmp_path))
         compacted = work.run(lambda: None)
         work.close()
         assert compacted is not None
@@ -187,7 +189,11 @@ def test_a_merge_of_a_range_the_parent_does_not_have_is_refused(tmp_path: Path) 
     checkpoint.parallelism = 2
     operator = fresh(checkpoint, range(0, 3))
     work = merge_work(
-        operator, Compaction("merge", 2, 1), checkpoint.store, checkpoint.begin(), str(tmp_path)
+        operator.state,
+        Compaction("merge", 2, 1),
+        checkpoint.store,
+        checkpoint.begin(),
+        str(tmp_path),
     )
     with pytest.raises(RestoreError, match="no range"):
         work.run(lambda: None)
@@ -211,13 +217,13 @@ def test_state_that_is_no_longer_declared_is_left_out(tmp_path: Path) -> None:
     operator = fresh(checkpoint, range(GROUP_COUNT))
     del operator.tables["values"]
     restore_all(operator, checkpoint, epoch, tmp_path)
-    assert operator.state_keys() == 2
+    assert operator.state.state_keys() == 2
 
 
 def test_an_operator_the_epoch_does_not_know_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(1, 1)])
     operator = fresh(checkpoint, range(GROUP_COUNT))
-    object.__setattr__(operator.spec, "uid", "other")
+    operator.state.uid = "other"
     with pytest.raises(RestoreError, match="no operator 'other'"):
         restore_all(operator, checkpoint, epoch, tmp_path)

@@ -178,7 +178,7 @@ def test_a_base_is_of_the_epoch_it_was_asked_in_however_late_it_is_written(
     fresh = fresh_operator(spec, range(GROUP_COUNT), GROUP_COUNT)
     with open_rows(checkpoint.store, ref, str(tmp_path)) as reader:
         for name in reader.states:
-            for batch in reader.read(name, fresh.groups):
+            for batch in reader.read(name, fresh.state.groups):
                 fresh.tables[name].apply(batch)
     assert held([SimpleNamespace(operators=[fresh])]) == model(done)
 

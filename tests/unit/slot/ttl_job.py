@@ -14,7 +14,6 @@ from cairn import KeyedProcess, state
 from cairn.codec import codec
 from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.resume import check_resume
-from cairn.functions import declared_state
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.sinks import Collect
@@ -109,7 +108,7 @@ class TtlJob:
         if newest is not None:
             rewrite = check_resume(
                 newest,
-                {"keep": ({"k": "bigint"}, declared_state(function))},
+                self.coordinator.entries,
                 job_name="keep",
                 url="",
                 allow_dropped_state=False,

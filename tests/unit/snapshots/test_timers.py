@@ -18,6 +18,7 @@ from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.resume import check_resume
 from cairn.errors import StateSchemaError
 from cairn.functions import declared_state
+from cairn.slot.entry import EntrySpec
 from cairn.slot.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
@@ -126,9 +127,8 @@ def resume(before: KeyedProcess[Any], after: KeyedProcess[Any], **more: Any) -> 
     )
     held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=state_decls(spec)))
     given = {"allow_dropped_state": False, **more}
-    return check_resume(
-        held, {"op": ({"k": "bigint"}, declared_state(after))}, job_name="j", url="", **given
-    )
+    declared = EntrySpec("op", "keyed", {"k": "bigint"}, declared_state(after))
+    return check_resume(held, {"op": declared}, job_name="j", url="", **given)
 
 
 def test_a_function_may_gain_timers() -> None:

@@ -1,0 +1,125 @@
+"""What a function sees of broadcast state: a map that every subtask has a copy of.
+
+It is stored like values by key, all in key group 0: its map keys are the keys.
+
+Always true here:
+- it is written while a broadcast row is at hand, and at no other time;
+- what is stored of an epoch does not depend on the order in which keys were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from cairn.backends.overlay import ValueTable, in_order
+from cairn.backends.scope import name_state
+from cairn.codec import ValueTypeError
+from cairn.errors import FunctionError
+from cairn.state import Broadcast
+
+GROUP: Final = 0
+
+
+class BroadcastHandle(Broadcast[Any, Any]):
+    def __init__(self, declaration: Broadcast[Any, Any], table: ValueTable) -> None:
+        self.name = declaration.name
+        self.is_writable = False
+        self._table = table
+        self._values = table.values
+        # Of these every value is the one that is stored.
+        self._exact = table.keys.exact if table.keys.exact in (int, str, bytes) else None
+        self._order: list[Any] | None = None
+
+    def forget(self) -> None:
+        """The table was changed by somebody else."""
+        self._order = None
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._stored(self._key(key))
+        if value is None:
+            raise KeyError(key)
+        return self._values.restore(value)
+
+    def __contains__(self, key: object) -> bool:
+        return self._stored(self._key(key)) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._keys())
+
+    def __len__(self) -> int:
+        return len(self._keys())
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._check_writable()
+        name = self._key(key)
+        if value is None:
+            raise TypeError(f"state {self.name!r}: a value cannot be None; delete the key instead")
+        try:
+            stored = self._values.normalise(value)
+        except ValueTypeError as error:
+            raise name_state(self, error) from None
+        self._begin_change(name)
+        self._table.changes[GROUP][name] = stored
+
+    def __delitem__(self, key: Any) -> None:
+        self._check_writable()
+        name = self._key(key)
+        if self._stored(name) is None:
+            raise KeyError(key)
+        self._remove(name)
+
+    def clear(self) -> None:
+        self._check_writable()
+        for name in self._keys():
+            self._remove(name)
+
+    def _begin_change(self, name: Any) -> None:
+        self._order = None
+        journal = self._table.journal
+        if journal is not None:
+            journal.append((self.forget,))
+            journal.keep(self._table.changes[GROUP], name)
+
+    def _remove(self, name: Any) -> None:
+        self._begin_change(name)
+        changes = self._table.changes[GROUP]
+        if name in self._table.rows[GROUP]:
+            changes[name] = None
+        else:
+            changes.pop(name, None)
+
+    def _stored(self, name: Any) -> Any:
+        changes = self._table.changes[GROUP]
+        return changes[name] if name in changes else self._table.rows[GROUP].get(name)
+
+    def _keys(self) -> list[Any]:
+        # In order of the keys, so that functions that emit what they iterate over agree. Kept:
+        # it may be gone through for every row.
+        if self._order is None:
+            changes = self._table.changes[GROUP]
+            held = [name for name, _ in self._table.rows[GROUP].items() if name not in changes]
+            named = (name for name, value in changes.items() if value is not None)
+            self._order = in_order([*held, *named])
+        return self._order
+
+    def _key(self, key: Any) -> Any:
+        """A key as it is stored."""
+        if type(key) is self._exact:
+            return key
+        if key is None:
+            raise TypeError(f"state {self.name!r}: a map key cannot be None")
+        try:
+            return self._table.keys.normalise_key(key)
+        except ValueTypeError as error:
+            raise name_state(self, error) from None
+
+    def _check_writable(self) -> None:
+        if not self.is_writable:
+            raise FunctionError(
+                f"broadcast state {self.name!r} is written where only this subtask would see it\n"
+                "  expected: that in process_broadcast() only, which runs alike in every subtask\n"
+                "  next: send the change as a row of the broadcast stream, or keep it in state of "
+                "the key",
+                state=self.name,
+            )

@@ -1,0 +1,159 @@
+"""The nodes of a job's graph: what each call of a program adds to it.
+
+Always true here:
+- nodes are immutable; DataFrames and functions are carried, not called;
+- streams are named by the ports they come out of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from cairn.aggregates.partial import Partials
+from cairn.functions import Function
+from cairn.sinks.base import Sink
+from cairn.state import Declaration
+
+
+@dataclass(frozen=True)
+class Port:
+    """An output of a node: the main one, or the side output of a tag."""
+
+    node: str
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """How late rows may come, and for how long a silent source is waited for (None: for ever)."""
+
+    delay_ms: int
+    idle_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column that tells a row's time, and what is added to it."""
+
+    column: str
+    shift_us: int = 0
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    name: str
+    dataframe: Any = field(repr=False)
+    schema: pa.Schema = field(repr=False)
+    event_time: str | None
+    watermark: Watermark | None
+
+
+@dataclass(frozen=True)
+class TransformNode:
+    """A function DataFrame -> DataFrame, run by Spark on the rows of one epoch."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    function: Any = field(repr=False)
+    schema: pa.Schema = field(repr=False)
+    event_time: str | None
+
+
+@dataclass(frozen=True)
+class PartialNode(TransformNode):
+    """What an aggregation is fed: partials that Spark makes row by row, or aggregates ahead.
+
+    The two give the same results; which one it is is chosen epoch by epoch.
+    """
+
+    uid: str = field(kw_only=True)
+    """The operator it feeds."""
+    partials: Partials = field(kw_only=True, repr=False)
+
+
+@dataclass(frozen=True)
+class TimeNode:
+    """Streams as they are, with another event time and watermark from here on."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    schema: pa.Schema = field(repr=False)
+    event_time: str
+    watermark: Watermark | None
+
+
+@dataclass(frozen=True)
+class LoopNode:
+    """Streams as they are, and what an operator behind it sends back, an epoch or a round later.
+
+    The way back is no part of the graph, which has no cycle: see `loops`.
+    """
+
+    uid: str
+    inputs: tuple[Port, ...]
+    schema: pa.Schema = field(repr=False)
+    feedback: tuple[Port, ...] = ()
+    rounds_max: int = 1
+
+
+Way = Literal["keyed", "spread", "broadcast"]
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """A way into an operator: streams united, and how their rows find a subtask.
+
+    "keyed": by the key columns; "spread": any will do; "broadcast": all of them get each row,
+    before the other rows of the epoch, in one order that is the same for all.
+    """
+
+    ports: tuple[Port, ...]
+    keys: tuple[str, ...] = ()
+    way: Way = "keyed"
+    name: str = ""
+    """Of one of several: the function has a handler `on_<name>` for its rows."""
+
+
+@dataclass(frozen=True)
+class ProcessNode:
+    uid: str
+    inlets: tuple[Inlet, ...]
+    """The main one first, a broadcast last."""
+    function: Function = field(repr=False)
+    schema: pa.Schema = field(repr=False)
+    sides: tuple[tuple[str, pa.Schema], ...] = field(default=(), repr=False)
+    broadcast: Declaration | None = field(default=None, repr=False)
+    """The state that broadcast rows are kept in."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """All streams that come in."""
+        return tuple(port for inlet in self.inlets for port in inlet.ports)
+
+    @property
+    def row_inlets(self) -> tuple[Inlet, ...]:
+        """All but a broadcast: their rows have a key and a time of their own."""
+        return tuple(inlet for inlet in self.inlets if inlet.way != "broadcast")
+
+    @property
+    def row_inputs(self) -> tuple[Port, ...]:
+        return tuple(port for inlet in self.row_inlets for port in inlet.ports)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What the key columns are called in the state: as they are in the main input."""
+        return self.inlets[0].keys
+
+
+@dataclass(frozen=True)
+class SinkNode:
+    uid: str
+    inputs: tuple[Port, ...]
+    sink: Sink = field(repr=False)
+
+
+Node = SourceNode | TransformNode | TimeNode | LoopNode | ProcessNode | SinkNode
+Consumer = ProcessNode | SinkNode

@@ -1,0 +1,258 @@
+"""State that a slot holds for an operator: its tables, the key groups it owns, its version.
+
+An operator has one holding of its own (the state of its keys, or of its subtask) and, where
+its stream has a broadcast, a second one that is the same in every subtask. What a manifest
+calls an entry is what all subtasks hold under one uid.
+
+Always true here:
+- state is named by version, a digest of its history, never by an epoch number alone;
+- between `bring_to` and the next `bring_to` the way back to the parent stays open;
+- what is incomplete has a version that no epoch names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cairn.backends.base import Backend
+from cairn.backends.batch_handles import make_batch_table
+from cairn.backends.overlay import Table, make_table
+from cairn.durations import MAX_MS, MIN_MS
+from cairn.errors import FunctionError
+from cairn.functions import EVENT_TIMERS
+from cairn.plan.keygroups import groups_of
+from cairn.slot.protocol import Begin, Piece
+from cairn.slot.timers import Timers
+from cairn.state import Declaration
+from cairn.storage.files import StatePart
+from cairn.storage.manifest import EMPTY_VERSION, Scope, next_version
+
+INCOMPLETE: Final = ""
+"""A version that no epoch names."""
+
+
+class Holding:
+    """The tables of one entry in one slot, resident between epochs."""
+
+    def __init__(
+        self,
+        uid: str,
+        key_type: pa.DataType,
+        backend: Backend,
+        *,
+        group_count: int,
+        scope: Scope = "keyed",
+        delay_ms: int = 0,
+    ) -> None:
+        """`delay_ms`: how far event time is behind the job's watermark here."""
+        self.uid = uid
+        self.scope = scope
+        self._delay_ms = delay_ms
+        self.key_type = key_type
+        self.backend = backend
+        self.group_count = group_count
+        self.groups = range(0)
+        self.version = EMPTY_VERSION
+        self.pending: str | None = None
+        """The version that the epoch just finished would have, once it is committed."""
+        self.tables: dict[str, Table] = {}
+        self.timers: Timers | None = None
+        """Of functions that have any."""
+        self._by_batch = False
+        self.is_adopted = False
+        """Another version of the operator has this state now."""
+
+    def declare(self, states: Mapping[str, Declaration], *, by_batch: bool = False) -> None:
+        """Make the tables known, so that state can be restored and handles be made."""
+        self._by_batch = by_batch
+        make = make_batch_table if by_batch else make_table
+        for name, declaration in states.items():
+            table = self.tables.get(name)
+            if table is None:
+                table = make(declaration, self.key_type, self.backend, self.group_count)
+                table.assign(self.groups)
+                self.tables[name] = table
+            table.declaration = declaration
+        if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
+            self.timers = Timers(self.tables)
+
+    def adopt(self, other: Holding) -> bool:
+        """Take over what is held for the same operator with another function, if its form fits."""
+        mine = {name: _form(table) for name, table in self.tables.items()}
+        theirs = {name: _form(table) for name, table in other.tables.items()}
+        if self.key_type != other.key_type or theirs.items() - mine.items():
+            return False
+        self.backend.close()
+        declared = {name: table.declaration for name, table in self.tables.items()}
+        self.backend, self.tables, self.timers = other.backend, other.tables, other.timers
+        self.groups, self.version, self.pending = other.groups, other.version, other.pending
+        other.is_adopted = True
+        self.declare(declared, by_batch=self._by_batch)
+        return True
+
+    def own(self, subtask: int, parallelism: int) -> range:
+        """The key groups of a subtask; of shared state it has all."""
+        if self.scope == "shared":
+            return range(self.group_count)
+        return groups_of(subtask, parallelism, self.group_count)
+
+    def is_at(self, version: str, groups: range) -> bool:
+        """Whether nothing has to be read to be in this version."""
+        return groups == self.groups and version in (self.version, self.pending)
+
+    def bring_to(self, version: str, groups: range, pieces: Sequence[Piece]) -> list[range]:
+        """Make what is here the state asked for, and say which key groups are missing of it.
+
+        Pending changes are promoted if they belong to it, otherwise undone. `pieces` says, after
+        a change of parallelism, which versions the groups had in the ranges they come from.
+        """
+        if self.is_at(version, groups):
+            self._settle(version)
+            return []
+        ours = {piece.version for piece in pieces} & {self.version, self.pending}
+        kept: list[range] = []
+        if groups != self.groups and ours:
+            self._settle(ours.pop())
+            kept = [
+                owned
+                for piece in pieces
+                if piece.version == self.version and (owned := _overlap(piece, self.groups))
+            ]
+        missing = _without(groups, kept)
+        # What a restore leaves behind that fails half way must not pass for the version.
+        self.version, self.pending = INCOMPLETE, None
+        for table in self.tables.values():
+            for gap in missing:
+                table.forget(gap)
+            table.assign(groups)
+        if self.timers is not None:
+            self.timers.forget()
+        self.groups = groups
+        return missing
+
+    def _settle(self, version: str) -> None:
+        """Promote or undo the pending epoch."""
+        is_committed = version == self.pending and version != self.version
+        if self.timers is not None and not is_committed:
+            self.timers.undo()
+        for table in self.tables.values():
+            if is_committed:
+                table.promote()
+            else:
+                table.rollback()
+        self.version, self.pending = version, None
+
+    def delta(self, operator: str) -> list[StatePart]:
+        """What the epoch changed, by state."""
+        parts = []
+        for name, table in sorted(self.tables.items()):
+            if self.scope == "shared":
+                # Replicas are compared by their deltas: those of equal content must be equal.
+                table.sort_changes()
+            try:
+                batch = table.delta()
+            except ValueError as error:
+                raise FunctionError(f"operator {operator!r}: {error}", operator=operator) from error
+            if batch is not None:
+                parts.append(StatePart(name, batch))
+        return parts
+
+    def finished(self, delta_id: str | None) -> None:
+        """Name what the epoch made, so that the next `begin` can recognise it."""
+        self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
+
+    def keys_changed(self) -> int:
+        return sum(table.keys_changed() for table in self.tables.values())
+
+    def state_keys(self) -> int:
+        return sum(table.keys_held() for table in self.tables.values())
+
+    # State that expires
+
+    def set_floor(self, begin: Begin) -> None:
+        """An epoch begins: what has expired before it is seen by nobody."""
+        for table in self.tables.values():
+            if table.expiry is not None:
+                table.expiry.begin(self.floor_ms(table, begin))
+
+    def floor_ms(self, table: Table, begin: Begin) -> int | None:
+        """What of a table has expired up to here is seen by nobody any more."""
+        ttl = table.declaration.ttl
+        if ttl is None:
+            return None
+        if ttl.clock == "processing":
+            return begin.now_ms
+        return behind(begin.passed_ms, self._delay_ms)
+
+    def reclaim(self, seconds: float) -> bool:
+        """Remove state that has expired, for about so long; True when there is more."""
+        more = False
+        for table in self.tables.values():
+            if table.expiry is not None:
+                more = table.expiry.reclaim(seconds) or more
+        return more
+
+    def tidy(self) -> bool:
+        """After much was removed: pack what is left. True if the backend should compact."""
+        emptied = {
+            table: table.expiry
+            for table in self.tables.values()
+            if table.expiry is not None and table.expiry.is_emptied()
+        }
+        sparse = [table for table, expiry in emptied.items() if expiry.is_sparse()]
+        try:
+            if sparse and not self.backend.repack(sparse):
+                return False
+        except BaseException:
+            self.version, self.pending = INCOMPLETE, None
+            raise
+        for table, expiry in emptied.items():
+            expiry.tidied(is_packed=table in sparse)
+        return bool(emptied)
+
+    def close(self) -> None:
+        if not self.is_adopted:
+            self.backend.close()
+
+
+def behind(watermark_ms: int | None, delay_ms: int) -> int | None:
+    """The watermark of an operator that is so far behind the job's."""
+    if watermark_ms is None or watermark_ms == MAX_MS:
+        return watermark_ms
+    return max(watermark_ms - delay_ms, MIN_MS)
+
+
+def _form(table: Table) -> tuple[Any, ...]:
+    """What state must agree in to be the same state: value, reducing and aggregating do."""
+    declaration = table.declaration
+    ttl = declaration.ttl
+    # With another ttl it is restored: what had expired must not live again.
+    lives = None if ttl is None else (ttl.clock, ttl.ms)
+    return type(table), declaration.type, declaration.entry_type, lives
+
+
+def _overlap(piece: Piece, groups: range) -> range:
+    return range(
+        max(piece.first_group, groups.start),
+        min(piece.first_group + piece.group_count, groups.stop),
+    )
+
+
+def _without(groups: range, kept: Sequence[range]) -> list[range]:
+    """What is left of a range, as ranges."""
+    gaps = []
+    start = groups.start
+    for part in sorted((_cut(part, groups) for part in kept), key=lambda part: part.start):
+        if part.start > start:
+            gaps.append(range(start, part.start))
+        start = max(start, part.stop)
+    if start < groups.stop:
+        gaps.append(range(start, groups.stop))
+    return gaps
+
+
+def _cut(part: range, groups: range) -> range:
+    return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))

@@ -1,0 +1,56 @@
+"""Operator lists and broadcast state while slots die, tasks run twice and ranges change."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.cluster import Trouble
+from tests.unit.slot.scoped_job import ScopedJob
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_item_and_no_rule_is_lost_or_seen_by_some_only(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    job = ScopedJob(tmp_path)
+    job.lead(chance.randint(1, 5))
+    trouble = Trouble(chance, 0.05)
+    job.cluster.trouble = trouble
+    job.coordinator._attempts_max = 50
+    rules: dict[str, int] = {}
+    seen = 0
+    for _ in range(25):
+        if chance.random() < 0.3:
+            job.coordinator.rescale(chance.randint(1, 5))
+        if chance.random() < 0.1:
+            job.lead(chance.randint(1, 5))
+            job.cluster.trouble = trouble
+            job.coordinator._attempts_max = 50
+        rows = [(v, v) for v in range(seen, seen + chance.randint(0, 6))]
+        seen += len(rows)
+        said: list[tuple[str, int | None]] = []
+        for _ in range(chance.randint(0, 3)):
+            name = f"r{chance.randint(0, 4)}"
+            level = None if name in rules and chance.random() < 0.4 else chance.randint(0, 9)
+            said.append((name, level))
+            if level is None:
+                del rules[name]
+            else:
+                rules[name] = level
+        told = job.run(rows, said)
+        expected = ",".join(f"{name}={rules[name]}" for name in sorted(rules))
+        assert [(row[1], row[3]) for row in told] == [(v, expected) for _, v in rows]
+        assert job.rules() == rules
+        assert sorted(v for each in job.lists("own") for v in each) == list(range(seen))
+        united = job.lists("all")
+        assert {v for each in united for v in each} == set(range(seen))
+        assert all(len(set(each)) == len(each) for each in united)
+    before = {v for each in job.lists("all") for v in each}
+    parallelism = job.coordinator.parallelism % 5 + 1
+    job.coordinator.rescale(parallelism)
+    job.run()
+    assert [set(each) for each in job.lists("all")] == [before] * parallelism
+    sizes = [len(each) for each in job.lists("own")]
+    assert max(sizes) - min(sizes) <= 1
