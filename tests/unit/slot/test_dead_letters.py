@@ -19,6 +19,7 @@ from cairn.types import parse_schema
 from cairn.window_functions import WindowApply
 from cairn.window_process import WindowPlan
 from cairn.windows import tumbling
+from tests.unit.aggregates.support import made as aggregate
 
 ROW = "k string, at timestamp, v long"
 AT = dt.datetime(2026, 1, 1, 12, 0, 0, 250_000, tzinfo=dt.UTC)
@@ -418,3 +419,15 @@ def test_a_way_to_treat_errors_that_is_unknown_is_refused() -> None:
         Harness(
             Unkeyed(), "v long", None, "x long", sides={"errors": "x long"}, on_error="dead-letter"
         )
+
+
+def test_aggregations_run_no_code_of_users_and_keep_no_journal() -> None:
+    function, partials = aggregate(None)
+    with Harness(
+        function, partials.schema, "k", function.schema, on_error="dead-letter"
+    ) as harness:
+        row = {"k": 1, partials.layout.count: 1, partials.layout.parts[1]: 5}
+        harness.push([row, row])
+        harness.commit()
+        assert harness.outputs == [(1, 2, 5)]
+        assert harness._operator.journal is None and harness._operator.error_rows == 0
