@@ -145,8 +145,9 @@ def test_driver_killed_at_every_point_of_the_protocol_loses_and_doubles_nothing(
         "driver.sink.committed": (7,),
         "driver.deployed": (1, "--change", "1:rescale=4"),
     }
-    # Epochs without a batch have a test of their own, with timers.
-    named = [p for p in POINTS if p.startswith("driver.") and not p.startswith("driver.idle.")]
+    # Epochs without a batch have a test of their own, with timers, and rounds one with a loop.
+    apart = ("driver.idle.", "driver.round.")
+    named = [p for p in POINTS if p.startswith("driver.") and not p.startswith(apart)]
     points = [(p, *arguments.get(p, (2,))) for p in named]
     at_start, in_epoch = points[:4], points[4:]
     assert len(points) >= 13 and {p for p, *_ in at_start} <= arguments.keys()

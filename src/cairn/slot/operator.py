@@ -196,6 +196,7 @@ class Operator:
             self.close_function()
             function = self.spec.load()
             self._bind(function)
+            self._begin_handles(subtask)
             try:
                 function.open(context)
             except Exception as error:
@@ -224,13 +225,17 @@ class Operator:
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self._is_waiting = False
+        self._begin_handles(subtask)
+        self._runner().reset()
+        for outlet in self.outlets:
+            outlet.reset()
+
+    def _begin_handles(self, subtask: int) -> None:
+        """What they have kept of the state may be of another attempt."""
         for handle in self._lists:
             handle.begin(subtask)
         if self._broadcast is not None:
             self._broadcast.forget()
-        self._runner().reset()
-        for outlet in self.outlets:
-            outlet.reset()
 
     def _set_floor(self, begin: Begin) -> None:
         # Not the watermark: timers that are due by it fire at their own times, as far back
@@ -382,7 +387,7 @@ class Operator:
 
     def _count_late(self, rows: int) -> None:
         if self.journal is not None:
-            self.journal.append((setattr, self, "late_rows", self.late_rows))
+            self.journal.call(setattr, self, "late_rows", self.late_rows)
         self.late_rows += rows
 
     def _runner(self) -> Runner:

@@ -81,6 +81,30 @@ def test_subtasks_that_disagree_are_no_epoch(tmp_path: Path) -> None:
     assert job.newest.number == before
 
 
+ODD_ONE_OUT: list[int] = []
+
+
+class DifferentOnce(Alerts):
+    """As when a task of Spark's has run twice, and got its rows in another order."""
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        is_odd = ctx.subtask in ODD_ONE_OUT
+        if is_odd:
+            ODD_ONE_OUT.remove(ctx.subtask)
+        ctx.broadcast[row.name] = -1 if is_odd else row.level
+
+
+@pytest.mark.parametrize("subtask", [0, 2])
+def test_subtasks_that_disagree_once_agree_in_the_next_attempt(
+    tmp_path: Path, subtask: int
+) -> None:
+    job = make(tmp_path, 3, None, DifferentOnce())
+    ODD_ONE_OUT.append(subtask)
+    assert {row[3] for row in job.run(ROWS, [("a", 1)])} == {"a=1"}
+    assert job.newest.timings["attempts"] == 2
+    assert job.replicas() == [{"a": 1}] * 3 and job.rules() == {"a": 1}
+
+
 def test_a_subtask_that_writes_nothing_where_others_do_disagrees_too(tmp_path: Path) -> None:
     class Silent(Alerts):
         def process_broadcast(self, row: Any, ctx: Any) -> Any:
