@@ -206,7 +206,7 @@ def scoped(declared: EntrySpec, **options: Any) -> frozenset[str]:
 
 def test_state_of_keys_cannot_become_lists_of_subtasks() -> None:
     lists = EntrySpec("score", "subtask", {"subtask": "int"}, {"total": state.OperatorList("long")})
-    with pytest.raises(StateSchemaError, match="holds state of keys(.|\\n)*declares lists of sub"):
+    with pytest.raises(StateSchemaError, match=r"holds state of keys(.|\n)*declares lists of sub"):
         scoped(lists)
     assert scoped(lists, allow_dropped_state=True) == frozenset()
 
