@@ -159,10 +159,11 @@ class Program:
     """A driver in a process of its own. It reports in lines of JSON on its output."""
 
     def __init__(self, module: str, *arguments: Any, **environment: str) -> None:
+        python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.spark.programs.{module}", *map(str, arguments)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": python_path, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -56,7 +56,7 @@ def has_base(checkpoint):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_driver_killed_at_every_point_after_a_live_change_loses_and_doubles_nothing(
-    undisturbed, tmp_path
+    spark, undisturbed, tmp_path, bases
 ):
     """Over RocksDB, with bases on their way in every epoch.
 
@@ -80,6 +80,7 @@ def test_driver_killed_at_every_point_after_a_live_change_loses_and_doubles_noth
         ],
     ]
     crash_chains(
+        spark,
         undisturbed,
         *(
             (
@@ -93,6 +94,7 @@ def test_driver_killed_at_every_point_after_a_live_change_loses_and_doubles_noth
             )
             for chain, links in enumerate(points)
         ),
+        backend="rocksdb",
     )
     for chain in range(2):
         assert has_base(tmp_path / str(chain) / "checkpoint")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from cairn.cli import main
 from cairn.demo.check import Comparison, compare
+from cairn.demo.play import Play
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+SHORT = ("--events", "150000", "--seconds", "10")
+
 
 def run_demo(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "cairn.demo", "--folder", str(folder)]
-    call += ["--events", "150000", "--seconds", "10", *more]
+    call = [sys.executable, "-m", "cairn.demo", "--folder", str(folder), *SHORT, *more]
     return subprocess.run(call, capture_output=True, text=True, timeout=800)
 
 
@@ -30,20 +35,56 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(tmp_path: Path) -> None:
-    result = run_demo(tmp_path / "demo")
+class Lent:
+    """The session of all tests, for one who would stop it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spark, name)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The demo in a process of its own: what it has left, what it said."""
+    folder = tmp_path_factory.mktemp("played") / "demo"
+    return folder, run_demo(folder)
+
+
+def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(played: tuple[Path, Any]) -> None:
+    folder, result = played
     assert result.returncode == 0, result.stdout + result.stderr
     said = "150,000 events in, 150,000 counted, 0 lost, 0 duplicated"
     assert said in result.stdout
     assert "killed in mid-epoch: 1 slot, 1 driver" in result.stdout
     assert "\x1b" not in result.stdout
-    assert processes_of(tmp_path / "demo") == []
+    assert processes_of(folder) == []
 
 
-def test_demo_fails_when_a_row_of_the_output_is_dropped_and_one_doubled(tmp_path: Path) -> None:
-    result = run_demo(tmp_path / "demo", "--tamper")
-    assert result.returncode == 1
-    assert "150,000 events in, 150,000 counted, 1 lost, 1 duplicated" in result.stdout
+def test_demo_fails_when_a_row_of_the_output_is_dropped_and_one_doubled(
+    played: tuple[Path, Any],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From where the acts with a driver end, on what they have left."""
+
+    def as_played(play: Play) -> None:
+        shutil.copytree(played[0], tmp_path / "demo", dirs_exist_ok=True)
+        play.kills, play.went_well = {"slot": 1, "driver": 1}, True
+
+    monkeypatch.setattr(Play, "stream_and_kill", as_played)
+    monkeypatch.setattr("cairn.demo.play.session", lambda *name, **conf: Lent(spark))
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--folder", str(tmp_path / "demo"), *SHORT, "--tamper"])
+    assert ended.value.code == 1
+    said = "150,000 events in, 150,000 counted, 1 lost, 1 duplicated"
+    assert said in capsys.readouterr().out
 
 
 def test_demo_leaves_a_folder_alone_that_it_has_not_made(tmp_path: Path) -> None:

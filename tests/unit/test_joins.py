@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import PlanError
+from cairn.evolution import IncompatibleError, compare
 from cairn.joins import HOW, IntervalJoin, JoinPlan, join_plan
+from cairn.storage.manifest import StateDecl
 from cairn.testing import Harness
 from cairn.types import parse_schema, schema_ddl
 
@@ -280,3 +282,20 @@ def test_bounds_are_signed() -> None:
     assert (plan.low_ms, plan.high_ms) == (-300_000, 10_000)
     plan = join_plan(LEFT, RIGHT, {"k": "id"}, "10 minutes", "inner", "")
     assert (plan.low_ms, plan.high_ms) == (-600_000, 600_000)
+
+
+def test_state_of_another_reach_is_refused_and_more_columns_are_not() -> None:
+    def states(within: str, left: pa.Schema) -> dict[str, Any]:
+        plan = join_plan(left, RIGHT, {"k": "id"}, within, "inner", "_right")
+        return IntervalJoin(plan).made_state()
+
+    (held,) = (
+        StateDecl(kind="map", type=declared.ddl, entry_type=declared.entry_ddl)
+        for name, declared in states("1 hour", LEFT).items()
+        if name == "left"
+    )
+    with pytest.raises(IncompatibleError, match="cannot change"):
+        compare(held, states("2 hours", LEFT)["left"])
+    wider = LEFT.append(pa.field("more", pa.string()))
+    assert compare(held, states("1 hour", wider)["left"]) == "migrate"
+    assert compare(held, states("1 hour", LEFT)["left"]) == "same"

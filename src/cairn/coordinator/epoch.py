@@ -41,7 +41,7 @@ from cairn.coordinator.ranges import (
     slots_for,
     take_in,
 )
-from cairn.coordinator.rounds import following, sends_back
+from cairn.coordinator.rounds import following, inlined, sends_back
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
@@ -272,6 +272,7 @@ class Coordinator:
     def _run_rounds(self, begin: Begin, execute: Execute) -> list[Outcome]:
         """The rounds of an attempt: one, or in a job with loops as many as it takes."""
         rounds = []
+        inlined_bytes = 0
         while True:
             outcome = execute(begin)
             outcome = outcome._replace(acks=self._complete(outcome.acks))
@@ -280,7 +281,8 @@ class Coordinator:
             if is_last or not sends_back(outcome.acks, self.feedbacks):
                 return rounds
             crash_point("driver.round.ran")
-            begin = following(begin, outcome.acks, self.feedbacks)
+            inlined_bytes += inlined(outcome.acks)
+            begin = following(begin, outcome.acks, self.feedbacks, inlined_bytes)
 
     def _ranges(self) -> dict[str, list[RangeState]]:
         return {uid: self._ranges_of(entry) for uid, entry in self.entries.items()}

@@ -208,7 +208,7 @@ def _fits(
             raise StateSchemaError(
                 f"{where}\n  operator {uid!r}, state {name!r}: the epoch holds "
                 f"{found}, the job declares {declared}\n"
-                f"  {error.reason}\n  next: {error.next_step}",
+                f"  {error.reason}\n  next: {_next_step(entry, error)}",
                 operator=uid,
                 state=name,
                 expected=declared,
@@ -216,6 +216,12 @@ def _fits(
                 reason=error.reason,
             ) from None
     return fits
+
+
+def _next_step(entry: OperatorEntry, error: IncompatibleError) -> str:
+    if entry.scope == "feedback":
+        return "let the program of before run until nothing is in flight"
+    return error.next_step
 
 
 def _shown(kind: str, type: str, entry_type: str | None) -> str:

@@ -18,9 +18,14 @@ import msgspec
 from cairn.slot.protocol import Ack, Begin, OperatorAck
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
 
+INLINE_BYTES_MAX = 32 * 1024 * 1024
+"""So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
 
-def following(begin: Begin, acks: Sequence[Ack], feedbacks: Collection[str]) -> Begin:
-    """What the next round starts from."""
+
+def following(
+    begin: Begin, acks: Sequence[Ack], feedbacks: Collection[str], inlined_bytes: int = 0
+) -> Begin:
+    """What the next round starts from. `inlined_bytes` have come with acknowledgements so far."""
     versions = {uid: list(parts) for uid, parts in begin.versions.items()}
     for subtask, ack in _operators(acks):
         parts = versions[ack.uid]
@@ -28,15 +33,24 @@ def following(begin: Begin, acks: Sequence[Ack], feedbacks: Collection[str]) -> 
             parts[subtask] = EMPTY_VERSION if ack.delta is None else ack.delta.id
         elif ack.delta is not None:
             parts[subtask] = next_version(parts[subtask], ack.delta.id)
+    shares = max(1, len(versions) * begin.parallelism)
+    left = max(0, INLINE_BYTES_MAX - inlined_bytes) // shares
     return msgspec.structs.replace(
         begin,
         round=begin.round + 1,
+        inline_bytes_max=min(begin.inline_bytes_max, left),
         versions=versions,
         compactions={},
         pieces={},
         settled=[],
         rewrite=[],
     )
+
+
+def inlined(acks: Sequence[Ack]) -> int:
+    """The bytes of state that came with acknowledgements."""
+    deltas = [ack.delta for _, ack in _operators(acks)]
+    return sum(len(d.data) for d in deltas if d is not None and d.data is not None)
 
 
 def sends_back(acks: Sequence[Ack], feedbacks: Collection[str]) -> bool:
@@ -76,4 +90,12 @@ def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:
             yield ack.subtask, operator
 
 
-__all__ = ["following", "has_records", "in_flight", "is_pending", "records_of", "sends_back"]
+__all__ = [
+    "following",
+    "has_records",
+    "in_flight",
+    "inlined",
+    "is_pending",
+    "records_of",
+    "sends_back",
+]

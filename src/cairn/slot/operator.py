@@ -387,7 +387,7 @@ class Operator:
 
     def _count_late(self, rows: int) -> None:
         if self.journal is not None:
-            self.journal.append((setattr, self, "late_rows", self.late_rows))
+            self.journal.call(setattr, self, "late_rows", self.late_rows)
         self.late_rows += rows
 
     def _runner(self) -> Runner:

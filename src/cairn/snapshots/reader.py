@@ -13,8 +13,8 @@ Always true here:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,6 +37,26 @@ class Chunk(NamedTuple):
 
     groups: range
     rows: dict[str, list[pa.RecordBatch]]
+
+
+class _HasStates(Protocol):
+    @property
+    def states(self) -> Collection[str]: ...
+
+
+def entry_with(entries: Mapping[str, _HasStates], uid: str, state: str) -> str:
+    """The entry of an operator, or of a loop, that has a state; the uid itself if none has."""
+    having = [each for each in entry_uids(entries, uid) if state in entries[each].states]
+    if uid in having or not having:
+        return uid
+    if len(having) > 1:
+        raise StateNotFoundError(
+            f"{uid!r} has several states {state!r}\n"
+            f"  found: {', '.join(having)}\n  next: ask for one of these",
+            operator=uid,
+            state=state,
+        )
+    return having[0]
 
 
 class EpochReader:
@@ -82,7 +102,7 @@ class EpochReader:
         """
         operators = self.epoch.operators
         uids = entry_uids(operators, uid)
-        uid = next((each for each in uids if state in operators[each].states), uid)
+        uid = entry_with(operators, uid, state)
         if state not in self._entry(uid).states:
             known = ", ".join(name for each in uids for name in operators[each].states) or "none"
             raise StateNotFoundError(

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
+from cairn.snapshots.reader import entry_with
 from cairn.storage.log import JOB_PATH, LOG_FOLDER
 from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
 from cairn.storage.store import NotFoundError, Store, file_path, open_store
@@ -153,7 +154,7 @@ class Savepoint:
         """Like `rows`, with files that are kept for the next call."""
         operators = self.info.operators
         uids = entry_uids(operators, uid)
-        uid = next((each for each in uids if state in operators[each].states), uid)
+        uid = entry_with(operators, uid, state)
         operator = self._operator(uid)
         if state not in operator.states:
             known = ", ".join(name for each in uids for name in operators[each].states) or "none"

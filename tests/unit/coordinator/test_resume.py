@@ -14,7 +14,7 @@ from cairn.errors import PlanError, StateSchemaError
 from cairn.slot.entry import EntrySpec
 from cairn.state import Declaration
 from cairn.storage.manifest import StateDecl
-from tests.unit.coordinator.manifests import entry, epoch
+from tests.unit.coordinator.manifests import entry, epoch, part, ref
 
 KEYS = {"k": "bigint", "l": "string"}
 TOTAL = state.Value("bigint")
@@ -216,3 +216,39 @@ def test_an_operator_without_state_may_get_keys_or_lose_them() -> None:
     declared = EntrySpec("score", "subtask", {"subtask": "int"}, {"n": state.OperatorList("long")})
     given = {"job_name": "fraud", "url": "", "allow_dropped_state": False}
     assert check_resume(held, {"score": declared}, **given) == frozenset()
+
+
+# Loops
+
+
+def looping(*files: Any) -> Any:
+    """An epoch with a loop, and what it has in flight."""
+    back = entry(
+        part(range(8), *files),
+        uid="loop:score",
+        keys=KEYS,
+        states={"records": StateDecl(kind="map", type="struct<k:bigint>", entry_type="bigint")},
+    )
+    return epoch(41, msgspec.structs.replace(back, scope="feedback"))
+
+
+def go_on(newest: Any, *entries: EntrySpec, **more: Any) -> Any:
+    declared = {each.uid: each for each in entries}
+    given = {"allow_dropped_state": False, **more}
+    return check_resume(newest, declared, job_name="fraud", url="file:///ckpt", **given)
+
+
+def test_a_loop_with_nothing_in_flight_may_go_or_change() -> None:
+    other = EntrySpec("loop:score", "feedback", KEYS, {"records": state.Map("bigint", "string")})
+    for newest in (looping(), looping(ref("empty", range(8), rows=0))):
+        assert go_on(newest) == go_on(newest, other) == frozenset()
+
+
+def test_records_in_flight_are_not_given_up_unasked() -> None:
+    newest = looping(ref("a", range(8), kind="base"))
+    with pytest.raises(PlanError, match="records that loop 'loop' sends back to operator 'score'"):
+        go_on(newest)
+    go_on(newest, allow_dropped_state=True)
+    other = EntrySpec("loop:score", "feedback", KEYS, {"records": state.Map("bigint", "string")})
+    with pytest.raises(StateSchemaError, match="next: let the program of before run"):
+        go_on(newest, other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cairn.coordinator.rounds import following, in_flight, is_pending, sends_back
+from cairn.coordinator.rounds import following, in_flight, inlined, is_pending, sends_back
 from cairn.coordinator.ticker import is_due
 from cairn.errors import EpochError
 from cairn.slot.protocol import Ack, Begin, Compaction, OperatorAck, Piece, Stored
@@ -53,6 +53,13 @@ def _fields(struct: Begin) -> dict[str, Any]:
 def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -> None:
     after = following(begin(), acks(("op", 0, "d")), FEEDBACKS)
     assert not after.compactions and not after.pieces and not after.settled and not after.rewrite
+
+
+def test_what_travels_with_acknowledgements_is_bounded_over_all_rounds() -> None:
+    large = [Ack(0, 0, [OperatorAck("op", 1, 1, 1, Stored("d", 5, 1, data=b"12345"))], {})]
+    assert inlined(large) == 5 and inlined(acks(("op", 0, "d"))) == 0
+    assert following(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
+    assert following(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0
 
 
 def test_a_record_on_its_way_back_is_told_by_the_acknowledgements() -> None:

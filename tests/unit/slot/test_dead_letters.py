@@ -106,6 +106,18 @@ def test_letters_of_two_attempts_are_equal_though_objects_have_moved() -> None:
     assert seen[0] == seen[1] and "object at 0x…" in seen[0][0].error
 
 
+def deeper(number: int) -> int:
+    return deeper(number + 1)
+
+
+def test_an_endless_recursion_has_a_short_letter_that_does_not_tell_how_deep_it_went() -> None:
+    with letters(lambda self, row, ctx: deeper(0)) as harness:
+        harness.push(("a", AT, 1))
+        (letter,) = harness.side("errors")
+        assert letter.error.startswith("RecursionError")
+        assert "[Previous line repeated many times]" in letter.traceback
+
+
 class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even that")

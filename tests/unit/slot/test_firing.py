@@ -2,123 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import pyarrow as pa
 import pytest
 
 from cairn import KeyedProcess, state
-from cairn.backends import make_backend
-from cairn.codec import codec
 from cairn.durations import MAX_MS
 from cairn.errors import FunctionError
 from cairn.slot import records
-from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin
-from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
-from cairn.storage.manifest import EMPTY_VERSION
-from cairn.types import parse_schema
-
-GROUP_COUNT = 4
-SCHEMA = parse_schema("k long, at timestamp, ask string")
-OUT = parse_schema("what string, k long, at long")
-
-
-class Asked(KeyedProcess[Any]):
-    """Rows say what to set: "event 5", "processing 7", "delete_event 5"; all is told."""
-
-    def process(self, row: Any, ctx: Any) -> Any:
-        for order in (row.ask or "").split(", "):
-            if order:
-                name, at = order.split()
-                getattr(ctx.timers, name)(int(at))
-        assert ctx.timer_kind is None
-        return ("row", ctx.key, ctx.event_time_ms)
-
-    def on_timer(self, time_ms: int, ctx: Any) -> Any:
-        assert ctx.event_time_ms == (time_ms if ctx.timer_kind == "event" else None)
-        return (ctx.timer_kind, ctx.key, time_ms)
-
-
-class Driven:
-    """An operator, epoch after epoch."""
-
-    def __init__(
-        self,
-        function: KeyedProcess[Any],
-        *,
-        is_downstream: bool = False,
-        has_watermark: bool = True,
-        event_time: str | None = "at",
-        backend: str = "heap",
-        scratch: str = "",
-    ) -> None:
-        spec = OperatorSpec(
-            "op",
-            (InletSpec(0, SCHEMA, ("k",), event_time),),
-            cloudpickle.dumps(function),
-            (OutletSpec(None, OUT, (), ()),),
-            is_downstream=is_downstream,
-            has_watermark=has_watermark,
-        )
-        self.operator = Operator(spec, make_backend(backend, scratch), group_count=GROUP_COUNT)
-        self.batches: list[list[tuple[Any, ...]]] = []
-        self.operator.main.targets.append(
-            lambda batch: self.batches.append([tuple(r.values()) for r in batch.to_pylist()])
-        )
-        self.operator.declare()
-        self.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
-        self.operator.state.version = EMPTY_VERSION
-        self.number = 0
-
-    def begin(self, watermark: int | None = None, now: int = 0, *, draining: bool = False) -> None:
-        self.number += 1
-        begin = Begin(
-            "run", 1, self.number, 0, None, now, watermark, 1, {}, {}, 0,
-            passed_ms=None, is_draining=draining,
-        )  # fmt: skip
-        self.operator.open(begin, 0)
-        self.batches.clear()
-        self.operator.begin_rows()
-
-    def push(self, *rows: tuple[int, int, str]) -> None:
-        struct = codec(pa.struct(list(SCHEMA)))
-        given = [
-            (k, dt.datetime.fromtimestamp(at / 1000, dt.UTC), ask or None) for k, at, ask in rows
-        ]
-        array = struct.encode([struct.normalise(row) for row in given])
-        times = None
-        if self.operator.spec.event_time is not None:
-            times = array.field("at").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        groups = pa.array([k % GROUP_COUNT for k, _, _ in rows], pa.int32())
-        self.operator.run(groups, times, array)
-        self.operator.flush()
-
-    def end(self, *, commit: bool = True) -> list[tuple[Any, ...]]:
-        """Finish the epoch; gives what it emitted."""
-        parts = self.operator.finish()
-        self.operator.state.finished(f"delta-{self.number}" if parts else None)
-        assert self.operator.state.pending is not None
-        version = self.operator.state.pending if commit else self.operator.state.version
-        assert not self.operator.state.bring_to(version, range(GROUP_COUNT), [])
-        return self.emitted()
-
-    def emitted(self) -> list[tuple[Any, ...]]:
-        return [row for batch in self.batches for row in batch]
-
-    def epoch(self, *rows: tuple[int, int, str], **begin: Any) -> list[tuple[Any, ...]]:
-        self.begin(**begin)
-        if rows:
-            self.push(*rows)
-        return self.end()
-
-
-def timers_only(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return [row for row in rows if row[0] != "row"]
+from tests.unit.slot.driven import GROUP_COUNT, Asked, Chain, Driven, timers_only
 
 
 def test_event_timers_up_to_the_watermark_come_before_the_first_row() -> None:
@@ -225,18 +118,6 @@ def test_rows_after_a_timer_belong_to_their_own_key() -> None:
         ("row", 1, 2),
         ("timer", 1, 2),
     ]
-
-
-class Chain(KeyedProcess[Any]):
-    """Each timer sets the next one, ten milliseconds later."""
-
-    def process(self, row: Any, ctx: Any) -> None:
-        ctx.timers.event(after=10)
-
-    def on_timer(self, time_ms: int, ctx: Any) -> Any:
-        ctx.timers.event(after="10 ms")
-        ctx.timers.processing(after=1)
-        return (ctx.timer_kind, ctx.key, time_ms)
 
 
 def test_what_a_timer_sets_that_is_due_is_called_in_the_same_epoch() -> None:
@@ -364,50 +245,6 @@ def test_an_epoch_that_fails_in_a_timer_gives_its_timers_back(draining: bool) ->
     assert driven.operator.earliest_timers() == (99, None)
 
 
-def test_an_error_in_on_timer_names_operator_key_and_timer() -> None:
-    class Failing(Chain):
-        def on_timer(self, time_ms: int, ctx: Any) -> Any:
-            raise ZeroDivisionError("by zero")
-
-    driven = Driven(Failing())
-    driven.epoch((7, 0, ""))
-    with pytest.raises(FunctionError) as raised:
-        driven.begin(watermark=10)
-    text = str(raised.value)
-    assert "on_timer() of operator 'op' raised ZeroDivisionError: by zero" in text
-    assert "key: 7" in text
-    assert "timer: event at 1970-01-01T00:00:00.010000+00:00" in text
-    assert "in on_timer" in text
-    assert raised.value.facts["timer"] == "event at 1970-01-01T00:00:00.010000+00:00"
-    assert "row" not in raised.value.facts
-
-
-def test_an_error_in_a_timer_between_rows_does_not_name_a_row() -> None:
-    class Failing(Chain):
-        def on_timer(self, time_ms: int, ctx: Any) -> Any:
-            ctx.output("nowhere", ())
-
-    driven = Driven(Failing(), is_downstream=True)
-    driven.epoch((7, 0, ""))
-    driven.begin(watermark=20)
-    with pytest.raises(FunctionError, match="no side output 'nowhere'") as raised:
-        driven.push((8, 5, ""), (8, 15, ""))
-    assert raised.value.facts["key"] == "7"
-    assert raised.value.facts["operator"] == "op"
-    assert "row" not in raised.value.facts
-
-
-def test_what_on_timer_returns_must_be_rows() -> None:
-    class Wrong(Chain):
-        def on_timer(self, time_ms: int, ctx: Any) -> Any:
-            return "text"
-
-    driven = Driven(Wrong())
-    driven.epoch((7, 0, ""))
-    with pytest.raises(FunctionError, match=r"on_timer\(\) returned 'text'"):
-        driven.begin(watermark=10)
-
-
 def test_on_timer_may_yield_rows() -> None:
     class Yields(Chain):
         def on_timer(self, time_ms: int, ctx: Any) -> Any:
@@ -452,103 +289,6 @@ def test_timers_see_the_state_of_their_key(backend: str, tmp_path: Path) -> None
     driven.operator.close()
 
 
-def refused(
-    use: Callable[[Any], Any],
-    *,
-    event_time: str | None = "at",
-    kind: type[KeyedProcess[Any]] = Asked,
-) -> FunctionError:
-    class Using(kind):  # type: ignore[misc, valid-type]
-        def process(self, row: Any, ctx: Any) -> None:
-            use(ctx)
-
-    driven = Driven(Using(), event_time=event_time)
-    driven.begin()
-    with pytest.raises(FunctionError) as raised:
-        driven.push((1, 0, ""))
-    return raised.value
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda ctx: ctx.timers.event(),
-        lambda ctx: ctx.timers.processing(),
-        lambda ctx: ctx.timers.event(5, after=5),
-        lambda ctx: ctx.timers.processing(5, after="1 s"),
-    ],
-)
-def test_a_timer_needs_exactly_one_of_at_and_after(use: Callable[[Any], Any]) -> None:
-    error = refused(use)
-    assert "TypeError: a timer needs exactly one of `at` and `after`" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("use", "expected"),
-    [
-        (lambda ctx: ctx.timers.event(1.5), "milliseconds since 1970 or a datetime; found 1.5"),
-        (lambda ctx: ctx.timers.event(after=1.5), "`after` is a span of time"),
-        (lambda ctx: ctx.timers.event(after="soon"), "after must be a span of time"),
-        (lambda ctx: ctx.timers.event(MAX_MS + 1), "out of range"),
-        (lambda ctx: ctx.timers.delete_event("x"), "milliseconds since 1970 or a datetime"),
-    ],
-)
-def test_a_wrong_time_is_refused(use: Callable[[Any], Any], expected: str) -> None:
-    assert expected in str(refused(use))
-
-
-def test_a_timer_without_on_timer_is_refused() -> None:
-    class Plain(KeyedProcess[Any]):
-        pass
-
-    error = refused(lambda ctx: ctx.timers.processing(5), kind=Plain)
-    assert "give Using a method on_timer(self, time_ms, ctx)" in str(error)
-    assert error.facts["operator"] == "op"
-
-
-def test_an_event_timer_without_event_time_is_refused() -> None:
-    for use in (lambda ctx: ctx.timers.event(5), lambda ctx: ctx.timers.delete_event(5)):
-        error = refused(use, event_time=None)
-        assert "no event time" in str(error)
-        assert "ctx.timers.processing" in str(error)
-
-
-def test_an_event_timer_after_a_processing_timer_needs_a_time() -> None:
-    class Wrong(KeyedProcess[Any]):
-        def process(self, row: Any, ctx: Any) -> None:
-            ctx.timers.processing(after=0)
-
-        def on_timer(self, time_ms: int, ctx: Any) -> None:
-            ctx.timers.event(after="1 s")
-
-    driven = Driven(Wrong())
-    driven.begin()
-    driven.push((1, 0, ""))
-    with pytest.raises(FunctionError, match="no event time to count from") as raised:
-        driven.end()
-    assert raised.value.facts["timer"] == "processing at 1970-01-01T00:00:00+00:00"
-
-
-def test_timers_outside_a_key_are_refused() -> None:
-    class Eager(Asked):
-        def open(self, ctx: Any) -> None:
-            self.ctx = ctx
-            if ctx.now_ms == 0:
-                ctx.timers.event(5)
-
-        def on_epoch_committed(self, epoch: int) -> None:
-            self.ctx.timers.processing(5)
-
-    driven = Driven(Eager())
-    with pytest.raises(FunctionError, match="no key is at hand"):
-        driven.begin(now=0)
-    driven.begin(now=1)
-    driven.end()
-    begin = Begin("run", 1, 9, 0, 8, 1, None, 1, {}, {}, 0)
-    with pytest.raises(FunctionError, match="no key is at hand"):
-        driven.operator.open(begin, 0)
-
-
 def test_a_new_function_finds_the_timers_of_the_old_one() -> None:
     class New(Asked):
         def on_timer(self, time_ms: int, ctx: Any) -> Any:
@@ -585,3 +325,18 @@ def test_a_function_that_gains_timers_keeps_its_state() -> None:
     new.epoch((1, 0, ""))
     assert new.epoch(watermark=5) == [("event", 1, 2)]
     assert not Driven(Counted()).operator.adopt(new.operator)
+
+
+def test_an_operator_whose_rows_waited_elsewhere_runs_behind_the_watermark() -> None:
+    driven = Driven(Asked(), delay_ms=100)
+    driven.begin(watermark=1000)
+    assert driven.operator.context.watermark_ms == 900
+    driven.push((1, 899, ""), (1, 900, "event 950"))
+    assert driven.end() == [("row", 1, 900)], "the other one is late, even so"
+    assert driven.operator.earliest_timers() == (1050, None), "by the watermark of the job"
+    driven.begin(watermark=1049)
+    assert driven.end() == []
+    driven.begin(watermark=1050)
+    assert driven.end() == [("event", 1, 950)]
+    driven.begin(watermark=MAX_MS, draining=True)
+    assert driven.operator.context.watermark_ms == MAX_MS
