@@ -68,6 +68,24 @@ class Plus(Process):
         yield row.name, row.k, row.v + self.amount, ctx.subtask, row.n
 
 
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_rows_of_a_source_in_one_partition_are_spread_over_all_subtasks(
+    spark, make_input, tmp_path, is_forked
+):
+    rows = make_input("name string, k bigint, v bigint, n int")
+    rows.add(*[("x", k, k, 0) for k in range(50)])
+    job = Job("spread", max_parallelism=8)
+    source = job.source("rows", rows.stream(spark))
+    out, other = sinks.Collect(), sinks.Collect()
+    source.process(Plus(0), schema=SEEN, uid="plus").sink_to(out, uid="out")
+    if is_forked:
+        source.sink_to(other, uid="other")
+    finish(job, tmp_path / "checkpoint", parallelism=3)
+    found = collections.Counter(subtask for _, _, _, subtask, _ in out.rows)
+    assert sorted(found.values()) == [16, 17, 17]
+    assert len(other.rows) == (50 if is_forked else 0)
+
+
 class Tag(KeyedProcess):
     def process(self, row, ctx):
         yield "t", row.k, row.v, ctx.subtask, 0

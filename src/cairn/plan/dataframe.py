@@ -35,7 +35,16 @@ from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
 from cairn.plan.deploy import direct_inputs, lanes_out, taps
-from cairn.plan.graph import Edge, Graph, Level, PartialNode, Port, SourceNode, TransformNode
+from cairn.plan.graph import (
+    Edge,
+    Graph,
+    Level,
+    PartialNode,
+    Port,
+    ProcessNode,
+    SourceNode,
+    TransformNode,
+)
 from cairn.plan.keygroups import spark_key_group_sql
 from cairn.slot.forward import Forward
 from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
@@ -425,6 +434,9 @@ class Planner:
         kept = ", ".join(str(lane) for lane in [ACK_LANE, *values])
         return self._project(rows.where(f"lane IN ({kept})"), columns)
 
+    def _is_operator(self, edge: Edge) -> bool:
+        return isinstance(self.graph.nodes[edge.consumer], ProcessNode)
+
     def _values(self, edge: Edge, prefix: str, level: Level) -> dict[str, str]:
         """SQL for each input column of a row on an edge."""
         parallelism, count = self.parallelism, self.graph.group_count
@@ -443,6 +455,10 @@ class Planner:
         else:
             values["group"] = "0"
             values["subtask"] = f"pmod(spark_partition_id(), {parallelism})"
+            if here and level.index == 0 and self._is_operator(edge):
+                # Row by row: a source may well come in one partition. Later levels are spread.
+                row = f"pmod(monotonically_increasing_id(), {parallelism})"
+                values["subtask"] = f"cast({row} AS int)"
         columns = [prefix + quoted(name) for name in edge.schema.names]
         if edge.event_time and here:
             type_ = edge.schema.field(edge.event_time).type
