@@ -124,7 +124,7 @@ def test_a_window_after_a_join_of_deduplicated_rows_counts_every_row(
     joined.sink_to(pairs, uid="pairs")
     counted = (
         joined.key_by("ad")
-        .window(windows.tumbling("20 minutes"))
+        .window(windows.tumbling("1 minute"))
         .aggregate(n="count(*)", clicks="count(clicked)", uid="counts")
     )
     counted.sink_to(counts, uid="out")
@@ -147,9 +147,9 @@ def test_a_window_after_a_join_of_deduplicated_rows_counts_every_row(
     assert late.rows == [], "what a join emits is not late for waiting in it"
     time_of = {"left": 1, "right": 3}[how]
     per_window = collections.Counter(
-        (row[0], (row[time_of] - T0) // dt.timedelta(minutes=20)) for row in expected
+        (row[0], (row[time_of] - T0) // dt.timedelta(minutes=1)) for row in expected
     )
     assert {
-        (row[0], (row[1] - T0) // dt.timedelta(minutes=20)): row[3] for row in counts.rows
+        (row[0], (row[1] - T0) // dt.timedelta(minutes=1)): row[3] for row in counts.rows
     } == per_window
     assert sorted(map(tuple, twice.rows)) == sorted(row for row in CLICKS if row[1] == 1)
