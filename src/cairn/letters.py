@@ -40,6 +40,7 @@ TRACEBACK_CHARS_MAX: Final = 20_000
 _OURS: Final = "cairn.slot."
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_REPEATED = re.compile(r"\[Previous line repeated \d+ more times\]")
 
 
 def check_on_error(on_error: str) -> None:
@@ -84,7 +85,9 @@ def traceback_text(error: BaseException) -> str:
     except Exception:
         # Of an error that cannot be printed.
         lines = traceback.format_tb(frames)
-    return _sendable(_steady("".join(lines))[-TRACEBACK_CHARS_MAX:])
+    # How deep a recursion went depends on how deep it began.
+    text = _REPEATED.sub("[Previous line repeated many times]", "".join(lines))
+    return _sendable(_steady(text)[-TRACEBACK_CHARS_MAX:])
 
 
 def time_of(time_ms: int | None) -> dt.datetime | None:

@@ -60,7 +60,7 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
     check_on_error(options.on_error)
     if options.on_error == "dead-letter":
-        _check_letters(graph)
+        check_letters(graph)
     trigger_ms(spark, options.trigger)
     if options.drain and options.trigger != "available-now":
         raise PlanError(
@@ -92,7 +92,7 @@ def check_parallelism(parallelism: int, group_count: int) -> None:
         )
 
 
-def _check_letters(graph: Graph) -> None:
+def check_letters(graph: Graph) -> None:
     """Refuse side outputs of that name with rows of another kind; warn of letters that get lost."""
     consumed = [port for node in graph.operators for port in node.inputs]
     consumed += [port for node in graph.sinks for port in node.inputs]

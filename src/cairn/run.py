@@ -20,7 +20,7 @@ from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options, check_parallelism
-from cairn.plan.check import check_function, check_ttl
+from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.slot.entry import entries_of
@@ -441,6 +441,7 @@ class Run:
             raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
         check_function(function, uid)
         self._check_same_time(uid, function)
+        check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)
         event_time = self._coordinator.operators[uid].event_time
         check_ttl(function, uid, has_event_time=event_time is not None)
         pickled = pickled_function(uid, function)

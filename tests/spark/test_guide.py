@@ -1,4 +1,4 @@
-"""The guide to time: its programs are put together as they stand, and the job they make runs."""
+"""The guides: their programs are put together as they stand, and the jobs they make run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from cairn import BatchProcess, Job, KeyedProcess, sinks, state
+from cairn import BatchProcess, Job, KeyedProcess, Process, sinks, state
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "time.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = (DOCS / "time.md").read_text()
+STREAMS = (DOCS / "streams.md").read_text()
 
 
 class Fraud(KeyedProcess):
@@ -23,7 +25,12 @@ class Fraud(KeyedProcess):
         return row.account, row.amount
 
 
-def test_the_programs_of_the_guide_make_a_job_that_runs(
+def run_programs(guide: str, names: dict[str, Any]) -> None:
+    for code in re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL):
+        exec(code, names)
+
+
+def test_the_programs_of_the_guide_to_time_make_a_job_that_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -42,8 +49,7 @@ def test_the_programs_of_the_guide_make_a_job_that_runs(
         "job": job, "stream": stream, "Fraud": Fraud, "KeyedProcess": KeyedProcess,
         "BatchProcess": BatchProcess, "state": state, "sinks": sinks, "pa": pa, "pc": pc,
     }  # fmt: skip
-    for code in re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL):
-        exec(code, names)
+    run_programs(GUIDE, names)
     per_minute, totals = sinks.Collect(), sinks.Collect()
     names["per_minute"].sink_to(per_minute, uid="out-per-minute")
     names["totals"].sink_to(totals, uid="out-totals")
@@ -57,6 +63,59 @@ def test_the_programs_of_the_guide_make_a_job_that_runs(
     assert sorted(tuple(row) for row in totals.rows) == [(1, 12.0, 2), (2, 1.0, 1)]
     late = pq.read_table(tmp_path / "late")
     assert late["account"].to_pylist() == [2], "it has no event time"
+
+
+def test_the_programs_of_the_guide_to_streams_make_a_job_that_runs(
+    spark: SparkSession, tmp_path: Path, make_input: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def at(minutes: int) -> dt.datetime:
+        return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(minutes=minutes)
+
+    orders = make_input("id int, ordered timestamp")
+    orders.add((1, at(0)), (2, at(1)), (4, at(2)))
+    payments = make_input("order_id bigint, amount double, paid timestamp")
+    payments.add((1, 50.0, at(5)), (1, 50.0, at(6)), (3, -5.0, at(7)), (2, 2000.0, at(20)),
+                 (5, None, at(8)))  # fmt: skip
+    rules = make_input("kind string, value double").add(("amount", 100.0))
+    edges = make_input("node bigint, other bigint, label bigint")
+    edges.add(*[row for a, b in [(1, 2), (2, 3), (8, 7)] for row in [(a, b, None), (b, a, None)]])
+    names: dict[str, Any] = {
+        "job": Job("guide", max_parallelism=8), "KeyedProcess": KeyedProcess, "Process": Process,
+        "state": state, "sinks": sinks, "order_rows": orders.stream(spark),
+        "payment_rows": payments.stream(spark), "rule_rows": rules.stream(spark),
+        "edge_rows": edges.stream(spark),
+    }  # fmt: skip
+    run_programs(STREAMS, names)
+    taken = {}
+    for name in ("overdue", "paid", "numbered", "alerts", "booked", "refunds", "labels"):
+        taken[name] = sinks.Collect()
+        names[name].sink_to(taken[name], uid=f"out-{name}")
+    run = names["job"].start(
+        checkpoint=str(tmp_path / "checkpoint"), parallelism=2, trigger="available-now",
+        drain=True, on_error="dead-letter",
+    )  # fmt: skip
+    assert run.wait(120)
+    found = {name: sorted(map(tuple, sink.rows), key=repr) for name, sink in taken.items()}
+    assert found["overdue"] == [(4, at(2))]
+    assert found["paid"] == [
+        (1, at(0), 50.0, at(5)),
+        (1, at(0), 50.0, at(6)),
+        (2, at(1), None, None),
+        (4, at(2), None, None),
+    ]
+    assert [row[:2] for row in found["numbered"]] == [(1, 50.0), (2, 2000.0), (3, -5.0)]
+    assert found["alerts"] == [(2, 2000.0)]
+    assert found["booked"] == [(1, 50.0), (1, 50.0), (2, 2000.0)]
+    assert found["refunds"] == [(3, 5.0)]
+    labels: dict[int, int] = {}
+    for node, label in found["labels"]:
+        labels[node] = min(label, labels.get(node, label))
+    assert labels == {1: 1, 2: 1, 3: 1, 7: 7, 8: 7}
+    assert pq.read_table(tmp_path / "duplicates")["order_id"].to_pylist() == [1]
+    (letter,) = pq.read_table(tmp_path / "errors").to_pylist()
+    assert letter["operator"] == "booked" and letter["error"].startswith("TypeError")
 
 
 def test_the_guide_names_every_function_that_aggregates() -> None:

@@ -314,10 +314,11 @@ def test_show_has_the_times_of_each_subtask_where_they_were_measured(store: Stor
 
 
 def test_show_tells_how_far_time_has_come_and_what_was_put_aside(store: Store) -> None:
-    assert "put aside" not in call("show", store.url).stdout
+    text = call("show", store.url).stdout
+    assert "put aside" not in text and "failed" not in text
     log = Log(store)
     epoch = log.epoch(7)
-    counted = {"rows_in": 9, "late_rows": 3, "untimed_rows": 1}
+    counted = {"rows_in": 9, "late_rows": 3, "untimed_rows": 1, "error_rows": 2}
     log.append(
         lambda n: msgspec.structs.replace(
             epoch, number=n, parent=7, watermark_ms=61_000, passed_ms=60_000,
@@ -329,7 +330,7 @@ def test_show_tells_how_far_time_has_come_and_what_was_put_aside(store: Store) -
     assert (facts["watermark_ms"], facts["passed_ms"]) == (61_000, 60_000)
     assert facts["timers"] == {"op": [70_000, None]}
     text = call("show", store.url).stdout
-    for said in ("watermark", "b: none yet", "3 late, 1 without a time"):
+    for said in ("watermark", "b: none yet", "3 late, 1 without a time", "2 rows put aside"):
         assert said in text
 
 

@@ -78,7 +78,7 @@ class BroadcastHandle(Broadcast[Any, Any]):
         self._order = None
         journal = self._table.journal
         if journal is not None:
-            journal.append((self.forget,))
+            journal.call(self.forget)
             journal.keep(self._table.changes[GROUP], name)
 
     def _remove(self, name: Any) -> None:

@@ -260,7 +260,7 @@ class ColumnTable(Table):
         touched = sum(map(len, self._touched))
         before = (touched, self._touched_count, len(self._aside))
         held = self._values.take(positions), self._live[positions]
-        journal.append((self._take_back, positions, *held, *before))
+        journal.call(self._take_back, positions, *held, *before)
 
     def _take_back(
         self,

@@ -13,30 +13,39 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-Undo = tuple[Callable[..., Any], *tuple[Any, ...]]
-"""What to call, and with what."""
+GONE: Final[Any] = object()
+CALL: Final[Any] = object()
+
+Write = tuple[Any, Any, Any]
+"""(mapping, name, what was there or GONE); or (function, arguments, CALL)."""
 
 
-class Journal(list[Undo]):
+class Journal(list[Write]):
     """The writes of the row at hand, each as what takes it back. Empty between rows."""
 
     __slots__ = ()
 
     def keep(self, mapping: dict[Any, Any], name: Any) -> None:
         """Before `mapping[name]` is set or removed."""
-        if name in mapping:
-            self.append((mapping.__setitem__, name, mapping[name]))
-        else:
-            self.append((mapping.pop, name, None))
+        self.append((mapping, name, mapping.get(name, GONE)))
 
     def keep_length(self, items: list[Any]) -> None:
         """Before something is added at the end of a list."""
-        self.append((items.__delitem__, slice(len(items), None)))
+        self.append((items, slice(len(items), None), ()))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> None:
+        """Whatever else is to be done to take something back."""
+        self.append((function, args, CALL))
 
     def undo(self) -> None:
         """The row never happened."""
         while self:
-            call, *what = self.pop()
-            call(*what)
+            target, name, before = self.pop()
+            if before is CALL:
+                target(*name)
+            elif before is GONE:
+                target.pop(name, None)
+            else:
+                target[name] = before

@@ -15,7 +15,7 @@ from cairn.backends.handles import (
     ValueHandle,
     make_handle,
 )
-from cairn.backends.journal import Journal
+from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
 from cairn.backends.scope import Scope
 from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
@@ -52,7 +52,16 @@ class _Cell(_Journaled):
 
 
 class JournaledValueHandle(_Cell, ValueHandle):
-    pass
+    def set(self, value: Any) -> None:
+        if type(value) is not self._exact:
+            super().set(value)
+            return
+        # As ValueHandle has it, in one go: most rows come here.
+        scope = self._scope
+        key = scope.key
+        changes = self._changes[scope.group]
+        self._journal.append((changes, key, changes.get(key, GONE)))
+        changes[key] = value
 
 
 class JournaledPickledValueHandle(_Cell, PickledValueHandle):
@@ -69,14 +78,16 @@ class JournaledExpiringValueHandle(_Cell, ExpiringValueHandle):
 class _Entries(_Journaled):
     def _put(self, entry: Any, stored: Any) -> None:
         scope = self._scope
+        key = scope.key
         changes = self._changes[scope.group]
-        changed = changes.get(scope.key)
+        changed = changes.get(key)
         if changed is None:
-            self._journal.keep(changes, scope.key)
+            self._journal.append((changes, key, GONE))
+            changes[key] = {entry: stored}
         else:
             # Not all of them: a map may be large.
-            self._journal.keep(changed, entry)
-        super()._put(entry, stored)  # type: ignore[misc]
+            self._journal.append((changed, entry, changed.get(entry, GONE)))
+            changed[entry] = stored
 
 
 class JournaledMapHandle(_Entries, MapHandle):

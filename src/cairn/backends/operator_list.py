@@ -124,7 +124,7 @@ class OperatorListHandle(OperatorList[Any]):
         """Before something is set: say how to take it back."""
         journal = self._table.journal
         if journal is not None:
-            journal.append((self.forget,))
+            journal.call(self.forget)
             journal.keep(mapping, name)
 
     def _replace(self, items: Items) -> None:

@@ -9,7 +9,6 @@ Always true here:
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -64,6 +63,8 @@ class SparkDriver:
         self._planner: Planner | None = None
         self._partials = PartialChoice()
         self._tasks = SparkTasks(spark.sparkContext)
+        self._last_stage = -1
+        """Of the epochs before."""
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
         self.deploy(spec, parallelism)
@@ -164,7 +165,7 @@ class SparkDriver:
         if begin.round:
             attempt += f", round {begin.round + 1}"
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
-        before, began_ms = len(self._reports.value), time.time_ns() // 1_000_000
+        before = len(self._reports.value)
         self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
             planned = self.planner.epoch(rows, observed=is_batch)
@@ -180,15 +181,21 @@ class SparkDriver:
         reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
         self._reports.value = []
         self._watch_placement(reports)
-        first_stage = next((r.stage for r in reports if r.level == 0), None)
         outcome = Outcome(
             [ack_decoder.decode(row.ack) for row in acks],
             reports,
             event_times,
-            self._tasks.spread_before_ms(first_stage, began_ms) if is_batch else 0,
+            self._sources_ms(reports) if is_batch else 0,
         )
         self._partials.learn(outcome.acks)
         return outcome
+
+    def _sources_ms(self, reports: Sequence[Report]) -> int | None:
+        """From the first to the last of the tasks that read the sources to finish."""
+        first = next((r.stage for r in reports if r.level == 0), None)
+        spread_ms = self._tasks.spread_before_ms(first, self._last_stage)
+        self._last_stage = max((r.stage for r in reports if r.stage is not None), default=-1)
+        return spread_ms
 
     def _use(self, session: SparkSession) -> None:
         """Plan epochs in this session: Spark makes one for each query, a copy of the user's."""

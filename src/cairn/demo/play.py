@@ -8,7 +8,9 @@ Always true here:
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -69,7 +71,7 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
             shutil.rmtree(runtime, ignore_errors=True)
         else:
             stage.happened(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
-    took = f"took {stage.passed_s():.0f} s; look around with `cairn ls {home / 'checkpoint'}`"
+    took = f"took {stage.passed_s():.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
     stage.console.print(took, style="dim", soft_wrap=True)
     return ok
 
@@ -159,9 +161,10 @@ class Play:
             stage.doing("Spark is starting again; payments do not wait for it")
             self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
             facts = watch.facts
+            takeover = f" (record {last + 1} is its takeover)" if facts["epoch"] > last + 1 else ""
             stage.happened(
-                f"goes on with epoch {facts['epoch']}, {facts['restored']} slots restored from "
-                f"epoch {facts['parent']}",
+                f"goes on with epoch {facts['epoch']}{takeover}, {facts['restored']} slots "
+                f"restored from epoch {facts['parent']}",
                 "good",
             )
             if batch is not None:
@@ -243,6 +246,14 @@ def _compare(home: Path, stage: Stage) -> list[Comparison]:
         spark.stop()
     stage.happened("… and output and state are compared with it, row by row")
     return found
+
+
+def _cairn() -> str:
+    """The command as it can be typed here: in a virtual environment it may be on no path."""
+    beside = Path(sys.executable).with_name("cairn")
+    if shutil.which("cairn") is not None or not beside.exists():
+        return "cairn"
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def _spoil(folder: Path) -> str:

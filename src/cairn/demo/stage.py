@@ -132,7 +132,7 @@ class Stage:
 
     def verdict(self, comparisons: list[Comparison], kills: dict[str, int]) -> None:
         """The end: what was expected, what was found."""
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=False, header_style="dim")
         table.add_column("", no_wrap=True)
         columns = ("plain Spark", "cairn", "lost", "duplicated", "unknown", "wrong")
         for name in columns:
@@ -146,7 +146,10 @@ class Stage:
                 count(found.found),
                 *(Text(count(n), "bold red" if n else "") for n in faults),
             )
-        self.console.print(Padding(table, (1, 0, 1, 0), expand=False))
+        # Not as padding, which is spaces to the edge: an output in a file has none.
+        self.console.print()
+        self.console.print(table)
+        self.console.print()
         ledger = next(found for found in comparisons if found.name == LEDGER_NAME)
         ok = all(found.ok for found in comparisons)
         killed = ", ".join(f"{number} {what}" for what, number in kills.items())

@@ -286,6 +286,25 @@ def check_broadcast_state(function: Function, uid: str, declaration: Declaration
         check_map_key(declaration.key_type, uid, declaration.name)
 
 
+def check_same_broadcast(function: Function, uid: str, declaration: Declaration | None) -> None:
+    """Broadcast state belongs to the stream: a function that replaces another cannot change it."""
+    for name, found in declared_state(function).items():
+        if not isinstance(found, Broadcast):
+            continue
+        planned = declaration if isinstance(declaration, Broadcast) else None
+        if planned is None or (name, found.key_ddl, found.ddl) != (
+            planned.name,
+            planned.key_ddl,
+            planned.ddl,
+        ):
+            raise PlanError(
+                f"operator {uid!r}: its broadcast state is {planned!r}, the new function declares "
+                f"{found!r}\n  next: stop the run and start the job with the new function",
+                uid=uid,
+                state=name,
+            )
+
+
 def _check_batch_state(function: BatchProcess, uid: str) -> None:
     for name, declaration in declared_state(function).items():
         if not isinstance(declaration, Value | Map):

@@ -24,6 +24,7 @@ TYPE_MAX = 24
 COLUMNS_MAX = 32
 MARGIN = 20
 TOP = 92
+FEEDBACK_INLET = 1 << 30
 TRACK = 22
 """Between the rows of links that go back."""
 
@@ -34,6 +35,7 @@ _PAINTS = {
     "transform": ("#f4efff", "#7b4fd0"),
     "operator": ("#e9f1ff", "#2f66c9"),
     "sink": ("#e8f8ec", "#2b8a4b"),
+    "feedback": ("#fdeef6", "#b3186a"),
 }
 _LINES = {
     "keyed": "#2f3b48",
@@ -61,7 +63,7 @@ def explained_svg(facts: Facts) -> str:
     back = [link for link in links if link.is_back]
     floor = layout.bottom + 20
     bottom = floor + TRACK * len(back) - 4
-    width = max(columns[-1].right + (26 + 12 * len(back) if back else 12) + MARGIN, 560.0)
+    width = max(columns[-1].right + (30 + 10 * len(back) if back else 12) + MARGIN, 560.0)
     parts = [
         *_bands(columns, bottom),
         *(part for column in columns for block in column.blocks for part in _frame(block)),
@@ -112,13 +114,13 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
     paints: dict[str, tuple[str, str]] = {}
     texts: dict[str, Lines] = {}
 
-    def add(id: str, kind: str, lines: Lines) -> None:
-        inlets = {edge["shuffle"] for edge in facts["edges"] if edge["to"] == id}
+    def add(name: str, kind: str, lines: Lines) -> None:
+        inlets = {_inlet(edge) for edge in facts["edges"] if edge["to"] == name}
         width = max(_width_of(_short(text), style) for text, style in lines) + 24
         height = max(16 + sum(_line_height(style) for _, style in lines), 22 * len(inlets) + 16)
-        boxes[id] = Box(id, width, height)
-        paints[id] = (kind, "\n".join(text for text, _ in lines))
-        texts[id] = lines
+        boxes[name] = Box(name, width, height)
+        paints[name] = (kind, "\n".join(text for text, _ in lines))
+        texts[name] = lines
 
     for source in facts["sources"]:
         add(source["name"], "source", [(source["name"], "name"), *_time_lines(source)])
@@ -128,6 +130,12 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
         add(operator["uid"], "operator", _operator_lines(operator))
     for sink in facts["sinks"]:
         add(sink["uid"], "sink", [(sink["uid"], "name"), (f"{sink['sink']} sink", "about")])
+    for loop in facts["loops"]:
+        rounds = loop["max_rounds_per_epoch"]
+        then = f"up to {rounds} rounds in each" if rounds > 1 else "enters the next one"
+        for back in loop["into"]:
+            about = [("sent back, kept with the epoch;", "about"), (then, "about")]
+            add(back["uid"], "feedback", [(loop["uid"], "name"), *about])
     return boxes, paints, texts
 
 
@@ -181,7 +189,7 @@ def _links(facts: Facts) -> list[Link]:
             Link(
                 source=edge["from"]["node"],
                 target=edge["to"],
-                inlet=-1 if edge["shuffle"] is None else edge["shuffle"],
+                inlet=_inlet(edge),
                 start_width=_width_of(start, "label") + 14 if start else 0.0,
                 end_width=_width_of(end, "label") if end else 0.0,
                 is_back=edge["way"] == "feedback",
@@ -190,16 +198,23 @@ def _links(facts: Facts) -> list[Link]:
     return links
 
 
+def _inlet(edge: Facts) -> int:
+    """Where it arrives: shuffles in their order, what is sent back below them."""
+    if edge["shuffle"] is not None:
+        return int(edge["shuffle"])
+    return FEEDBACK_INLET if edge["way"] == "feedback" else -1
+
+
 def _start_label(edge: Facts) -> str:
     return "" if edge["from"]["side"] is None else _short(edge["from"]["side"])
 
 
 def _end_label(edge: Facts) -> str:
-    if edge["way"] == "keyed" or edge["way"] == "feedback":
-        text = f"by {', '.join(edge['by'])}" if edge["by"] else ""
-        text = f"feedback {text}".strip() if edge["way"] == "feedback" else text
+    if edge["way"] == "keyed":
+        text = f"by {', '.join(edge['by'])}"
     else:
-        text = {"spread": "any subtask", "broadcast": "broadcast"}.get(edge["way"], "")
+        text = "any subtask" if edge["way"] == "spread" else edge["way"]
+    text = "" if edge["way"] in ("chain", "transform") else text
     return _short(f"{edge['input']}: {text}" if edge["input"] else text)
 
 
@@ -210,26 +225,24 @@ def _columns(
     level_of = {each["uid"]: each["level"] for each in (*facts["operators"], *facts["sinks"])}
     places = _transform_places(facts, level_of)
 
-    def tree(id: str, chain: Sequence[str], leading: Link | None = None) -> Tree:
-        mine = [link for link in links if link.source == id]
-        inside = [link for link in mine if edges[id_of(link)]["way"] == "chain"]
+    def tree(name: str, leading: Link | None = None) -> Tree:
+        mine = [link for link in links if link.source == name]
+        inside = [link for link in mine if edges[id(link)]["way"] == "chain"]
         leaving = [link for link in mine if link not in inside]
         # Sinks last: what is fed further on lies above what ends here.
         inside.sort(key=lambda link: not any(li.source == link.target for li in links))
-        followers = [tree(link.target, chain, link) for link in inside]
-        return Tree(boxes[id], followers + [Tree(None, link=li) for li in leaving], leading)
+        followers = [tree(link.target, link) for link in inside]
+        return Tree(boxes[name], followers + [Tree(None, link=li) for li in leaving], leading)
 
-    def id_of(link: Link) -> int:
-        return id(link)
-
-    columns = [Column("sources", [Block(tree(source["name"], ())) for source in facts["sources"]])]
+    columns = [Column("sources", [Block(tree(source["name"])) for source in facts["sources"]])]
     for level in facts["levels"]:
         depths = sorted({depth for gap, depth in places.values() if gap == level["level"]})
         for depth in depths:
             names = [name for name, place in places.items() if place == (level["level"], depth)]
-            columns.append(Column("transform", [Block(tree(name, ())) for name in names]))
-        chains = [Block(tree(c[0], c), is_framed=len(c) > 1) for c in level["chains"]]
-        columns.append(Column(f"level {level['level']}", chains))
+            columns.append(Column("transform", [Block(tree(name)) for name in names]))
+        chains = [Block(tree(c[0]), is_framed=len(c) > 1) for c in level["chains"]]
+        kept = [Block(tree(uid)) for uid in level["feedback"]]
+        columns.append(Column(f"level {level['level']}", chains + kept))
     return columns
 
 
@@ -320,7 +333,7 @@ def _back_path(link: Link, index: int, floor: float) -> str:
     *out, (end_x, end_y) = link.points
     x, y = out[-1]
     track = floor + TRACK * index
-    away = x + 12 + 10 * index
+    away = x + 20 + 10 * index
     home = end_x - PAD - 24 - link.end_width - 10 * index
     r = 8
     return (
@@ -364,7 +377,7 @@ def _legend(facts: Facts, y: float) -> Iterator[str]:
     shown = [
         ("keyed", "shuffle", bool(ways & {"keyed", "spread"})),
         ("broadcast", "to every subtask", "broadcast" in ways),
-        ("feedback", "into the next round or epoch", "feedback" in ways),
+        ("feedback", "into the next epoch or round", "feedback" in ways),
         ("chain", "inside a process", "chain" in ways),
         ("transform", "inside Spark", "transform" in ways),
     ]

@@ -31,9 +31,12 @@ from cairn.plan.graph import (
     Edge,
     Graph,
     Inlet,
+    Level,
+    LoopNode,
     PartialNode,
     Port,
     ProcessNode,
+    Return,
     SinkNode,
     SourceNode,
     TimeNode,
@@ -42,7 +45,7 @@ from cairn.plan.graph import (
     is_chained,
     key_types,
 )
-from cairn.state import Declaration
+from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.types import schema_ddl, type_ddl
 
 Facts = dict[str, Any]
@@ -62,11 +65,18 @@ def explained(graph: Graph) -> Facts:
         "event_times": [_event_time(graph, node) for node in nodes if isinstance(node, TimeNode)],
         "operators": [_operator(graph, op) for op in graph.operators],
         "sinks": [_sink(graph, sink) for sink in graph.sinks],
-        "edges": [edge for node in nodes for edge in _edges(graph, node)],
+        "loops": [_loop(graph, loop) for loop in graph.loops],
+        "edges": [
+            *(edge for node in nodes for edge in _edges(graph, node)),
+            *(edge for back in graph.returns for edge in _edges_back(graph, back)),
+        ],
         "levels": [
             {
                 "level": level.index,
                 "chains": _chains(graph, [*level.operators, *level.sinks]),
+                "feedback": [
+                    back.uid for back in graph.returns if _level_back(graph, back) == level
+                ],
                 "shuffles": [edge.index for edge in level.edges],
                 "passing": [edge.index for edge in level.passing],
             }
@@ -151,13 +161,20 @@ def _keys(graph: Graph, node: ProcessNode) -> Facts:
 
 def _state(name: str, declaration: Declaration) -> Facts:
     ttl = declaration.ttl
+    entry = declaration.entry_ddl
+    redistribute = None
+    if isinstance(declaration, Broadcast):
+        entry = declaration.key_ddl
+    elif isinstance(declaration, OperatorList):
+        # What its items are stored under is nobody's business.
+        entry, redistribute = None, declaration.redistribute
     return {
         "name": name,
         "kind": declaration.kind,
         "type": declaration.ddl,
-        "entry_type": declaration.entry_ddl,
+        "entry_type": entry,
         "ttl": None if ttl is None else ttl.text,
-        "redistribute": getattr(declaration, "redistribute", None),
+        "redistribute": redistribute,
     }
 
 
@@ -170,17 +187,47 @@ def _sink(graph: Graph, node: SinkNode) -> Facts:
     }
 
 
+def _loop(graph: Graph, node: LoopNode) -> Facts:
+    return {
+        "uid": node.uid,
+        "max_rounds_per_epoch": node.rounds_max,
+        "feedback": [_port(port) for port in graph.bare(node.feedback)],
+        "into": [
+            {"uid": back.uid, "operator": back.operator}
+            for back in graph.returns
+            if back.loop == node.uid
+        ],
+    }
+
+
+def _level_back(graph: Graph, back: Return) -> Level:
+    """Where what is sent back is kept."""
+    return next(level for level in graph.levels for e in level.edges if e.consumer == back.uid)
+
+
+def _edges_back(graph: Graph, back: Return) -> Iterator[Facts]:
+    """To where it is kept, and from there to the operator."""
+    edge = next(edge for edge in graph.edges if edge.consumer == back.uid)
+    for port in edge.inputs:
+        yield _edge(port, back.uid, edge.way, edge)
+    node = graph.nodes[back.operator]
+    assert isinstance(node, ProcessNode), "rows go back to operators"
+    name = node.inlets[back.inlet].name or None
+    yield _edge(Port(back.uid), back.operator, "feedback", input=name)
+
+
 def _edges(graph: Graph, node: Any) -> Iterator[Facts]:
     """What comes into a node, one for each stream."""
     if isinstance(node, TransformNode):
         for port in graph.bare(node.inputs):
-            yield _edge(graph, port, node.name, "transform")
+            yield _edge(port, node.name, "transform")
     elif isinstance(node, SinkNode | ProcessNode):
         by_inlet = {e.inlet: e for e in graph.edges if e.consumer == node.uid}
         for index, inlet in enumerate(_inlets(node)):
             edge = by_inlet.get(index)
             for port in graph.bare(inlet.ports):
-                yield _edge(graph, port, node.uid, "chain" if edge is None else edge.way, edge)
+                way = "chain" if edge is None else edge.way
+                yield _edge(port, node.uid, way, edge, inlet.name or None)
 
 
 def _inlets(node: Consumer) -> Sequence[Inlet]:
@@ -189,15 +236,13 @@ def _inlets(node: Consumer) -> Sequence[Inlet]:
     return (Inlet(node.inputs, way="spread"),)
 
 
-def _edge(graph: Graph, port: Port, to: str, way: str, edge: Edge | None = None) -> Facts:
-    consumer = graph.nodes[to]
-    name: str | None = None
-    if edge is not None and isinstance(consumer, ProcessNode):
-        name = consumer.inlets[edge.inlet].name or None
+def _edge(
+    port: Port, to: str, way: str, edge: Edge | None = None, input: str | None = None
+) -> Facts:
     return {
         "from": _port(port),
         "to": to,
-        "input": name,
+        "input": input,
         "way": way,
         "shuffle": None if edge is None else edge.index,
         "by": [] if edge is None else list(edge.keys),
@@ -265,6 +310,11 @@ def _head(facts: Facts) -> Iterator[str]:
         into = [e for e in facts["edges"] if e["to"] == transform["name"]]
         of = ", ".join(port_text(edge["from"]) for edge in into)
         yield f"{transform['name']}  {transform['function']}, of {of}"
+    for loop in facts["loops"]:
+        rounds = loop["max_rounds_per_epoch"]
+        often = f", up to {rounds} rounds an epoch" if rounds > 1 else ""
+        back = ", ".join(map(port_text, loop["feedback"]))
+        yield f"loop {loop['uid']}  sends back {back}{often}"
     for declared in facts["event_times"]:
         yield f"from {', '.join(map(port_text, declared['of']))} on"
         yield from _time_text(declared)
@@ -288,7 +338,7 @@ def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
     for chain in level["chains"]:
         depth: dict[str, int] = {}
         for uid in chain:
-            into = [edge for edge in edges if edge["to"] == uid]
+            into = [edge for edge in edges if edge["to"] == uid and edge["way"] != "feedback"]
             fed = into[0]["from"]
             depth[uid] = 1 + depth[fed["node"]] if into[0]["way"] == "chain" else 0
             indent = "  " + "   " * depth[uid]
@@ -299,6 +349,12 @@ def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
             mark = f"└─ chained{side}: " if depth[uid] else ""
             margin = indent if not depth[uid] else indent + "   "
             yield from _consumer_text(known[uid], indent + mark, margin + "  ")
+    for uid in level["feedback"]:
+        for edge in edges:
+            if edge["to"] == uid:
+                yield f"  {_shuffle_text(edge)}"
+        back = next(edge for edge in edges if edge["from"]["node"] == uid)
+        yield f"  feedback {uid}  kept with the epoch, next it comes to operator {back['to']}"
     passing = level["passing"]
     if passing:
         yield f"  shuffle {', '.join(map(str, passing))} passes by, to a later level"
@@ -338,7 +394,7 @@ def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
 
 def state_text(state: Facts) -> str:
     entry = "" if state["entry_type"] is None else f"{state['entry_type']} → "
-    text = f"{state['kind']} {entry}{state['type']}"
+    text = f"{state['kind'].replace('_', ' ')} {entry}{state['type']}"
     if state["redistribute"]:
         text += f", {state['redistribute']}"
     return text + (f", ttl {ttl_text(state['ttl'])}" if state["ttl"] else "")

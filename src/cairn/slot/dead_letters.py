@@ -120,7 +120,9 @@ class RecordSifter(RecordRunner):
     ) -> None:
         super().__init__(operator, function)
         self._letters = letters
-        self._sifted = [o for o in operator.outlets if isinstance(o, SiftedOutlet)]
+        outlets = [o for o in operator.outlets if isinstance(o, SiftedOutlet)]
+        # The main one first.
+        self._sifted = sorted(outlets, key=lambda outlet: outlet.tag is not None)
 
     def reset(self) -> None:
         super().reset()
@@ -129,19 +131,21 @@ class RecordSifter(RecordRunner):
     def _run_rows(self, scoped: Iterator[Any], count: int) -> None:
         context = self._operator.context
         process = self._process_row
-        emit = self._operator.main.rows.append
-        journal, outlets = self._letters.journal, self._sifted
+        main, *sides = outlets = self._sifted
+        emit, fits = main.rows.append, main.fits
+        journal = self._letters.journal
         journal.clear()
         row: Any = None
         for context.group, context.key, context.event_time_ms, row in scoped:
             try:
                 result = process(row, context)
                 if result is not None:
-                    if type(result) is tuple:
+                    if type(result) is tuple and fits(result):
                         emit(result)
                     else:
                         self._emit_all(self._where, result)
-                for outlet in outlets:
+                        main.check()
+                for outlet in sides:
                     if len(outlet.rows) != outlet.accepted:
                         outlet.check()
             except Exception as error:
@@ -149,8 +153,9 @@ class RecordSifter(RecordRunner):
             if journal:
                 journal.clear()
             for outlet in outlets:
-                if len(outlet.rows) != outlet.accepted:
-                    outlet.accept()
+                outlet.accepted = emitted = len(outlet.rows)
+                if emitted >= outlet.batch_rows:
+                    outlet.flush()
         for outlet in outlets:
             outlet.flush()
 

@@ -84,8 +84,7 @@ class Runner(Protocol):
 def make_runner(operator: Operator, function: Function) -> Runner:
     letters = operator.letters
     if isinstance(function, BatchProcess):
-        # Partials are of rows that no user's code has seen, and will see none.
-        if letters is not None and not isinstance(function, PartialProcess):
+        if letters is not None:
             return BatchSifter(operator, function, letters)
         return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess | Process)
@@ -196,6 +195,7 @@ class Operator:
             self.close_function()
             function = self.spec.load()
             self._bind(function)
+            self._begin_handles(subtask)
             try:
                 function.open(context)
             except Exception as error:
@@ -226,13 +226,17 @@ class Operator:
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self._is_waiting = False
+        self._begin_handles(subtask)
+        self._runner().reset()
+        for outlet in self.outlets:
+            outlet.reset()
+
+    def _begin_handles(self, subtask: int) -> None:
+        """What they have kept of the state may be of another attempt."""
         for handle in self._lists:
             handle.begin(subtask)
         if self._broadcast is not None:
             self._broadcast.forget()
-        self._runner().reset()
-        for outlet in self.outlets:
-            outlet.reset()
 
     def _set_floor(self, begin: Begin) -> None:
         # Not the watermark: timers that are due by it fire at their own times, as far back
@@ -259,6 +263,9 @@ class Operator:
 
     def _bind(self, function: Function) -> None:
         """Give the function its state."""
+        if isinstance(function, PartialProcess):
+            # No user's code runs there: what fails is no fault of a row.
+            self.letters = None
         by_batch = isinstance(function, BatchProcess)
         declared = declared_state(function)
         self.declare()
@@ -384,7 +391,7 @@ class Operator:
 
     def _count_late(self, rows: int) -> None:
         if self.journal is not None:
-            self.journal.append((setattr, self, "late_rows", self.late_rows))
+            self.journal.call(setattr, self, "late_rows", self.late_rows)
         self.late_rows += rows
 
     def _runner(self) -> Runner:

@@ -261,14 +261,14 @@ class JournaledIndex:
     def set(self, group: int, key: Any, time: int) -> None:
         index = self._index
         if not index.is_set(key, time):
-            self._journal.append((index.delete, group, key, time))
+            self._journal.call(index.delete, group, key, time)
             index.set(group, key, time)
 
     def delete(self, group: int, key: Any, time: int) -> None:
         index = self._index
         if index.is_set(key, time):
             is_waiting = index.is_for_later(key, time)
-            self._journal.append((index.set_again, group, key, time, is_waiting))
+            self._journal.call(index.set_again, group, key, time, is_waiting)
             index.delete(group, key, time)
 
 

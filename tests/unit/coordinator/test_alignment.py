@@ -68,15 +68,15 @@ class Store:
 
     def taskList(self, stage: int, *args: Any) -> Any:
         tasks = self.stages.get(stage, [])
-        return Seq(tasks[:1] if args[4] else tasks[-1:])
+        return Seq(tasks[: args[2]] if args[4] else tasks[-args[2] :])
 
 
 class Seq:
     def __init__(self, tasks: Any) -> None:
         self.tasks = tasks
 
-    def isEmpty(self) -> bool:
-        return not self.tasks
+    def size(self) -> int:
+        return len(self.tasks)
 
     def head(self) -> Seq:
         return self
@@ -103,22 +103,24 @@ def tasks_of(stages: dict[int, list[tuple[int, int | None]]]) -> SparkTasks:
 def test_tasks_before_a_stage_are_those_of_the_next_one_below_that_ran() -> None:
     stages: dict[int, list[tuple[int, int | None]]] = {
         3: [(100, 1), (100, 90)],
-        4: [(200, 10), (190, 55)],
+        4: [(200, 10), (205, 11), (190, 55)],
         5: [],
         6: [(300, 5)],
     }
-    assert tasks_of(stages).spread_before_ms(6, 150) == 35
-    assert tasks_of(stages).spread_before_ms(3, 150) is None
+    assert tasks_of(stages).spread_before_ms(6, -1) == 35
+    assert tasks_of(stages).spread_before_ms(7, -1) == 0, "a task alone is first and last"
+    assert tasks_of(stages).spread_before_ms(3, -1) is None
 
 
 def test_tasks_of_an_earlier_epoch_are_not_taken_for_those_of_this_one() -> None:
-    assert tasks_of({4: [(100, 10), (100, 90)]}).spread_before_ms(5, 150) is None
-    far = 5 + STAGES_BEFORE_MAX + 1
-    assert tasks_of({5: [(200, 10)]}).spread_before_ms(far, 150) is None
+    stages: dict[int, list[tuple[int, int | None]]] = {4: [(100, 10), (100, 90)]}
+    assert tasks_of(stages).spread_before_ms(6, 3) == 80
+    assert tasks_of(stages).spread_before_ms(6, 4) is None
+    assert tasks_of(stages).spread_before_ms(5 + STAGES_BEFORE_MAX, -1) is None
 
 
 def test_a_task_that_spark_has_not_seen_end_leaves_it_unknown() -> None:
-    assert tasks_of({4: [(200, None), (200, 10)]}).spread_before_ms(5, 150) is None
+    assert tasks_of({4: [(200, None), (200, 10)]}).spread_before_ms(5, -1) is None
 
 
 def test_a_status_store_that_fails_does_not_fail_the_epoch() -> None:

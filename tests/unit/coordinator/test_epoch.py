@@ -11,6 +11,7 @@ import pytest
 
 from cairn.coordinator import epoch as epoch_module
 from cairn.coordinator.epoch import COMMIT_TRIES, Coordinator, Outcome
+from cairn.coordinator.measured import summary
 from cairn.durations import MAX_MS
 from cairn.errors import (
     CommitConflictError,
@@ -453,7 +454,11 @@ def test_late_rows_and_timers_of_all_subtasks_are_in_the_manifest(tmp_path: Path
                 ack,
                 operators=[
                     msgspec.structs.replace(
-                        op, late_rows=2, untimed_rows=1, event_timer_ms=50 + ack.subtask
+                        op,
+                        late_rows=2,
+                        untimed_rows=1,
+                        error_rows=3,
+                        event_timer_ms=50 + ack.subtask,
                     )
                     for op in ack.operators
                 ],
@@ -465,4 +470,5 @@ def test_late_rows_and_timers_of_all_subtasks_are_in_the_manifest(tmp_path: Path
     epoch = lead.coordinator.run_epoch(POSITION, execute)
     (operator,) = epoch.metrics["operators"].values()
     assert (operator["late_rows"], operator["untimed_rows"]) == (4, 2)
+    assert operator["error_rows"] == summary(epoch)["error_rows"] == 6
     assert list((epoch.timers or {}).values()) == [(50, None)]

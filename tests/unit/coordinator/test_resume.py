@@ -198,6 +198,26 @@ def test_an_epoch_that_does_not_know_its_sources_is_taken_to_have_the_same() -> 
     sources("a", "b", held="", reset_sources=("b",))
 
 
+def scoped(declared: EntrySpec, **options: Any) -> frozenset[str]:
+    given = {"job_name": "fraud", "url": "", "allow_dropped_state": False, **options}
+    held = epoch(41, entry(uid="score", keys=KEYS, states=HELD.operators["score"].states))
+    return check_resume(held, {"score": declared}, **given)
+
+
+def test_state_of_keys_cannot_become_lists_of_subtasks() -> None:
+    lists = EntrySpec("score", "subtask", {"subtask": "int"}, {"total": state.OperatorList("long")})
+    with pytest.raises(StateSchemaError, match=r"holds state of keys(.|\n)*declares lists of sub"):
+        scoped(lists)
+    assert scoped(lists, allow_dropped_state=True) == frozenset()
+
+
+def test_an_operator_without_state_may_get_keys_or_lose_them() -> None:
+    held = epoch(41, entry(uid="score", keys=KEYS))
+    declared = EntrySpec("score", "subtask", {"subtask": "int"}, {"n": state.OperatorList("long")})
+    given = {"job_name": "fraud", "url": "", "allow_dropped_state": False}
+    assert check_resume(held, {"score": declared}, **given) == frozenset()
+
+
 # Loops
 
 

@@ -83,7 +83,38 @@ def connected() -> Job:
     return job
 
 
-JOBS = [plain, forked, connected]
+class Label(Pass):
+    label = state.Value("bigint")
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any: ...
+
+
+class Route(Process[Any]):
+    seen = state.OperatorList("bigint", redistribute="union")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+
+def looped() -> Job:
+    """An operator with a broadcast and one chained to it, in a loop."""
+    job = Job("looped", max_parallelism=16)
+    rules = source(job, "rules", "name string")
+
+    def body(loop: Any) -> Any:
+        rules_of = loop.key_by("k").broadcast(rules, state.Broadcast("string", "double"))
+        routed = rules_of.process(Label(), schema=ROW, uid="label").process(
+            Route(), schema=ROW, uid="route"
+        )
+        return routed.side("back", ROW), routed
+
+    source(job, "edges").iterate(body, uid="spread", max_rounds_per_epoch=10).sink_to(
+        sinks.Noop(), uid="out"
+    )
+    return job
+
+
+JOBS = [plain, forked, connected, looped]
 
 
 def facts_of(job: Job) -> Any:
@@ -157,6 +188,33 @@ def test_a_shuffle_that_skips_a_level_passes_it_by() -> None:
     assert "passes by" in explained_text(facts)
 
 
+def test_a_loop_says_what_it_sends_back_where_it_is_kept_and_whom_it_comes_to() -> None:
+    facts = facts_of(looped())
+    (loop,) = facts["loops"]
+    assert loop["max_rounds_per_epoch"] == 10
+    assert loop["feedback"] == [{"node": "route", "side": "back"}]
+    (kept,) = loop["into"]
+    assert kept["operator"] == "label"
+    assert [level["feedback"] for level in facts["levels"]] == [[], [kept["uid"]]]
+    back = [e for e in facts["edges"] if kept["uid"] in (e["to"], e["from"]["node"])]
+    assert [(e["to"], e["way"], e["by"]) for e in back] == [
+        (kept["uid"], "keyed", ["k"]),
+        ("label", "feedback", []),
+    ]
+    text = explained_text(facts)
+    assert "loop spread  sends back route:back, up to 10 rounds an epoch" in text
+    assert "route:back ═ shuffle 2, by k ═>" in text
+
+
+def test_state_of_subtasks_and_of_broadcasts_is_told_as_it_was_declared() -> None:
+    operators = facts_of(looped())["operators"]
+    (seen,) = by({"o": operators}, "o", "uid", "route")["states"]
+    assert (seen["kind"], seen["type"], seen["entry_type"]) == ("operator_list", "bigint", None)
+    assert seen["redistribute"] == "union"
+    told = by({"o": operators}, "o", "uid", "label")["states"][-1]
+    assert (told["kind"], told["entry_type"], told["type"]) == ("broadcast", "string", "double")
+
+
 # Text
 
 
@@ -200,12 +258,6 @@ def test_a_job_that_cannot_run_is_not_explained() -> None:
 # The picture
 
 
-def with_feedback(facts: Any) -> Any:
-    back = {"from": {"node": "again", "side": None}, "to": "both", "input": None,
-            "way": "feedback", "shuffle": 9, "by": ["id"], "in_order_of": None}  # fmt: skip
-    return {**facts, "edges": [*facts["edges"], back]}
-
-
 @pytest.mark.parametrize("make", JOBS)
 def test_the_picture_is_well_formed_and_has_every_name(make: Any) -> None:
     facts = facts_of(make())
@@ -224,7 +276,7 @@ def test_names_cannot_break_the_picture() -> None:
 
 
 def test_each_way_has_its_own_line() -> None:
-    svg = explained_svg(with_feedback(facts_of(connected())))
+    svg = explained_svg(facts_of(looped()))
     assert svg.count('stroke-dasharray="6 4"') == 2, "the feedback, and the legend"
     assert svg.count('stroke-width="4.4"') == 2, "the broadcast, and the legend"
 

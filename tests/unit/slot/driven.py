@@ -47,6 +47,7 @@ class Driven:
         *,
         is_downstream: bool = False,
         has_watermark: bool = True,
+        delay_ms: int = 0,
         event_time: str | None = "at",
         backend: str = "heap",
         scratch: str = "",
@@ -58,6 +59,7 @@ class Driven:
             (OutletSpec(None, OUT, (), ()),),
             is_downstream=is_downstream,
             has_watermark=has_watermark,
+            delay_ms=delay_ms,
         )
         self.operator = Operator(spec, make_backend(backend, scratch), group_count=GROUP_COUNT)
         self.batches: list[list[tuple[Any, ...]]] = []

@@ -12,6 +12,7 @@ from cairn import KeyedProcess, state
 from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
 from cairn.slot.entry import shared_uid
+from cairn.slot.protocol import Ack
 from cairn.snapshots import EpochReader
 from cairn.snapshots.diff import diff_epochs
 from cairn.snapshots.rollback import rollback
@@ -63,6 +64,30 @@ def test_it_is_stored_once_whatever_the_parallelism(
     assert stored[1] == stored[5]
 
 
+def test_all_but_one_subtask_send_the_name_of_their_changes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(tmp_path, 3)
+    acks: list[Ack] = []
+    execute = job.cluster.execute
+
+    def watched(sources: Any, begin: Any) -> Any:
+        outcome = execute(sources, begin)
+        acks.extend(outcome.acks)
+        return outcome
+
+    monkeypatch.setattr(job.cluster, "execute", watched)
+    job.run(ROWS, [("a", 1)])
+    deltas = [op.delta for ack in acks for op in ack.operators if op.uid == shared_uid("alerts")]
+    assert [delta is not None and delta.data is not None for delta in deltas] == [
+        True,
+        False,
+        False,
+    ]
+    assert len({delta and delta.id for delta in deltas}) == 1
+    assert [delta and delta.length for delta in deltas][1:] == [0, 0]
+
+
 class Different(Alerts):
     """Writes what depends on where it runs."""
 
@@ -79,6 +104,30 @@ def test_subtasks_that_disagree_are_no_epoch(tmp_path: Path) -> None:
     assert "rows and on ctx.broadcast alone" in str(caught.value)
     assert caught.value.facts["attempts"] == 4
     assert job.newest.number == before
+
+
+ODD_ONE_OUT: list[int] = []
+
+
+class DifferentOnce(Alerts):
+    """As when a task of Spark's has run twice, and got its rows in another order."""
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        is_odd = ctx.subtask in ODD_ONE_OUT
+        if is_odd:
+            ODD_ONE_OUT.remove(ctx.subtask)
+        ctx.broadcast[row.name] = -1 if is_odd else row.level
+
+
+@pytest.mark.parametrize("subtask", [0, 2])
+def test_subtasks_that_disagree_once_agree_in_the_next_attempt(
+    tmp_path: Path, subtask: int
+) -> None:
+    job = make(tmp_path, 3, None, DifferentOnce())
+    ODD_ONE_OUT.append(subtask)
+    assert {row[3] for row in job.run(ROWS, [("a", 1)])} == {"a=1"}
+    assert job.newest.timings["attempts"] == 2
+    assert job.replicas() == [{"a": 1}] * 3 and job.rules() == {"a": 1}
 
 
 def test_a_subtask_that_writes_nothing_where_others_do_disagrees_too(tmp_path: Path) -> None:

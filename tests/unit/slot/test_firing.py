@@ -325,3 +325,18 @@ def test_a_function_that_gains_timers_keeps_its_state() -> None:
     new.epoch((1, 0, ""))
     assert new.epoch(watermark=5) == [("event", 1, 2)]
     assert not Driven(Counted()).operator.adopt(new.operator)
+
+
+def test_an_operator_whose_rows_waited_elsewhere_runs_behind_the_watermark() -> None:
+    driven = Driven(Asked(), delay_ms=100)
+    driven.begin(watermark=1000)
+    assert driven.operator.context.watermark_ms == 900
+    driven.push((1, 899, ""), (1, 900, "event 950"))
+    assert driven.end() == [("row", 1, 900)], "the other one is late, even so"
+    assert driven.operator.earliest_timers() == (1050, None), "by the watermark of the job"
+    driven.begin(watermark=1049)
+    assert driven.end() == []
+    driven.begin(watermark=1050)
+    assert driven.end() == [("event", 1, 950)]
+    driven.begin(watermark=MAX_MS, draining=True)
+    assert driven.operator.context.watermark_ms == MAX_MS

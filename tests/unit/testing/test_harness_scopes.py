@@ -153,3 +153,32 @@ def test_state_without_keys_does_not_expire(kind: Any) -> None:
 def test_lists_are_handed_out_in_one_of_two_ways() -> None:
     with pytest.raises(PlanError, match="expected: one of split, union"):
         state.OperatorList("long", redistribute="even")  # type: ignore[arg-type]
+
+
+class Both(Process[Any]):
+    """A list of its own and rules for all."""
+
+    items = state.OperatorList("string")
+    rules = state.Broadcast("string", object)
+
+    def open(self, ctx: Any) -> None:
+        self.opened_with = list(self.items)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.items.append(f"{row.v}:{self.rules['scale']['by'] * row.v}")
+        return row.v, len(self.items)
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        self.rules[row.name] = {"by": row.v}
+        self.items.append(row.name)
+
+
+def test_a_function_without_keys_has_both_and_finds_its_list_in_open() -> None:
+    with Harness(Both(), ROW, None, OUT, broadcast="name string, v long") as harness:
+        harness.push_broadcast(("scale", 3))
+        harness.push([(0, 1), (0, 2)])
+        assert harness.function.opened_with == []
+        harness.snapshot_and_restore()
+        assert harness.function.opened_with == ["scale", "1:3", "2:6"]
+        assert harness.push((0, 5)) == [(5, 4)]
+        assert harness.state("rules") == {"scale": {"by": 3}}
