@@ -85,6 +85,7 @@ class Run:
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
+        self._coordinator.is_stopping = lambda: self._stopping
         self._position = started.position
         spark = graph.sources[0].dataframe.sparkSession
         self._driver = SparkDriver(

@@ -245,6 +245,8 @@ def _times(edge: Edge, rows: pa.StructArray) -> pa.Array:
 
 
 def _micros(times: pa.Array) -> pa.Array:
+    if pa.types.is_integer(times.type):
+        return pc.multiply(times, 1000)
     return times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
 
 

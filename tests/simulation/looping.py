@@ -26,6 +26,7 @@ from cairn.plan.graph import (
     ProcessNode,
     SinkNode,
     SourceNode,
+    Watermark,
     build_graph,
 )
 from cairn.sinks.base import Sink
@@ -106,6 +107,7 @@ def hops_graph(group_count: int, sink: Sink, rounds_max: int, shape: str = "plai
     looped = Inlet((Port("loop"),), ("node",))
     inlets = {
         "plain": (looped,),
+        "timed": (looped,),
         "nested": (Inlet((Port("inner"),), ("node",)),),
         "spread": (Inlet((Port("loop"),), way="spread"),),
         "connected": (
@@ -113,9 +115,17 @@ def hops_graph(group_count: int, sink: Sink, rounds_max: int, shape: str = "plai
             Inlet((Port("loop"),), ("node",), name="hops"),
         ),
     }[shape]
-    visits = {"plain": Visit, "nested": Sorted, "spread": Spreading, "connected": Connected}
+    visits = {
+        "plain": Visit,
+        "timed": Visit,
+        "nested": Sorted,
+        "spread": Spreading,
+        "connected": Connected,
+    }
+    # What goes around is soon older than the watermark, which the rows of the input are not.
+    time, watermark = ("seq", Watermark(0)) if shape == "timed" else (None, None)
     nodes: dict[str, Node] = {
-        "rows": SourceNode("rows", None, HOP, None, None),
+        "rows": SourceNode("rows", None, HOP, time, watermark),
         "others": SourceNode("others", None, HOP, None, None),
         "loop": LoopNode("loop", (Port("rows"),), HOP, (Port("forward"),), rounds_max),
     }

@@ -37,7 +37,7 @@ def run_out(driver: Driver) -> None:
         pass
 
 
-@pytest.mark.parametrize("shape", ["plain", "nested", "spread", "connected"])
+@pytest.mark.parametrize("shape", ["plain", "timed", "nested", "spread", "connected"])
 @pytest.mark.parametrize("rounds_max", [1, 3])
 @pytest.mark.parametrize("seed", seeds(1))
 def test_no_hop_is_lost_or_doubled_whatever_fails(

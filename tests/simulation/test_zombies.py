@@ -67,7 +67,8 @@ class Sleeper:
     [
         point
         for point in crash_points("driver")
-        if point != "driver.savepoint.loaded" and not point.startswith("driver.idle.")
+        if point != "driver.savepoint.loaded"
+        and not point.startswith(("driver.idle.", "driver.round."))
     ],
 )
 def test_a_driver_that_slept_through_a_takeover_publishes_nothing_more(

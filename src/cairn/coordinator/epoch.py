@@ -123,6 +123,8 @@ class Coordinator:
         self.awake_ms = 0
         """Since when this driver asks the sources for rows."""
         self.last_commit_ms = 0.0
+        self.is_stopping: Callable[[], bool] = lambda: False
+        """Then an epoch ends with the round under way: what is in flight is there to go on."""
         self._sinks = dict(sinks)
         self._retained_epochs = retained_epochs
         self._retained_s = retained_s
@@ -277,7 +279,7 @@ class Coordinator:
             outcome = execute(begin)
             outcome = outcome._replace(acks=self._complete(outcome.acks))
             rounds.append(outcome)
-            is_last = begin.round + 1 >= self.spec.rounds_max
+            is_last = begin.round + 1 >= self.spec.rounds_max or self.is_stopping()
             if is_last or not sends_back(outcome.acks, self.feedbacks):
                 return rounds
             crash_point("driver.round.ran")

@@ -135,6 +135,7 @@ def _operator(
             for port in node.row_inputs
             for origin in graph.origins(port)
         ),
+        is_behind_loop=is_behind_loop(graph, node),
         has_watermark=any(graph.has_watermark(port) for port in node.row_inputs),
         delay_ms=max(map(graph.delay_ms, node.row_inputs)),
         stored_key_types=key_types(graph, node.inlets) if node.keys else (),
@@ -195,6 +196,20 @@ def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, i
         op.uid for op in graph.operators if is_chained(graph, op) and port in graph.bare(op.inputs)
     )
     return OutletSpec(port.tag, schema, sinks, tuple(lanes), operators)
+
+
+def is_behind_loop(graph: Graph, node: ProcessNode) -> bool:
+    """Whether rows of a loop come here by way of another operator."""
+    before = [
+        upstream
+        for port in node.row_inputs
+        for origin in graph.origins(port)
+        if isinstance(upstream := graph.nodes[origin.node], ProcessNode)
+    ]
+    return any(
+        any(back.operator == op.uid for back in graph.returns) or is_behind_loop(graph, op)
+        for op in before
+    )
 
 
 def direct_inputs(graph: Graph, edge: Edge) -> list[Port]:

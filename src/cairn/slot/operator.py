@@ -219,7 +219,9 @@ class Operator:
             context.watermark_ms = begin.watermark_ms if begin.is_draining else None
         context.late_ms = late_ms
         self.late_us = None
-        if late_ms is not None and not self._runner().handles_late:
+        # What goes around in a loop was in time when it came into it.
+        is_judged = not self._runner().handles_late and not self.spec.is_behind_loop
+        if late_ms is not None and is_judged:
             self.late_us = late_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0

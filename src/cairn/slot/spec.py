@@ -68,6 +68,8 @@ class OperatorSpec:
     """The state that broadcast rows are kept in."""
     is_downstream: bool = False
     """Rows come (also) from other operators."""
+    is_behind_loop: bool = False
+    """Rows come (also) from operators that a loop sends rows back to: as old as those may be."""
     has_watermark: bool = True
     """A watermark is declared for what comes here; without one nothing is late."""
     delay_ms: int = 0

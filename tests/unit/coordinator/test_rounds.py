@@ -92,6 +92,19 @@ def test_an_epoch_goes_around_until_nothing_is_sent_back_or_rounds_run_out(
     world.check_all()
 
 
+def test_a_job_that_is_stopped_goes_around_no_more(world: HopsWorld) -> None:
+    world.rounds_max = 1 << 19
+    driver = Driver(world)
+    driver.start()
+    asked = iter([False, True])
+    driver.coordinator.is_stopping = lambda: next(asked)
+    driver.run_batch(6)
+    epoch = driver.coordinator.newest
+    assert epoch is not None and epoch.timings["rounds"] == 2
+    assert is_pending(epoch)
+    world.check_output()
+
+
 def test_deltas_and_output_of_all_rounds_are_in_the_epoch(world: HopsWorld) -> None:
     driver = Driver(world, parallelism=1)
     driver.start()

@@ -56,7 +56,9 @@ def test_what_is_sent_back_ends_in_the_level_after_its_senders(job: Job) -> None
     spec = job_spec(graph, job_id="", checkpoint="", backend="heap")
     (feedback,) = spec.levels[2].feedbacks
     assert (feedback.uid, feedback.operator, feedback.lane) == ("loop:first", "first", 2)
-    assert spec.levels[0].operators[0].is_downstream
+    first, second = (level.operators[0] for level in spec.levels[:2])
+    assert first.is_downstream and not first.is_behind_loop
+    assert second.is_behind_loop, "it gets rows as old as those that went around"
     assert spec.rounds_max == 1
 
 
