@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections import Counter
 from typing import Any
@@ -117,6 +118,32 @@ def test_rows_in_any_order_and_any_epochs_give_the_join_of_all_rows(
             for name in harness.function.made_state():
                 assert not harness.state(name, key), "what is over is forgotten"
             assert harness.timers(key) == {"event": [], "processing": []}
+
+
+@settings(max_examples=40)
+@given(how=st.sampled_from(HOW), epochs=EPOCHS, bounds=BOUNDS_MS)
+def test_rows_of_other_operators_that_are_older_than_the_watermark_are_joined_in_time(
+    how: str, epochs: Any, bounds: Any
+) -> None:
+    low_ms, high_ms = bounds
+    model, watermark, passed = Model(how, low_ms, high_ms), 0, 0
+    with harness_of(how, low_ms, high_ms) as harness:
+        downstream = dataclasses.replace(harness._spec, is_downstream=True)
+        harness._spec = harness._operator.spec = downstream
+        for rows, step in epochs:
+            passed, watermark = watermark, watermark + step
+            harness.advance_watermark(watermark)
+            sides: dict[str, list[Any]] = {"left": [], "right": []}
+            for row in rows:
+                ((side, given_row),) = pushed(row).items()
+                sides[side].append(given_row)
+                if row[2] >= passed * 1000:
+                    model.rows[side].append(row[1:])
+            harness.push(**sides)
+            harness.commit()
+            assert emitted(harness) == model.joined(watermark * 1000)
+        harness.drain()
+        assert emitted(harness) == model.joined(float("inf"))
 
 
 def check_held(harness: Harness, watermark_us: int, low_us: int, high_us: int) -> None:

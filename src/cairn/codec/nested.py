@@ -140,7 +140,8 @@ def struct_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         type=type,
         arrow=type,
         normalise=normalise,
-        canonical=canonical,
+        # Most rows have nothing to change: a key is looked up for each of them.
+        canonical=same if all(field.canonical is same for field in fields) else canonical,
         read=reader([field.read for field in fields]),
         read_keys=reader([field.read_keys for field in fields]),
         write=write,

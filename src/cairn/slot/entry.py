@@ -31,6 +31,8 @@ class EntrySpec(NamedTuple):
     states: Mapping[str, Declaration]
     operator: str = ""
     """Whose it is."""
+    delay_ms: int = 0
+    """How far behind the job's watermark event time is there."""
 
     @property
     def decls(self) -> dict[str, StateDecl]:
@@ -41,6 +43,7 @@ class EntrySpec(NamedTuple):
                 type=declaration.ddl,
                 entry_type=declaration.entry_ddl,
                 ttl=None if declaration.ttl is None else declaration.ttl.text,
+                delay_ms=0 if declaration.ttl is None else self.delay_ms,
             )
             for name, declaration in self.states.items()
         }
@@ -67,7 +70,7 @@ def entries_of(spec: OperatorSpec, function: Function | None = None) -> list[Ent
     """All of an operator, its own first. `function`: in place of the one it has."""
     states = own_states(spec.load() if function is None else function)
     scope: Scope = "keyed" if spec.keys else "subtask"
-    found = [EntrySpec(spec.uid, scope, spec.key_types, states, spec.uid)]
+    found = [EntrySpec(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms)]
     if isinstance(spec.broadcast, Broadcast):
         shared = spec.broadcast
         key_types = {SHARED_KEY: shared.key_ddl}

@@ -84,8 +84,7 @@ class Runner(Protocol):
 def make_runner(operator: Operator, function: Function) -> Runner:
     letters = operator.letters
     if isinstance(function, BatchProcess):
-        # Partials are of rows that no user's code has seen, and will see none.
-        if letters is not None and not isinstance(function, PartialProcess):
+        if letters is not None:
             return BatchSifter(operator, function, letters)
         return BatchRunner(operator, function)
     assert isinstance(function, KeyedProcess | Process)
@@ -262,6 +261,9 @@ class Operator:
 
     def _bind(self, function: Function) -> None:
         """Give the function its state."""
+        if isinstance(function, PartialProcess):
+            # No user's code runs there: what fails is no fault of a row.
+            self.letters = None
         by_batch = isinstance(function, BatchProcess)
         declared = declared_state(function)
         self.declare()

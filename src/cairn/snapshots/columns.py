@@ -50,6 +50,8 @@ class StateColumns:
         self.floor_ms = None
         if self.ttl is not None and floor_ms is not None:
             self.floor_ms = floor_ms[self.ttl.clock]
+            if self.floor_ms is not None and self.ttl.clock == "event":
+                self.floor_ms -= decl.delay_ms
         self.decl = decl
         self.key_names = list(key_types)
         self.key_type = _key_type(key_types)

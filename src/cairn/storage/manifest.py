@@ -111,6 +111,8 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     entry_type: str | None = None
     ttl: str | None = None
     """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
+    delay_ms: int = 0
+    """How far behind the job's watermark event time is here: for what expires by it."""
 
 
 Scope = Literal["keyed", "subtask", "shared", "feedback"]

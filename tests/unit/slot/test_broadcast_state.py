@@ -12,6 +12,7 @@ from cairn import KeyedProcess, state
 from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
 from cairn.slot.entry import shared_uid
+from cairn.slot.protocol import Ack
 from cairn.snapshots import EpochReader
 from cairn.snapshots.diff import diff_epochs
 from cairn.snapshots.rollback import rollback
@@ -61,6 +62,30 @@ def test_it_is_stored_once_whatever_the_parallelism(
         assert metrics["alerts"]["rows_in"] == 50
     assert len(stored[1][0]) == 3
     assert stored[1] == stored[5]
+
+
+def test_all_but_one_subtask_send_the_name_of_their_changes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make(tmp_path, 3)
+    acks: list[Ack] = []
+    execute = job.cluster.execute
+
+    def watched(sources: Any, begin: Any) -> Any:
+        outcome = execute(sources, begin)
+        acks.extend(outcome.acks)
+        return outcome
+
+    monkeypatch.setattr(job.cluster, "execute", watched)
+    job.run(ROWS, [("a", 1)])
+    deltas = [op.delta for ack in acks for op in ack.operators if op.uid == shared_uid("alerts")]
+    assert [delta is not None and delta.data is not None for delta in deltas] == [
+        True,
+        False,
+        False,
+    ]
+    assert len({delta and delta.id for delta in deltas}) == 1
+    assert [delta and delta.length for delta in deltas][1:] == [0, 0]
 
 
 class Different(Alerts):

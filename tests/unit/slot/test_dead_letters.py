@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +14,15 @@ import pytest
 
 from cairn import BatchProcess, KeyedProcess, Process, WindowFunction, state
 from cairn.errors import CorruptFileError, FunctionError, PlanError
+from cairn.plan.deploy import job_spec
 from cairn.slot import dead_letters
 from cairn.testing import Harness
 from cairn.types import parse_schema
 from cairn.window_functions import WindowApply
 from cairn.window_process import WindowPlan
 from cairn.windows import tumbling
+from tests.unit.aggregates.support import made as aggregate
+from tests.unit.slot.one_level import Checkpoint, Count, run
 
 ROW = "k string, at timestamp, v long"
 AT = dt.datetime(2026, 1, 1, 12, 0, 0, 250_000, tzinfo=dt.UTC)
@@ -418,3 +422,35 @@ def test_a_way_to_treat_errors_that_is_unknown_is_refused() -> None:
         Harness(
             Unkeyed(), "v long", None, "x long", sides={"errors": "x long"}, on_error="dead-letter"
         )
+
+
+def test_aggregations_run_no_code_of_users_and_keep_no_journal() -> None:
+    function, partials = aggregate(None)
+    with Harness(
+        function, partials.schema, "k", function.schema, on_error="dead-letter"
+    ) as harness:
+        row = {"k": 1, partials.layout.count: 1, partials.layout.parts[1]: 5}
+        harness.push([row, row])
+        harness.commit()
+        assert harness.outputs == [(1, 2, 5)]
+        assert harness._operator.journal is None and harness._operator.error_rows == 0
+
+
+class Picky(Count):
+    def process(self, row: Any, ctx: Any) -> Any:
+        result = super().process(row, ctx)
+        if row.v == 13:
+            raise ValueError(object())
+        return result
+
+
+def test_attempts_in_two_slots_acknowledge_the_same(tmp_path: Path) -> None:
+    made = Checkpoint(function=Picky())
+    made.spec = job_spec(
+        made.graph, job_id="j", checkpoint=made.store.url, backend="heap", on_error="dead-letter"
+    )
+    rows: list[tuple[int, int | None]] = [(1, 1), (1, 13), (2, 13), (1, None), (3, 5), (2, 2)]
+    first = run(made.slot(tmp_path / "a"), made.begin(), rows)
+    second = run(made.slot(tmp_path / "b"), made.begin(attempt=1), rows)
+    assert first.operators == second.operators
+    assert (first.operators[0].error_rows, first.operators[0].rows_out) == (2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from cairn.backends import BACKENDS
+from cairn.slot.entry import entries_of
 from cairn.snapshots import (
     EpochReader,
     diff_epochs,
@@ -133,6 +135,20 @@ def test_a_reader_goes_by_the_watermark_where_event_time_counts(make: Make) -> N
     for passed_ms, keys in ((None, {1, 2}), (159_999, {1, 2}), (160_000, {2})):
         # The next epoch's timers may be as old as that, wherever the watermark is by now.
         epoch = msgspec.structs.replace(job.newest, passed_ms=passed_ms, watermark_ms=500_000)
+        with EpochReader(job.store, epoch) as reader:
+            assert rows_of(reader, "value").keys() == keys
+
+
+def test_where_event_time_is_behind_the_watermark_readers_see_what_the_operator_sees(
+    make: Make,
+) -> None:
+    job = make(TTL("1 minute", clock="event"))
+    job.run((1, 10, 100_000))
+    (operator,) = job.coordinator.spec.levels[0].operators
+    (entry,) = entries_of(dataclasses.replace(operator, delay_ms=5_000))
+    held = msgspec.structs.replace(job.newest.operators["keep"], states=entry.decls)
+    for passed_ms, keys in ((164_999, {1}), (165_000, set())):
+        epoch = msgspec.structs.replace(job.newest, passed_ms=passed_ms, operators={"keep": held})
         with EpochReader(job.store, epoch) as reader:
             assert rows_of(reader, "value").keys() == keys
 
