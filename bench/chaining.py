@@ -128,9 +128,9 @@ def main() -> None:
         for chain, ways in measured.items()
     }
     ratio = {chain: round(w["chained"] / w["unchained"], 2) for chain, w in median.items()}
-    print(f"\n{'five steps':<14}{'chained':>16}{'unchained':>16}{'ratio':>10}")
+    print(f"\n{'five steps':<14}{'chained':>18}{'unchained':>18}{'ratio':>10}")
     for chain, ways in median.items():
-        told = "".join(f"{rate:>10,.0f} rows/s"[:16].rjust(16) for rate in ways.values())
+        told = "".join(f"{rate:>11,.0f} rows/s" for rate in ways.values())
         print(f"{chain:<14}{told}{ratio[chain]:>8.2f} ×")
     report(
         "chaining",
