@@ -28,8 +28,9 @@ from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.plan.keygroups import key_hasher, subtask_of
+from cairn.slot.level import LevelRuntime, StaleTokenError
 from cairn.slot.protocol import Ack, Begin, Report, Token, ack_encoder, report_decoder
-from cairn.slot.runtime import LevelRuntime, Runtime, StaleTokenError
+from cairn.slot.runtime import Runtime
 from cairn.slot.spec import JobSpec, lane_name
 from cairn.storage.store import Store
 from cairn.testing import SimulatedCrash

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from cairn.coordinator.acks import check_shared, complete
 from cairn.coordinator.compaction import due
 from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
 from cairn.coordinator.ranges import (
@@ -46,7 +47,7 @@ from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
 from cairn.durations import MAX_MS
-from cairn.errors import CairnError, CommitError, EpochError, FunctionError, RestoreError
+from cairn.errors import CairnError, CommitError, EpochError, RestoreError
 from cairn.ids import new_id
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Sink
@@ -277,7 +278,9 @@ class Coordinator:
         inlined_bytes = 0
         while True:
             outcome = execute(begin)
-            outcome = outcome._replace(acks=self._complete(outcome.acks))
+            acks = complete(outcome.acks, self.spec, self.parallelism)
+            check_shared(acks, self.entries)
+            outcome = outcome._replace(acks=acks)
             rounds.append(outcome)
             is_last = begin.round + 1 >= self.spec.rounds_max or self.is_stopping()
             if is_last or not sends_back(outcome.acks, self.feedbacks):
@@ -407,52 +410,6 @@ class Coordinator:
                     "state anew; the epoch runs again"
                 )
         return found
-
-    def _complete(self, acks: Sequence[Ack]) -> list[Ack]:
-        """One acknowledgement of every subtask of every level, which said one thing only."""
-        found: dict[tuple[int, int], Ack] = {}
-        for ack in acks:
-            if found.setdefault((ack.level, ack.subtask), ack) != ack:
-                raise EpochError(
-                    f"subtask {ack.subtask} of level {ack.level} acknowledged two different "
-                    "results in one attempt; the epoch runs again"
-                )
-        expected = {
-            (level.index, subtask)
-            for level in self.spec.levels
-            for subtask in range(self.parallelism)
-        }
-        missing = expected - found.keys()
-        if missing:
-            raise EpochError(f"no acknowledgement of (level, subtask) {sorted(missing)}")
-        # What is said twice counts once: its output must not be published twice.
-        acks = [found[at] for at in sorted(expected)]
-        self._check_shared(acks)
-        return acks
-
-    def _check_shared(self, acks: Sequence[Ack]) -> None:
-        """Subtasks that hold the same state have made the same changes to it."""
-        said: dict[str, dict[str | None, list[int]]] = {}
-        for ack in acks:
-            for op in ack.operators:
-                if op.uid in self.entries and self.entries[op.uid].scope == "shared":
-                    delta = None if op.delta is None else op.delta.id
-                    said.setdefault(op.uid, {}).setdefault(delta, []).append(ack.subtask)
-        for uid, by_delta in said.items():
-            if len(by_delta) > 1:
-                operator = self.entries[uid].operator
-                rest = sorted(by_delta.values(), key=len)[:-1]
-                differing = sorted(subtask for subtasks in rest for subtask in subtasks)
-                raise FunctionError(
-                    f"process_broadcast() of operator {operator!r} has left different broadcast "
-                    "state in different subtasks\n"
-                    f"  found: subtasks {differing} differ from the others\n"
-                    "  expected: what it writes depends on the rows and on ctx.broadcast alone\n"
-                    "  next: take out what differs between subtasks: ctx.subtask, state of keys, "
-                    "clocks, random numbers, attributes of the function",
-                    operator=operator,
-                    subtasks=differing,
-                )
 
     def _pack(self, acks: Sequence[Ack], compacted: Sequence[Compacted]) -> dict[str, Slice]:
         """Store what travelled with acknowledgements and reports."""

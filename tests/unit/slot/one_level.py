@@ -18,8 +18,9 @@ from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.plan.keygroups import key_hasher, subtask_of
 from cairn.sinks import Collect, Sink
+from cairn.slot.level import LevelRuntime
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Token
-from cairn.slot.runtime import LevelRuntime, Runtime
+from cairn.slot.runtime import Runtime
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, SparkPosition
 from cairn.storage.store import Store, open_store

@@ -1,0 +1,495 @@
+"""One level of a job in a slot: its operators and sinks, and the attempt under way.
+
+    begin(token, begin)     per attempt: bring each operator to the parent's version
+    run(token, batch)       rows in; envelope batches go to `send`
+    finish(token) -> Ack    delta and sink output durable, then acknowledged
+
+Always true here:
+- every call carries a token; a token older than the newest seen is refused, so a
+  zombie can neither wipe nor extend the live attempt;
+- pending work is promoted only if its version is the one the parent names,
+  otherwise it is undone; what is not here is restored from the store;
+- an acknowledgement names only what is already durable;
+- no attempt waits for a base or a merge: they are written beside the epochs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.backends import make_backend
+from cairn.backends.ttl import trim_memory
+from cairn.crash import crash_point
+from cairn.errors import EpochError
+from cairn.ids import new_id
+from cairn.plan.keygroups import groups_of
+from cairn.slot.compactor import Compactor
+from cairn.slot.feedback import Feedback, InFlight, take
+from cairn.slot.gather import Rows
+from cairn.slot.holding import Holding
+from cairn.slot.operator import Operator
+from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
+from cairn.slot.reader import connected_of, connected_rows
+from cairn.slot.redistribution import redistribute
+from cairn.slot.restore import base_work, merge_work, restore, write_base
+from cairn.slot.sink import SinkRuntime
+from cairn.slot.spec import (
+    FeedbackSpec,
+    InletSpec,
+    JobSpec,
+    LevelSpec,
+    envelope_schema,
+    lane_name,
+)
+from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
+from cairn.storage.log import Log
+from cairn.storage.manifest import EMPTY_VERSION
+from cairn.storage.pack import write_segment
+from cairn.storage.store import Store
+
+Send = Callable[[pa.RecordBatch], None]
+
+RECLAIM_S_MIN = 0.005
+RECLAIM_SHARE = 0.05
+"""How long an epoch removes expired state, of the time that the rows of the last one took."""
+
+
+class StaleTokenError(EpochError):
+    """A call of an attempt that has been superseded."""
+
+
+def _lane(inlet: InletSpec) -> int:
+    assert inlet.lane is not None, "what comes through a shuffle has a lane"
+    return inlet.lane
+
+
+class LevelRuntime:
+    """One level: its operators and sinks, and the attempt under way."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        spec: LevelSpec,
+        store: Store,
+        log: Log,
+        scratch: str,
+        compactor: Compactor,
+        in_flight: InFlight,
+    ) -> None:
+        self.spec = spec
+        self.store = store
+        self.log = log
+        self.scratch = scratch
+        self.compactor = compactor
+        self.operators = [
+            Operator(
+                op,
+                # Lists of subtasks are little: in memory with every backend.
+                make_backend(
+                    job.backend if op.keys else "heap",
+                    f"{scratch}/{new_id()}",
+                    job.backend_memory_bytes,
+                ),
+                group_count=job.group_count,
+            )
+            for op in spec.operators
+        ]
+        self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
+        self.feedbacks = [Feedback(f, in_flight, job.group_count) for f in spec.feedbacks]
+        self._in_flight = in_flight
+        self._group_count = job.group_count
+        uids = {op.uid for op in spec.operators}
+        self._returns = {uid: [f for f in job.feedbacks if f.operator == uid] for uid in uids}
+        """Per operator, what loops send back to it."""
+        self._returned: dict[str, list[tuple[FeedbackSpec, Rows]]] = {}
+        """The same in this attempt, until it is processed."""
+        self.schema = envelope_schema(spec.lanes)
+        self._send: Send = lambda batch: None
+        self.restored = False
+        self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
+        self.state_keys: dict[str, int] = {}
+        by_uid = {operator.spec.uid: operator for operator in self.operators}
+        everybody: list[Operator | SinkRuntime | Feedback] = [
+            *self.operators,
+            *self.sinks.values(),
+            *self.feedbacks,
+        ]
+        self._consumers = [consumer for consumer in everybody if consumer.spec.lane is not None]
+        self._lane_count = len(spec.lanes_in)
+        for operator in self.operators:
+            for outlet, outlet_spec in zip(operator.outlets, operator.spec.outlets, strict=True):
+                outlet.targets += [self.sinks[uid].write for uid in outlet_spec.sinks]
+                outlet.targets += [by_uid[uid].take for uid in outlet_spec.operators]
+                outlet.targets += [self._lane_target(lane) for lane in outlet_spec.lanes]
+        self._newest = Token(-1, -1, -1, -1)
+        self._begin: Begin | None = None
+        self._subtask = 0
+        self._rewritten: list[Compacted] = []
+        self._closed = False
+        self._lock = threading.RLock()
+        self._token_lock = threading.Lock()
+
+    @property
+    def holdings(self) -> list[Holding]:
+        return [holding for operator in self.operators for holding in operator.holdings]
+
+    def _lane_target(self, lane: int) -> Send:
+        fields = list(self.schema)
+
+        def send(batch: pa.RecordBatch) -> None:
+            count = batch.num_rows
+            columns: list[pa.Array] = [pa.array(np.full(count, lane, np.int32))]
+            for field in fields[1:]:
+                if field.name == lane_name(lane):
+                    # By name: united streams may differ in the order of their columns.
+                    parts = [batch[part.name] for part in field.type]
+                    columns.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
+                else:
+                    columns.append(pa.nulls(count, field.type))
+            self._send(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+        return send
+
+    def check(self, token: Token) -> None:
+        if token < self._newest:
+            raise StaleTokenError(f"attempt {token} is superseded by {self._newest}")
+
+    def begin(self, token: Token, begin: Begin, subtask: int) -> None:
+        """Start an attempt: every operator at the parent's version, nothing of this epoch in."""
+        # The token is announced before the lock is taken, so that an older attempt still
+        # running sees it at its next batch and lets go.
+        with self._token_lock:
+            self.check(token)
+            self._newest = token
+        with self._lock:
+            self.check(token)
+            started = time.perf_counter()
+            self._begin, self._subtask = begin, subtask
+            self._rewritten.clear()
+            self.compactor.settle(begin.settled)
+            self.restored = False
+            for operator in self.operators:
+                operator.declare()
+                for holding in operator.holdings:
+                    self._bring_to_parent(holding, begin, subtask)
+                operator.open(begin, subtask)
+                operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
+                self._take_returned(operator, begin, subtask)
+            for sink in self.sinks.values():
+                sink.begin(begin, subtask)
+            for feedback in self.feedbacks:
+                feedback.begin(begin, subtask)
+            self.begin_ms = (time.perf_counter() - started) * 1000
+            self.process_ms = 0.0
+        crash_point("slot.begun")
+
+    def _bring_to_parent(self, holding: Holding, begin: Begin, subtask: int) -> None:
+        uid = holding.uid
+        groups = holding.own(subtask, begin.parallelism)
+        version = begin.versions[uid][subtask]
+        pieces = begin.pieces[uid][subtask] if uid in begin.pieces else []
+        if not holding.is_at(version, groups):
+            # Before anything of it changes: what is being written is of the state that was.
+            self.compactor.cancel(uid)
+        missing = holding.bring_to(version, groups, pieces)
+        if missing and version != EMPTY_VERSION:
+            if begin.round:
+                raise EpochError(
+                    f"operator {uid!r}: subtask {subtask} has lost its state of round "
+                    f"{begin.round} of the epoch, which is stored nowhere; the epoch runs again"
+                )
+            self._read_parent(holding, missing, begin, subtask)
+            self.restored = True
+            crash_point("slot.restored")
+        holding.version = version
+        # Of state that all subtasks hold alike, the first one writes what is stored.
+        is_writer = holding.scope != "shared" or subtask == 0
+        if is_writer and uid in begin.rewrite and version != EMPTY_VERSION:
+            self.compactor.cancel(uid)
+            self._rewritten.append(self._write_base_now(holding, begin))
+        else:
+            self._compact(holding, begin, subtask)
+
+    def _take_returned(self, operator: Operator, begin: Begin, subtask: int) -> None:
+        self._returned[operator.spec.uid] = [
+            (spec, rows)
+            for spec in self._returns[operator.spec.uid]
+            if (
+                rows := take(
+                    spec,
+                    self._in_flight,
+                    begin,
+                    groups_of(subtask, begin.parallelism, self._group_count),
+                    subtask,
+                    self.log,
+                    self.store,
+                    self.scratch,
+                )
+            )
+            is not None
+        ]
+
+    def _run_returned(self, operator: Operator) -> None:
+        """What loops send back comes before all other rows but broadcast ones."""
+        for spec, rows in self._returned.pop(operator.spec.uid, ()):
+            inlets = operator.spec.row_inlets
+            mine = rows.rows
+            if inlets[0].name:
+                mine = connected_of(mine, inlets, spec.target)
+            operator.run_returned(rows.groups, rows.times, mine)
+
+    def _read_parent(
+        self, holding: Holding, missing: list[range], begin: Begin, subtask: int
+    ) -> None:
+        assert begin.parent is not None, "state without a parent epoch"
+        if holding.scope == "subtask":
+            held = self.log.epoch(begin.parent).operators.get(holding.uid)
+            if held is not None and len(held.ranges) != begin.parallelism:
+                redistribute(
+                    holding,
+                    self.log,
+                    self.store,
+                    begin.parent,
+                    subtask=subtask,
+                    parallelism=begin.parallelism,
+                    scratch=self.scratch,
+                )
+                return
+        restore(holding, self.log, self.store, begin.parent, missing, self.scratch, begin)
+
+    def _write_base_now(self, holding: Holding, begin: Begin) -> Compacted:
+        base = holding.backend.begin_base(holding.tables, holding.groups)
+        try:
+            uid, groups = holding.uid, holding.groups
+            return write_base(base, uid, groups, self.store, begin, self.scratch, pace=lambda: None)
+        finally:
+            base.close()
+
+    def _compact(self, holding: Holding, begin: Begin, subtask: int) -> None:
+        """Start what is due, unless something of this state is under way already."""
+        uid = holding.uid
+        compaction = begin.compactions.get(uid, {}).get(subtask)
+        if compaction is None or not self.compactor.is_free(uid):
+            return
+        if compaction.kind == "base":
+            work = base_work(holding, self.store, begin, self.scratch)
+        else:
+            work = merge_work(holding, compaction, self.store, begin, self.scratch)
+        self.compactor.submit(work)
+
+    def attach(self, token: Token, send: Send) -> None:
+        """What leaves this level goes here, until a newer attempt attaches. Rows may come now."""
+        with self._lock:
+            self.check(token)
+            self._send = send
+            started = time.perf_counter()
+            # Those that are fed by others first: timers of these may emit at once.
+            for operator in reversed(self.operators):
+                operator.begin_rows()
+                if operator.spec.broadcast_inlet is None:
+                    self._run_returned(operator)
+            self.process_ms = (time.perf_counter() - started) * 1000
+
+    def run(self, token: Token, batch: pa.RecordBatch) -> None:
+        """Rows in, in the order they came. What they cause goes to `send` and to sinks."""
+        with self._lock:
+            self.check(token)
+            started = time.perf_counter()
+            for consumer in self._consumers:
+                if isinstance(consumer, Operator):
+                    self._run_operator(consumer, batch)
+                    continue
+                mine = self._in_lanes(batch, consumer.spec.lane)
+                if not mine.num_rows:
+                    continue
+                assert consumer.spec.lane is not None
+                rows = mine[lane_name(consumer.spec.lane)]
+                if isinstance(consumer, Feedback):
+                    consumer.run(mine["group"], rows)
+                else:
+                    consumer.write(pa.RecordBatch.from_struct_array(rows))
+            self.process_ms += (time.perf_counter() - started) * 1000
+        crash_point("slot.batch")
+
+    def _run_operator(self, operator: Operator, batch: pa.RecordBatch) -> None:
+        spec = operator.spec
+        broadcast = spec.broadcast_inlet
+        if broadcast is not None:
+            # Spark has put them before all others of the level, so they come first here too.
+            theirs = self._in_lanes(batch, broadcast.lane)
+            if theirs.num_rows:
+                times = theirs["time"] if broadcast.event_time else None
+                operator.run_broadcast(times, theirs[lane_name(_lane(broadcast))])
+        mine = self._in_lanes(batch, *(inlet.lane for inlet in spec.row_inlets))
+        if not mine.num_rows:
+            return
+        self._run_returned(operator)
+        main = spec.inlets[0]
+        rows = connected_rows(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
+        operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
+
+    def _in_lanes(self, batch: pa.RecordBatch, *lanes: int | None) -> pa.RecordBatch:
+        if len(lanes) == self._lane_count:
+            return batch
+        return batch.filter(pc.is_in(batch["lane"], pa.array(lanes, pa.int32())))
+
+    def finish(self, token: Token) -> Ack:
+        """Make delta and output durable, then say so."""
+        with self._lock:
+            self.check(token)
+            begin = self._begin
+            assert begin is not None, "finish follows begin"
+            started = time.perf_counter()
+            for operator in self.operators:
+                self._run_returned(operator)
+            operators = [self._finish_operator(op, begin) for op in self.operators]
+            shared = [op.shared for op in self.operators if op.shared is not None]
+            operators += [self._finish_shared(holding, begin) for holding in shared]
+            self.state_keys = {
+                held.uid: held.state_keys()
+                for held in self.holdings
+                if held.scope != "shared" or self._subtask == 0
+            }
+            operators += [self._finish_feedback(feedback, begin) for feedback in self.feedbacks]
+            crash_point("slot.delta.written")
+            committables = {}
+            for uid, sink in self.sinks.items():
+                committable = sink.prepare()
+                if committable is not None:
+                    committables[uid] = committable
+            crash_point("slot.sink.prepared")
+            self.snapshot_ms = (time.perf_counter() - started) * 1000
+            return Ack(self.spec.index, self._subtask, operators, committables)
+
+    def _finish_feedback(self, feedback: Feedback, begin: Begin) -> OperatorAck:
+        uid = feedback.spec.uid
+        part = feedback.finish()
+        stored = None
+        if part is not None:
+            stored = self._stored(_encoded(uid, [part], begin, "base"), begin)
+            feedback.finished(stored.id, begin)
+        return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
+
+    def _finish_operator(self, operator: Operator, begin: Begin) -> OperatorAck:
+        parts, holding = operator.finish(), operator.state
+        stored = self._stored(_encoded(holding.uid, parts, begin), begin) if parts else None
+        holding.finished(None if stored is None else stored.id)
+        event_timer_ms, processing_timer_ms = operator.earliest_timers()
+        return OperatorAck(
+            uid=operator.spec.uid,
+            rows_in=operator.rows_in,
+            rows_out=sum(outlet.rows_out for outlet in operator.outlets),
+            keys_changed=holding.keys_changed(),
+            delta=stored,
+            late_rows=operator.late_rows,
+            untimed_rows=operator.untimed_rows,
+            error_rows=operator.error_rows,
+            event_timer_ms=event_timer_ms,
+            processing_timer_ms=processing_timer_ms,
+            groups=operator.groups_in,
+        )
+
+    def _finish_shared(self, holding: Holding, begin: Begin) -> OperatorAck:
+        """Every subtask has made the same changes: one stores them, the others say their name."""
+        parts = holding.delta(holding.uid.split(":")[0])
+        is_writer = self._subtask == 0
+        stored: Stored | None = None
+        if parts and is_writer:
+            stored = self._stored(_encoded(holding.uid, parts, begin), begin)
+        elif parts:
+            stored = Stored(_encoded(holding.uid, parts, begin).id, 0, 0)
+        holding.finished(None if stored is None else stored.id)
+        return OperatorAck(
+            uid=holding.uid,
+            rows_in=0,
+            rows_out=0,
+            keys_changed=holding.keys_changed() if is_writer else 0,
+            delta=stored,
+        )
+
+    def report(
+        self, *, executor: str, log: str, started_ms: int, stage: int | None = None
+    ) -> Report:
+        """What the attempt just finished measured, and what was written beside it."""
+        uids = {holding.uid for holding in self.holdings}
+        written = [file for file in self.compactor.announced() if file.uid in uids]
+        return Report(
+            level=self.spec.index,
+            subtask=self._subtask,
+            executor=executor,
+            log=log,
+            started_ms=started_ms,
+            finished_ms=time.time_ns() // 1_000_000,
+            begin_ms=self.begin_ms,
+            restored=self.restored,
+            process_ms=self.process_ms,
+            snapshot_ms=self.snapshot_ms,
+            compacted=(*self._rewritten, *written),
+            state_keys=self.state_keys,
+            base_failed=self.compactor.failure(),
+            stage=stage,
+        )
+
+    def _stored(self, segment: EncodedSegment, begin: Begin) -> Stored:
+        if len(segment.data) <= begin.inline_bytes_max:
+            return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
+        at = write_segment(self.store, segment, begin.term)
+        return Stored(segment.id, len(segment.data), segment.rows, path=at.path)
+
+    def abandon(self, token: Token) -> None:
+        """The attempt has failed: its sinks forget. State is undone by the next `begin`."""
+        with self._lock:
+            if token == self._newest:
+                for sink in self.sinks.values():
+                    sink.abort()
+
+    def sweep(self, seconds: float) -> bool:
+        """Between epochs: remove state that has expired; True when there is more."""
+        with self._lock:
+            if self._closed:
+                return False
+            holdings = [holding for holding in self.holdings if not holding.is_adopted]
+            if any(holding.reclaim(seconds) for holding in holdings):
+                return True
+            emptied = [holding for holding in holdings if holding.tidy()]
+        for holding in emptied:
+            holding.backend.compact()
+        if emptied:
+            trim_memory()
+        return False
+
+    def retire(self, successor: LevelRuntime | None) -> None:
+        """Another version of this level takes over; whoever still works here is superseded."""
+        with self._token_lock:
+            newest, self._newest = self._newest, Token(1 << 62, 0, 0, 0)
+        with self._lock:
+            heirs = {} if successor is None else {op.spec.uid: op for op in successor.operators}
+            for operator in self.operators:
+                heir = heirs.get(operator.spec.uid)
+                adopted = set() if heir is None else heir.adopt(operator)
+                for holding in operator.holdings:
+                    if holding.uid not in adopted:
+                        self.compactor.cancel(holding.uid)
+            if successor is not None:
+                successor._newest = newest
+            self.close()
+
+    def close(self) -> None:
+        self._closed = True
+        for operator in self.operators:
+            operator.close()
+        for sink in self.sinks.values():
+            sink.abort()
+            sink.sink.close()
+
+
+def _encoded(
+    uid: str, parts: list[StatePart], begin: Begin, kind: Kind = "delta"
+) -> EncodedSegment:
+    return encode_segment(kind, uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch)

@@ -1,0 +1,60 @@
+"""A sink in a slot: open for the slot's life, with a writer for each attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.errors import EpochError
+from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
+from cairn.slot.outlet import fitted
+from cairn.slot.protocol import Begin
+from cairn.slot.spec import (
+    JobSpec,
+    SinkSpec,
+)
+
+
+class SinkRuntime:
+    """A sink in a slot: open for the slot's life, a writer per attempt."""
+
+    def __init__(self, spec: SinkSpec, job: JobSpec, scratch: str) -> None:
+        self.spec = spec
+        self.sink: Sink = spec.sink
+        self.sink.open(SinkContext(job.job_id, job.job_name, spec.uid, spec.schema, scratch))
+        self.writer: Writer | None = None
+        self.told_of: int | None = None
+
+    def begin(self, begin: Begin, subtask: int) -> None:
+        self.abort()
+        self.committed(begin.parent)
+        attempt = attempt_of(begin.attempt, begin.round)
+        self.writer = self.sink.writer(begin.epoch, subtask, attempt)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        assert self.writer is not None, "a sink is written to between begin and prepare"
+        batch = fitted(batch, self.spec.schema)
+        try:
+            self.writer.write(batch)
+        except OSError as error:
+            # Named here: above, it would pass for an error of the function that emits the rows.
+            raise EpochError(
+                f"sink {self.spec.uid!r} could not be written: {error}", sink=self.spec.uid
+            ) from error
+
+    def prepare(self) -> Any:
+        assert self.writer is not None, "a sink is prepared once per attempt"
+        writer, self.writer = self.writer, None
+        return writer.prepare()
+
+    def committed(self, epoch: int | None) -> None:
+        """Tell the sink, once, of the epoch before."""
+        if epoch is not None and epoch != self.told_of:
+            self.sink.on_epoch_committed(epoch)
+            self.told_of = epoch
+
+    def abort(self) -> None:
+        if self.writer is not None:
+            writer, self.writer = self.writer, None
+            writer.abort()
