@@ -104,6 +104,8 @@ class Function:
 
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
+    forgets: bool = False
+    """State is forgotten by the watermark: what is older is late, also if a loop sent it back."""
     wants_order: bool = True
     """Rows of a key come in the order of their event time, where that is declared."""
     result_time: str | None = None
