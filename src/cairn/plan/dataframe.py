@@ -325,7 +325,7 @@ class Planner:
             return frames[port]
         node = self.graph.nodes[port.node]
         if isinstance(node, TransformNode):
-            inputs = self.graph.bare(node.inputs)
+            inputs = self.graph.read(node)
             united, *others = [self._transform(rows, port, frames) for port in inputs]
             for other in others:
                 united = united.unionByName(other)
@@ -356,7 +356,7 @@ class Planner:
         readers = [
             node
             for node in self.graph.nodes.values()
-            if isinstance(node, TransformNode) and port in self.graph.bare(node.inputs)
+            if isinstance(node, TransformNode) and port in self.graph.read(node)
         ]
         if not readers:
             return False

@@ -57,7 +57,7 @@ def test_partials_need_no_order_and_carry_the_watermark() -> None:
     (edge,) = graph.edges
     assert (edge.event_time, edge.wants_order) == ("_time", False)
     assert graph.watermarks == {"rows": Watermark(1000)}
-    assert graph.has_watermark(Port("partial:sum"))
+    assert graph.times.has_watermark(Port("partial:sum"))
 
 
 def test_running_aggregates_count_rows_of_any_time() -> None:
