@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from math import ceil
 from typing import Any
 
 from cairn.durations import span_text
@@ -72,7 +73,7 @@ def explained_svg(facts: Facts) -> str:
         *(part for link in links for part in _labels(edges[id(link)], link)),
         *_legend(facts, bottom + 26),
     ]
-    return "\n".join([*_head(facts, width, bottom + 44), *parts, "</svg>", ""])
+    return "\n".join([*_head(facts, ceil(width), ceil(bottom + 44)), *parts, "</svg>", ""])
 
 
 def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
