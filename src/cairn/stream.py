@@ -390,7 +390,7 @@ class ProcessStream(Stream):
         late = next((inlet for inlet in node.row_inlets if inlet.late_tag == tag), None)
         parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:
-            connected = [late_tag(inlet) for inlet in node.row_inlets if inlet.name]
+            connected = [inlet.late_tag for inlet in node.row_inlets if inlet.name]
             if tag == LATE and connected:
                 raise PlanError(
                     f"side output {tag!r} of {uid!r}: each of its inputs has late rows of its own\n"
