@@ -16,6 +16,12 @@ Row = TypeVar("Row")
 LATE = "late"
 """The side output of rows that came too late, or without a time."""
 
+
+def late_tag(input: str = "") -> str:
+    """The same of one of several inputs."""
+    return f"{LATE}.{input}" if input else LATE
+
+
 ERRORS = "errors"
 """The side output of rows that a function failed on, with `on_error="dead-letter"`."""
 
