@@ -118,9 +118,9 @@ def test_a_process_that_uses_a_timer_is_told_that_it_has_none() -> None:
         def process(self, row: Any, ctx: Any) -> None:
             ctx.timers.processing(after="1 s")
 
-    with Harness(Unkeyed(), "v long", None, "v long") as harness:
-        with pytest.raises(FunctionError) as raised:
-            harness.push((1,))
+    harness = Harness(Unkeyed(), "v long", None, "v long")
+    with harness, pytest.raises(FunctionError) as raised:
+        harness.push((1,))
     assert "Unkeyed uses a timer, but is a Process" in str(raised.value)
     assert "next: use key_by(...) and a KeyedProcess" in str(raised.value)
     assert "on_timer" not in str(raised.value)
