@@ -313,11 +313,12 @@ def _head(facts: Facts) -> Iterator[str]:
     ]
     yield f"job {facts['job']}: {', '.join(said)}"
     rounds = facts["max_rounds_per_epoch"]
+    level = "a level is a stage of it, a Python process per subtask."
     if rounds == 1:
-        yield "An epoch is one Spark action; a level is a stage of it, a Python process per subtask."
+        yield f"An epoch is one Spark action; {level}"
     else:
-        yield f"An epoch has up to {rounds} rounds, while loops send rows back, and each round is one"
-        yield "Spark action; a level is a stage of it, a Python process per subtask."
+        yield f"An epoch has up to {rounds} rounds, while loops send rows back."
+        yield f"A round is one Spark action; {level}"
     yield ""
     for source in facts["sources"]:
         yield from _folded(f"source {source['name']}", source["schema"])
