@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
@@ -13,6 +14,7 @@ from cairn.plan.check import (
     check_function,
     check_handlers,
     check_same_keys,
+    check_stream,
     check_uid,
 )
 from cairn.plan.graph import (
@@ -49,8 +51,9 @@ class ConnectedStreams:
         time where the stream has one, else as they arrived. What they say is kept in
         `declaration`, a `state.Broadcast`: `ctx.broadcast`, read by `process`.
         """
-        if rows._job is not self._job:
-            raise PlanError("broadcast of a stream of another job")
+        from cairn.stream import Stream
+
+        check_stream("broadcast", rows, self._job, Stream)
         if any(inlet.way == "broadcast" for inlet in self._inlets):
             raise PlanError(
                 "an operator takes one broadcast\n  next: unite the streams with .union(...) first"
@@ -58,6 +61,10 @@ class ConnectedStreams:
         check_broadcast(declaration)
         inlet = Inlet(rows._ports, way="broadcast")
         return ConnectedStreams(self._job, (*self._inlets, inlet), declaration)
+
+    def __repr__(self) -> str:
+        names = (", ".join(port.node for port in inlet.ports) for inlet in self._inlets)
+        return f"<connected streams {'; '.join(names)}>"
 
     def process(self, function: Function, *, schema: Any, uid: str) -> ProcessStream:
         """Run a function over the rows of all inputs. `uid` names its state, for good."""
@@ -78,8 +85,8 @@ class ConnectedStreams:
         return ProcessStream(job, (Port(uid),), out)
 
 
-def connected(job: Job, streams: dict[str, Any]) -> ConnectedStreams:
-    """Keyed streams, each by the name of its handler."""
+def connected(job: Job, streams: dict[str, Any], what: str = "connect") -> ConnectedStreams:
+    """Keyed streams, each by the name of its handler. `what` is asked for, as errors name it."""
     from cairn.stream import KeyedStream
 
     if len(streams) < 2:
@@ -101,7 +108,8 @@ def connected(job: Job, streams: dict[str, Any]) -> ConnectedStreams:
                 for key in inlet.keys
             ]
             for inlet in inlets
-        }
+        },
+        what,
     )
     return ConnectedStreams(job, tuple(inlets))
 
@@ -124,7 +132,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
     function = IntervalJoin(plan)
     function.tell_time(*times)
     inputs = {"left": left.key_by(*plan.left_keys), "right": right.key_by(*plan.right_keys)}
-    together = connected(job, inputs)
+    together = connected(job, inputs, "join")
     types = [
         common_type([plan.left.field(mine).type, plan.right.field(theirs).type])
         for mine, theirs in plan.on
@@ -134,6 +142,8 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
 
 def named(declaration: Declaration | None) -> Declaration | None:
     """Of an attribute it has the name already."""
-    if declaration is not None and not declaration.name:
-        declaration.name = "broadcast"
-    return declaration
+    if declaration is None or declaration.name:
+        return declaration
+    named = copy.copy(declaration)
+    named.name = "broadcast"
+    return named

@@ -74,6 +74,9 @@ class Job:
         """
         return connected(self, streams)
 
+    def __repr__(self) -> str:
+        return f"<job {self.name}: {', '.join(self._nodes) or 'nothing yet'}>"
+
     def graph(self) -> Graph:
         """The job as it stands, checked and cut into levels."""
         return build_graph(

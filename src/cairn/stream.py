@@ -23,6 +23,7 @@ from cairn.plan.check import (
     check_keys,
     check_rounds,
     check_same_schema,
+    check_stream,
     check_uid,
     check_watermark,
 )
@@ -114,8 +115,7 @@ class Stream:
     def union(self, *others: Stream) -> Stream:
         """The rows of all these streams; their columns must agree in name and type."""
         for other in others:
-            if other._job is not self._job:
-                raise PlanError("union of streams of two jobs")
+            check_stream("union", other, self._job, Stream)
             check_same_schema(self.schema, other.schema)
         ports = tuple(port for s in (self, *others) for port in s._ports)
         bare = bare_ports(self._job._nodes, ports)
@@ -146,13 +146,20 @@ class Stream:
         # What is sent back may be null where the input never is.
         schema = pa.schema([field.with_nullable(True) for field in self.schema])
         loop = LoopNode(uid, self._ports, schema, (), max_rounds_per_epoch)
-        job._nodes[uid] = loop
-        result = body(Stream(job, (Port(uid),), schema))
-        feedback, output = check_body(uid, result, Stream)
-        if feedback._job is not job or output._job is not job:
-            raise PlanError(f"loop {uid!r} has streams of two jobs", uid=uid)
-        check_same_schema(schema, feedback.schema, f"the feedback of loop {uid!r}")
-        check_feedback(job._nodes, uid, feedback._ports)
+        before = dict(job._nodes)
+        try:
+            job._nodes[uid] = loop
+            result = body(Stream(job, (Port(uid),), schema))
+            feedback, output = check_body(uid, result, Stream)
+            if feedback._job is not job or output._job is not job:
+                raise PlanError(f"loop {uid!r} has streams of two jobs", uid=uid)
+            check_same_schema(schema, feedback.schema, f"the feedback of loop {uid!r}")
+            check_feedback(job._nodes, uid, feedback._ports)
+        except BaseException:
+            # Nothing is left of a loop that did not come about: it can be tried again.
+            job._nodes.clear()
+            job._nodes.update(before)
+            raise
         job._nodes[uid] = replace(loop, feedback=feedback._ports)
         return output
 
@@ -237,6 +244,9 @@ class KeyedStream:
     def __init__(self, stream: Stream, columns: tuple[str, ...]) -> None:
         self._stream = stream
         self._columns = columns
+
+    def __repr__(self) -> str:
+        return f"<{self._stream!r} by {', '.join(self._columns)}>"
 
     def process(self, function: KeyedProcess[Any], *, schema: Any, uid: str) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
@@ -383,6 +393,12 @@ class ProcessStream(Stream):
         late = next((inlet for inlet in node.row_inlets if late_tag(inlet) == tag), None)
         parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:
+            connected = [late_tag(inlet) for inlet in node.row_inlets if inlet.name]
+            if tag == LATE and connected:
+                raise PlanError(
+                    f"side output {tag!r} of {uid!r}: each of its inputs has late rows of its own\n"
+                    f"  expected: {', '.join(connected)}"
+                )
             if schema is None and tag != ERRORS:
                 raise PlanError(f"side output {tag!r} of {uid!r} needs a schema")
             parsed = LETTERS if schema is None else parse_schema(schema)

@@ -97,7 +97,8 @@ def check_watermark(
 def check_rounds(uid: str, rounds: Any) -> None:
     if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds < ROUNDS_MAX:
         raise PlanError(
-            f"loop {uid!r}: max_rounds_per_epoch must be a number from 1 on, found {rounds!r}",
+            f"loop {uid!r}: max_rounds_per_epoch must be a number from 1 to {ROUNDS_MAX - 1}, "
+            f"found {rounds!r}",
             uid=uid,
         )
 
@@ -119,9 +120,13 @@ def check_same_schema(left: pa.Schema, right: pa.Schema, what: str = "union") ->
     theirs = {f.name: f.type for f in right}
     if mine != theirs:
         differing = sorted(n for n in mine | theirs if mine.get(n) != theirs.get(n))
+        told = [
+            ", ".join(f"{n} {type_ddl(types[n]) if n in types else 'missing'}" for n in differing)
+            for types in (mine, theirs)
+        ]
         raise PlanError(
             f"{what}: the streams differ in {', '.join(differing)}\n"
-            f"  found: {left.names} and {right.names}\n"
+            f"  found: {told[0]}, and {told[1]}\n"
             "  next: bring them to one schema with .transform(...)"
         )
 
@@ -175,6 +180,9 @@ OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("o
 """Of functions themselves: no input can be called so."""
 
 
+_NO_BROADCAST = (KeyedProcess.process_broadcast, Process.process_broadcast)
+
+
 def check_handlers(
     function: Function, uid: str, inputs: Sequence[str] = (), *, has_broadcast: bool = False
 ) -> None:
@@ -187,13 +195,18 @@ def check_handlers(
             raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
     missing = [name for name in expected if not callable(getattr(function, name, None))]
     own = getattr(type(function), "process_broadcast", None)
-    if has_broadcast and own in (KeyedProcess.process_broadcast, Process.process_broadcast):
+    if has_broadcast and own in _NO_BROADCAST:
         missing.append("process_broadcast")
     if missing:
         raise PlanError(
             f"operator {uid!r}: {found} has no {missing[0]}(row, ctx)\n"
             f"  found inputs: {', '.join([*inputs, *(['a broadcast'] if has_broadcast else [])])}\n"
             f"  next: give {found} a method for each of them"
+        )
+    if not has_broadcast and own is not None and own not in _NO_BROADCAST:
+        raise PlanError(
+            f"operator {uid!r}: {found} has process_broadcast(), but the stream has no broadcast\n"
+            "  next: give it one, with .broadcast(rows, ...) before .process(...)"
         )
     known = {name for name in dir(function) if name.startswith("on_")}
     unknown = known - set(expected) - OWN_METHODS
@@ -204,7 +217,18 @@ def check_handlers(
         )
 
 
-def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
+def check_stream(what: str, stream: Any, job: Any, kind: type[Any]) -> None:
+    """An argument that must be a stream of this job, before anything is asked of it."""
+    if not isinstance(stream, kind):
+        raise PlanError(
+            f"{what}: found {type(stream).__name__}, expected a stream without keys\n"
+            "  next: give what job.source, .process or .transform returns, before .key_by"
+        )
+    if getattr(stream, "_job", None) is not job:
+        raise PlanError(f"{what} of streams of two jobs")
+
+
+def check_same_keys(types: Mapping[str, Sequence[pa.DataType]], what: str = "connect") -> None:
     """Connected streams share state by key, so their keys must be comparable."""
     counts = {len(each) for each in types.values()}
     told = {
@@ -213,12 +237,12 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]]) -> None:
     keys = "; ".join(f"{name}: {text}" for name, text in told.items())
     if len(counts) > 1:
         raise PlanError(
-            f"connect: the streams are keyed by different numbers of columns\n  found: {keys}"
+            f"{what}: the streams are keyed by different numbers of columns\n  found: {keys}"
         )
     for columns in zip(*types.values(), strict=True):
         if common_type(columns) is None:
             raise PlanError(
-                f"connect: keys of different types never meet\n  found: {keys}\n"
+                f"{what}: keys of different types never meet\n  found: {keys}\n"
                 "  expected: the same types, or whole numbers of any width, or floating ones\n"
                 "  next: cast one of them before, with .transform(...)"
             )

@@ -455,10 +455,10 @@ class Planner:
         else:
             values["group"] = "0"
             values["subtask"] = f"pmod(spark_partition_id(), {parallelism})"
-            if here and level.index == 0 and self._is_operator(edge):
-                # Row by row: a source may well come in one partition. Later levels are spread.
-                row = f"pmod(monotonically_increasing_id(), {parallelism})"
-                values["subtask"] = f"cast({row} AS int)"
+            if level.index == 0 and self._is_operator(edge):
+                # Row by row: a source may well come in one partition, or in many small ones.
+                row = "monotonically_increasing_id() + spark_partition_id()"
+                values["subtask"] = f"cast(pmod({row}, {parallelism}) AS int)"
         columns = [prefix + quoted(name) for name in edge.schema.names]
         if edge.event_time and here:
             type_ = edge.schema.field(edge.event_time).type

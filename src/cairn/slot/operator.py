@@ -32,7 +32,6 @@ from cairn.backends.overlay import Table
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import (
-    LATE,
     BatchProcess,
     Function,
     KeyedProcess,
@@ -50,7 +49,7 @@ from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.sifted_outlet import SiftedOutlet
-from cairn.slot.spec import OperatorSpec
+from cairn.slot.spec import OperatorSpec, lane_name
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
 from cairn.storage.files import StatePart
@@ -138,7 +137,13 @@ class Operator:
             self.letters = DeadLetters(spec.uid, self.outlets)
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
         self.context.sides = {o.tag: o.emit for o in self.outlets if o.tag is not None}
-        self.late = {o.tag: o for o in self.outlets if o.tag and o.tag.split(".")[0] == LATE}
+        sides = {o.tag: o for o in self.outlets}
+        self.late = {
+            inlet.lane: sides[inlet.late_tag]
+            for inlet in spec.row_inlets
+            if inlet.late_tag in sides
+        }
+        """Where late rows go, by the lane they came in."""
         self.late_us: int | None = None
         """Rows of before this time, in microseconds, are late."""
         self.rows_in = self.late_rows = self.untimed_rows = 0
@@ -358,16 +363,17 @@ class Operator:
         if not self.late:
             return
         if self.spec.inlets[0].name:
-            for inlet in self.spec.row_inlets:
-                outlet = self.late.get(f"{LATE}.{inlet.name}")
-                theirs = late.filter(pc.equal(late.field("lane"), inlet.lane))
-                if outlet is not None and len(theirs):
-                    rows_in_lane = theirs.field(f"l{inlet.lane}")
-                    outlet.pass_on(pa.RecordBatch.from_struct_array(rows_in_lane))
-        elif not isinstance(self.function, PartialProcess):
-            self.late[LATE].pass_on(pa.RecordBatch.from_struct_array(late))
+            for lane, outlet in self.late.items():
+                assert lane is not None, "connected inputs come through shuffles"
+                theirs = late.filter(pc.equal(late.field("lane"), lane)).field(lane_name(lane))
+                if len(theirs):
+                    outlet.pass_on(pa.RecordBatch.from_struct_array(theirs))
+            return
+        (outlet,) = self.late.values()
+        if not isinstance(self.function, PartialProcess):
+            outlet.pass_on(pa.RecordBatch.from_struct_array(late))
         elif (batch := self.function.late_rows(late)) is not None:
-            self.late[LATE].pass_on(batch)
+            outlet.pass_on(batch)
 
     def _row_count(self, rows: pa.StructArray) -> int:
         """Of the stream: partials stand for several."""

@@ -16,7 +16,7 @@ import cloudpickle
 import pyarrow as pa
 
 from cairn.backends import DEFAULT_MEMORY_BYTES
-from cairn.functions import Function
+from cairn.functions import LATE, Function
 from cairn.ids import digest
 from cairn.letters import OnError
 from cairn.sinks.base import Sink
@@ -52,6 +52,11 @@ class InletSpec:
     way: Literal["keyed", "spread", "broadcast"] = "keyed"
     shift_us: int = 0
     """Added to the event time; without a lane it is told from the column in the slot."""
+
+    @property
+    def late_tag(self) -> str:
+        """The side output that its late rows go to."""
+        return f"{LATE}.{self.name}" if self.name else LATE
 
 
 @dataclass(frozen=True)

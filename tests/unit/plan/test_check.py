@@ -92,12 +92,38 @@ def test_streams_that_differ_cannot_be_united(job: Job) -> None:
     rows = source(job, "s", "k long, v long")
     with pytest.raises(PlanError, match="the streams differ in v, w"):
         rows.union(source(job, "t", "k long, w long"))
-    with pytest.raises(PlanError, match="the streams differ in v"):
+    with pytest.raises(PlanError, match="the streams differ in v\n  found: v bigint, and v int"):
         rows.union(source(job, "u", "k long, v int"))
+    for call in (rows.union, rows.broadcast):
+        with pytest.raises(PlanError, match="found KeyedStream, expected a stream without keys"):
+            call(rows.key_by("k"))  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="with itself"):
         rows.union(rows)
     with pytest.raises(PlanError, match="two jobs"):
         rows.union(source(Job("other"), "s"))
+
+
+def test_late_rows_of_connected_streams_are_by_input(job: Job) -> None:
+    class Two(KeyedProcess[Any]):
+        def on_a(self, row: Any, ctx: Any) -> Any: ...
+
+        def on_b(self, row: Any, ctx: Any) -> Any: ...
+
+    streams = {name: source(job, name).key_by("k") for name in "ab"}
+    both = job.connect(**streams).process(Two(), schema="k long", uid="two")
+    with pytest.raises(PlanError, match=r"expected: late\.a, late\.b"):
+        both.side("late", "k long")
+
+
+def test_a_function_for_broadcast_rows_needs_a_broadcast(job: Job) -> None:
+    class Ruled(Pass):
+        def process_broadcast(self, row: Any, ctx: Any) -> Any: ...
+
+    rows = source(job, "s")
+    with pytest.raises(PlanError, match="the stream has no broadcast"):
+        rows.key_by("k").process(Ruled(), schema="k long", uid="ruled")
+    ruled = rows.key_by("k").broadcast(source(job, "rules"))
+    ruled.process(Ruled(), schema="k long", uid="ruled")
 
 
 def test_what_is_no_function_is_refused(job: Job) -> None:

@@ -132,7 +132,7 @@ def test_inputs_of_a_connected_operator_have_ways_back_of_their_own(job: Job) ->
 
 @pytest.mark.parametrize("rounds", [0, -1, True, 1.5, "two"])
 def test_rounds_are_a_number_from_one_on(job: Job, rounds: Any) -> None:
-    with pytest.raises(PlanError, match="max_rounds_per_epoch must be a number from 1 on"):
+    with pytest.raises(PlanError, match="max_rounds_per_epoch must be a number from 1 to"):
         source(job, "s").iterate(
             lambda loop: (process(loop, "a"), loop), uid="loop", max_rounds_per_epoch=rounds
         )
@@ -148,8 +148,11 @@ def test_feedback_has_the_columns_of_the_input(job: Job) -> None:
         other = loop.key_by("k").process(PassRows(), schema="k long, w long", uid="a")
         return other, other
 
+    rows = source(job, "s")
     with pytest.raises(PlanError, match=r"feedback of loop 'loop': the streams differ in v, w"):
-        source(job, "s").iterate(body, uid="loop")
+        rows.iterate(body, uid="loop")
+    # Nothing is left of it: the names are free.
+    rows.iterate(lambda loop: (process(loop, "a"), process(loop, "b")), uid="loop")
 
 
 def test_a_loop_that_sends_back_what_it_gets_is_refused(job: Job) -> None:

@@ -342,3 +342,30 @@ def test_closing_calls_close_once_and_frees_the_state() -> None:
     driven.operator.close()
     driven.operator.close()
     assert vars(closed) == {"closed": True}
+
+
+class Pass(KeyedProcess[Any]):
+    def process(self, row: Any, ctx: Any) -> Any:
+        return (row.k,)
+
+
+def test_a_side_output_called_like_late_rows_of_an_input_is_one_of_the_users() -> None:
+    """Of an operator with one input late rows go to "late", which nobody has asked for here."""
+    rows, out = parse_schema("k long, at timestamp"), parse_schema("k long")
+    outlets = (OutletSpec(None, out, (), ()), OutletSpec("late.mine", rows, (), ()))
+    inlet = InletSpec(0, rows, ("k",), "at")
+    spec = OperatorSpec("op", (inlet,), cloudpickle.dumps(Pass()), outlets)
+    operator = Operator(spec, make_backend("heap", "", 1 << 26), group_count=GROUP_COUNT)
+    operator.declare()
+    operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
+    operator.state.version = EMPTY_VERSION
+    begin = Begin(
+        run_id="r", term=1, epoch=1, attempt=0, parent=None, now_ms=0, watermark_ms=None,
+        parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
+    )  # fmt: skip
+    operator.open(begin, 0)
+    operator.begin_rows()
+    untimed = pa.array([{"k": 1, "at": None}], pa.struct(list(rows)))
+    operator.run(pa.array([0], pa.int32()), pa.array([None], pa.int64()), untimed)
+    operator.finish()
+    assert (operator.untimed_rows, [o.rows_out for o in operator.outlets]) == (1, [0, 0])
