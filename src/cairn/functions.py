@@ -212,7 +212,10 @@ class BatchProcess(Function):
         raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
 
     def end_epoch(self, ctx: BatchContext) -> Any:
-        """After the last row of each epoch, also of one without rows."""
+        """After the last row of each epoch, also of one without rows.
+
+        In a job whose loops have rounds, after the last row of each round.
+        """
 
     def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
         """By event time and by the clock: when `end_epoch` has something to do without a row.

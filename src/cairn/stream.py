@@ -135,8 +135,9 @@ class Stream:
         the same columns; an operator gets what was sent back before all other rows. What is on
         its way back is written with each epoch, and epochs are run for it also when the sources
         are silent. With `max_rounds_per_epoch` it enters the same epoch up to so many times; what
-        the last round sends back enters the next one. An operator in the loop sees each round
-        as it sees an epoch, under the same number.
+        the last round sends back enters the next one. Rounds belong to the epoch: the largest
+        number of the job's loops counts for all of them, and every operator of the job sees each
+        round as it sees an epoch, under the same number.
         """
         job = self._job
         check_uid(uid, job._nodes)
@@ -311,7 +312,8 @@ class KeyedStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
 
         A key that got rows in an epoch is emitted at its end: the key columns, then the
-        aggregates. Arguments are Spark SQL over the stream's columns; types and nulls are
+        aggregates. In a job with rounds it is emitted at the end of each round that has rows of
+        it. Arguments are Spark SQL over the stream's columns; types and nulls are
         Spark's. `first` and `last` go by event time where there is one, else by arrival.
         An aggregate added later begins with the rows that come then.
         """
@@ -366,7 +368,7 @@ class WindowedStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
 
         Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
-        the end of an epoch, also those of early triggers.
+        the end of an epoch, also those of early triggers; in a job with rounds, of a round.
         """
         keyed = self.keyed
         return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)

@@ -14,13 +14,14 @@ from math import ceil
 from typing import Any
 
 from cairn.durations import span_text
-from cairn.plan.explain import state_text
+from cairn.plan.explain import join_text, state_text
 from cairn.plan.layout import PAD, Block, Box, Column, Layout, Link, Tree
 
 Facts = dict[str, Any]
 Lines = list[tuple[str, str]]
 
 TEXT_MAX = 52
+TRANSFORM_MAX = 18
 TYPE_MAX = 24
 COLUMNS_MAX = 32
 MARGIN = 20
@@ -97,11 +98,13 @@ def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
     )
     yield _text(MARGIN, 30, f"job {facts['job']}", "name", size=16)
     levels, operators = len(facts["levels"]), len(facts["operators"])
+    rounds = facts["max_rounds_per_epoch"]
     chained = sum(operator["chained"] for operator in facts["operators"])
     about = (
         f"{levels} level{'s' if levels != 1 else ''}, {operators} "
         f"operator{'s' if operators != 1 else ''}"
         + (f", {chained} of them chained" if chained else "")
+        + (f", up to {rounds} rounds an epoch" if rounds > 1 else "")
         + f"; max_parallelism {facts['max_parallelism']}"
     )
     yield _text(MARGIN, 48, about, "about")
@@ -115,24 +118,34 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
     paints: dict[str, tuple[str, str]] = {}
     texts: dict[str, Lines] = {}
 
-    def add(name: str, kind: str, lines: Lines) -> None:
+    def add(name: str, kind: str, lines: Lines, whole: Lines | None = None) -> None:
+        """`whole`: the lines that are not cut short, where they are."""
         inlets = {_inlet(edge) for edge in facts["edges"] if edge["to"] == name}
         width = max(_width_of(_short(text), style) for text, style in lines) + 24
         height = max(16 + sum(_line_height(style) for _, style in lines), 22 * len(inlets) + 16)
         boxes[name] = Box(name, width, height)
-        paints[name] = (kind, "\n".join(text for text, _ in lines))
+        paints[name] = (kind, "\n".join(text for text, _ in whole or lines))
         texts[name] = lines
 
     for source in facts["sources"]:
-        add(source["name"], "source", [(source["name"], "name"), *_time_lines(source)])
+        lines, whole = (
+            [(source["name"], "name"), *_time_lines(source, most)] for most in (COLUMNS_MAX, None)
+        )
+        add(source["name"], "source", lines, whole)
     for transform in facts["transforms"]:
-        add(transform["name"], "transform", [(transform["function"], "name"), _SPARK])
+        add(
+            transform["name"],
+            "transform",
+            _transform_lines(transform["function"]),
+            [(transform["function"], "name"), _SPARK],
+        )
     for operator in facts["operators"]:
-        add(operator["uid"], "operator", _operator_lines(operator))
+        whole = _operator_lines(operator, None)
+        add(operator["uid"], "operator", _operator_lines(operator, TYPE_MAX), whole)
     for sink in facts["sinks"]:
         add(sink["uid"], "sink", [(sink["uid"], "name"), (f"{sink['sink']} sink", "about")])
+    rounds = facts["max_rounds_per_epoch"]
     for loop in facts["loops"]:
-        rounds = loop["max_rounds_per_epoch"]
         then = f"up to {rounds} rounds in each" if rounds > 1 else "enters the next one"
         for back in loop["into"]:
             about = [("sent back, kept with the epoch;", "about"), (then, "about")]
@@ -143,15 +156,22 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
 _SPARK = ("Spark SQL, an epoch at a time", "about")
 
 
-def _time_lines(source: Facts) -> Iterator[tuple[str, str]]:
-    yield _short(", ".join(source["columns"]), COLUMNS_MAX), "about"
+def _transform_lines(function: str) -> Lines:
+    """Narrow: there may be one before each level."""
+    name, _, place = function.partition(" at ")
+    lines = [(name, "name"), (place or "Spark SQL", "about")]
+    return [(_short(text, TRANSFORM_MAX), style) for text, style in lines]
+
+
+def _time_lines(source: Facts, columns_max: int | None) -> Iterator[tuple[str, str]]:
+    yield _short(", ".join(source["columns"]), columns_max), "about"
     if source["event_time"] is not None:
         yield f"event time {source['event_time']}", "about"
     if source["watermark_ms"] is not None:
         yield f"watermark {span_text(source['watermark_ms'])} behind", "about"
 
 
-def _operator_lines(operator: Facts) -> Lines:
+def _operator_lines(operator: Facts, type_max: int | None) -> Lines:
     lines: Lines = [
         (operator["uid"], "name"),
         (f"{operator['function']}, {operator['kind']}", "about"),
@@ -159,8 +179,10 @@ def _operator_lines(operator: Facts) -> Lines:
     if operator["keys"]:
         keys = ", ".join(f"{name} {type_}" for name, type_ in operator["keys"].items())
         lines.append((f"key {keys}", "about"))
+    if operator["join"]:
+        lines.append((join_text(operator["join"]), "about"))
     for state in operator["states"]:
-        cut = {**state, "type": _short(state["type"], TYPE_MAX)}
+        cut = {**state, "type": _short(state["type"], type_max)}
         lines.append((f"{state['name']}  {state_text(cut)}", "state"))
     if operator["timers"]:
         lines.append(("timers", "state"))
@@ -175,8 +197,8 @@ def _width_of(text: str, style: str) -> float:
     return len(text) * _TEXTS[style][1]
 
 
-def _short(text: str, most: int = TEXT_MAX) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, most: int | None = TEXT_MAX) -> str:
+    return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
 # What goes where

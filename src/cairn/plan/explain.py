@@ -26,6 +26,7 @@ from cairn.functions import (
     declared_state,
     has_timers,
 )
+from cairn.joins import IntervalJoin, readable
 from cairn.plan.graph import (
     Consumer,
     Edge,
@@ -59,6 +60,7 @@ def explained(graph: Graph) -> Facts:
         "job": graph.name,
         "max_parallelism": graph.group_count,
         "chaining": graph.chaining,
+        "max_rounds_per_epoch": max((loop.rounds_max for loop in graph.loops), default=1),
         "sources": [_source(node) for node in graph.sources],
         "transforms": [_transform(node) for node in nodes if isinstance(node, TransformNode)],
         "event_times": [_event_time(graph, node) for node in nodes if isinstance(node, TimeNode)],
@@ -125,6 +127,14 @@ def _operator(graph: Graph, node: ProcessNode) -> Facts:
     if node.broadcast is not None:
         states = {**states, node.broadcast.name: node.broadcast}
     timers = (EVENT_TIMERS, PROCESSING_TIMERS)
+    told = [_state(name, d) for name, d in states.items() if name not in timers]
+    join = None
+    if isinstance(function, IntervalJoin):
+        plan = function.plan
+        join = {"how": plan.how, "from_ms": plan.low_ms, "to_ms": plan.high_ms}
+        for state in told:
+            state["type"] = readable(state["type"])
+            state["entry_type"] = readable(state["entry_type"])
     return {
         "uid": node.uid,
         "function": type(function).__name__,
@@ -133,7 +143,8 @@ def _operator(graph: Graph, node: ProcessNode) -> Facts:
         "chained": node.uid in graph.chained,
         "keys": _keys(graph, node),
         "inputs": [inlet.name for inlet in node.row_inlets if inlet.name],
-        "states": [_state(name, d) for name, d in states.items() if name not in timers],
+        "join": join,
+        "states": told,
         "timers": has_timers(function) or _has_own_timers(function),
         "schema": schema_ddl(node.schema),
         "sides": [{"tag": tag, "schema": schema_ddl(schema)} for tag, schema in node.sides],
@@ -304,7 +315,13 @@ def _head(facts: Facts) -> Iterator[str]:
         f"max_parallelism {facts['max_parallelism']}",
     ]
     yield f"job {facts['job']}: {', '.join(said)}"
-    yield "An epoch is one Spark action; a level is a stage of it, a Python process per subtask."
+    rounds = facts["max_rounds_per_epoch"]
+    level = "a level is a stage of it, a Python process per subtask."
+    if rounds == 1:
+        yield f"An epoch is one Spark action; {level}"
+    else:
+        yield f"An epoch has up to {rounds} rounds, while loops send rows back."
+        yield f"A round is one Spark action; {level}"
     yield ""
     for source in facts["sources"]:
         yield from _folded(f"source {source['name']}", source["schema"])
@@ -313,11 +330,11 @@ def _head(facts: Facts) -> Iterator[str]:
         into = [e for e in facts["edges"] if e["to"] == transform["name"]]
         of = ", ".join(port_text(edge["from"]) for edge in into)
         yield f"{transform['name']}  {transform['function']}, of {of}"
+    # Rounds belong to the epoch: all loops have those of the one that asks for most.
+    often = f"up to {rounds} rounds an epoch" if rounds > 1 else "for the next epoch"
     for loop in facts["loops"]:
-        rounds = loop["max_rounds_per_epoch"]
-        often = f", up to {rounds} rounds an epoch" if rounds > 1 else ""
         back = ", ".join(map(port_text, loop["feedback"]))
-        yield f"loop {loop['uid']}  sends back {back}{often}"
+        yield f"loop {loop['uid']}  sends back {back}, {often}"
     for declared in facts["event_times"]:
         yield f"from {', '.join(map(port_text, declared['of']))} on"
         yield from _time_text(declared)
@@ -394,12 +411,22 @@ def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
     by = f", key {keys}" if keys else ""
     timers = ", timers" if facts["timers"] else ""
     yield f"{first}operator {facts['uid']}  {facts['function']} ({facts['kind']}{by}{timers})"
+    if facts["join"]:
+        yield f"{margin}{join_text(facts['join'])}"
     width = max((len(state["name"]) for state in facts["states"]), default=0)
     for state in facts["states"]:
         yield from _folded(f"{margin}state {state['name']:<{width}}", state_text(state))
     yield from _folded(f"{margin}emits", facts["schema"])
     for side in facts["sides"]:
         yield from _folded(f"{margin}side {side['tag']}", side["schema"])
+
+
+def join_text(join: Facts) -> str:
+    low, high = (
+        f"{'-' if bound < 0 else ''}{span_text(abs(bound))}"
+        for bound in (join["from_ms"], join["to_ms"])
+    )
+    return f"{join['how']} join within {low} to {high}"
 
 
 def state_text(state: Facts) -> str:
