@@ -17,6 +17,7 @@ Always true here:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -161,6 +162,14 @@ def _signed_ms(bound: Any) -> int:
     if isinstance(text, str) and text.startswith("-"):
         return -duration_ms(text[1:], "within of join")
     return duration_ms(text, "within of join")
+
+
+_PANE = re.compile(r"\bpane_(minus)?\d+_(minus)?\d+\b")
+
+
+def readable(ddl: str) -> str:
+    """A type of the state of a join, without the `within` that is in it."""
+    return _PANE.sub("pane", ddl)
 
 
 class Side:

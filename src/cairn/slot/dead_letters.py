@@ -27,6 +27,7 @@ from cairn.codec import codec
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import ERRORS, BatchProcess, KeyedProcess, Process
 from cairn.letters import (
+    BROADCAST,
     SCHEMA,
     error_text,
     json_text,
@@ -64,11 +65,21 @@ class DeadLetters:
         self.journal.clear()
         self.rows = 0
 
-    def add(self, error: Exception, *, key: Any, row: str, time_ms: int | None, epoch: int) -> None:
+    def add(
+        self,
+        error: Exception,
+        *,
+        input: str | None = None,
+        key: Any,
+        row: str,
+        time_ms: int | None,
+        epoch: int,
+    ) -> None:
         self.rows += 1
         if self._outlet is not None and self._outlet.targets:
             letter = (
                 self._uid,
+                input,
                 error_text(error),
                 traceback_text(error),
                 key_text(key),
@@ -149,7 +160,7 @@ class RecordSifter(RecordRunner):
                     if len(outlet.rows) != outlet.accepted:
                         outlet.check()
             except Exception as error:
-                self._put_aside(error, json_text(row))
+                self._put_aside(error, json_text(row), self._input_name)
             if journal:
                 journal.clear()
             for outlet in outlets:
@@ -169,7 +180,8 @@ class RecordSifter(RecordRunner):
                 self._check()
             except Exception as error:
                 # Every subtask has the row, and fails on it: one letter is enough.
-                self._put_aside(error, json_text(row), is_told=context.subtask == 0)
+                is_told = context.subtask == 0
+                self._put_aside(error, json_text(row), BROADCAST, is_told=is_told)
             self._row_done()
 
     def _call(self, kind: Kind, time_ms: int, due: list[tuple[int, Any]]) -> None:
@@ -205,7 +217,9 @@ class RecordSifter(RecordRunner):
         for outlet in self._sifted:
             outlet.accept()
 
-    def _put_aside(self, error: Exception, row: str, *, is_told: bool = True) -> None:
+    def _put_aside(
+        self, error: Exception, row: str, input: str | None = None, *, is_told: bool = True
+    ) -> None:
         """The row has not been here, but for a letter."""
         check_forgivable(error)
         self._letters.journal.undo()
@@ -214,7 +228,12 @@ class RecordSifter(RecordRunner):
         if is_told:
             context = self._operator.context
             self._letters.add(
-                error, key=context.key, row=row, time_ms=context.event_time_ms, epoch=context.epoch
+                error,
+                input=input,
+                key=context.key,
+                row=row,
+                time_ms=context.event_time_ms,
+                epoch=context.epoch,
             )
 
 
