@@ -456,11 +456,14 @@ def _many(count: int, noun: str) -> str:
 def _folded(name: str, text: str) -> Iterator[str]:
     """`name  text`, folded to the width under where the text begins."""
     first = f"{name}  "
+    # Types are not broken: a long one begins further left.
+    longest = max(map(len, text.split()), default=0)
+    indent = " " * min(len(first), max(TEXT_WIDTH - longest, 0))
     yield from textwrap.wrap(
         text,
         TEXT_WIDTH,
         initial_indent=first,
-        subsequent_indent=" " * len(first),
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
