@@ -286,6 +286,7 @@ def _in_calendar(time_ms: int) -> int:
 class IntervalJoin(KeyedProcess[Any]):
     """Joins two connected streams, `left` and `right`."""
 
+    forgets = True
     reads_times_us = True
 
     def __init__(self, plan: JoinPlan) -> None:

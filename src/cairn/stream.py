@@ -36,7 +36,6 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
-    late_tag,
     port_schema,
     root_ports,
     united_schema,
@@ -390,10 +389,10 @@ class ProcessStream(Stream):
         assert isinstance(node, ProcessNode)
         if tag == DUPLICATES and isinstance(node.function, Distinct | DistinctWithin):
             schema = self.schema
-        late = next((inlet for inlet in node.row_inlets if late_tag(inlet) == tag), None)
+        late = next((inlet for inlet in node.row_inlets if inlet.late_tag == tag), None)
         parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:
-            connected = [late_tag(inlet) for inlet in node.row_inlets if inlet.name]
+            connected = [inlet.late_tag for inlet in node.row_inlets if inlet.name]
             if tag == LATE and connected:
                 raise PlanError(
                     f"side output {tag!r} of {uid!r}: each of its inputs has late rows of its own\n"
@@ -424,7 +423,7 @@ class ProcessStream(Stream):
         rows = united_schema([port_schema(nodes, port) for port in inlet.ports])
         if schema is not None and parse_schema(schema) != rows:
             raise PlanError(
-                f"side output {late_tag(inlet)!r} of {node.uid!r} has the rows as they came in\n"
+                f"side output {inlet.late_tag!r} of {node.uid!r} has the rows as they came in\n"
                 f"  found: {schema_ddl(parse_schema(schema))}\n  expected: {schema_ddl(rows)}\n"
                 "  next: leave the schema out, or give your own rows another tag"
             )

@@ -96,7 +96,7 @@ def after(prefix: bytes) -> bytes:
 
 
 class Database:
-    """A folder with one RocksDB database."""
+    """A folder with one RocksDB database. One to be read only may lack files of other key groups."""
 
     def __init__(
         self,
@@ -114,6 +114,7 @@ class Database:
         self.rows_bound = 0
         """How many rows objects keep their rows here."""
         self._tuning = tuning
+        self._is_bounded = read_only
         self._runs = 0
         self._closing = threading.Lock()
         self._closed = False
@@ -150,13 +151,18 @@ class Database:
         end = after(prefix)
         first = max(prefix, start)
         last: bytes | None = None
-        for pair in self._db.items(from_key=first):
+        options = rocksdict.ReadOptions()
+        if self._is_bounded:
+            # A reader may lack the file that comes next. Elsewhere the row after the last one
+            # says that there was no error, which a bound would make us look for once more.
+            options.set_iterate_upper_bound(end)
+        for pair in self._db.items(from_key=first, read_opt=options):
             if pair[0] >= end:  # type: ignore[operator]
                 return
             last = pair[0]  # type: ignore[assignment]
             yield pair  # type: ignore[misc]
         # The iterator swallows errors; ask again for what came after the last row.
-        check = self._db.iter()
+        check = self._db.iter(options)
         check.seek(last if last is not None else first)
         if last is not None and check.valid():
             check.next()

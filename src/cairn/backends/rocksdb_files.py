@@ -17,7 +17,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, Self
 
 import msgspec
@@ -176,6 +177,23 @@ def _download(store: Store, entry: FileEntry, target: str | None) -> str:
     return digest.hexdigest()
 
 
+def opened_by(files: Sequence[FileEntry], groups: range) -> list[FileEntry]:
+    """The files that RocksDB opens to scan these key groups, one by one."""
+    # Those of level 0 for every scan, wherever it is.
+    found = [file for file in files if file.level == 0]
+    by_level: dict[int, list[FileEntry]] = {}
+    for file in files:
+        if file.level > 0 and file.last_group >= groups.start:
+            by_level.setdefault(file.level, []).append(file)
+    for level in by_level.values():
+        # To find a key it opens the first file that ends at or after it, and that may be one
+        # that begins after all groups asked for. Files of one group may come in any order.
+        place = attrgetter("first_group", "last_group")
+        end = min((place(f) for f in level if f.last_group >= groups.stop), default=None)
+        found += [f for f in level if f.first_group < groups.stop or place(f) == end]
+    return found
+
+
 def write_meta(entry: DatabaseEntry, folder: str) -> None:
     for name, data in entry.meta.items():
         with open(os.path.join(folder, name), "wb") as file:
@@ -275,19 +293,16 @@ class RocksReader:
                 yield group, part
 
     def _fetch(self, number: int, groups: range) -> None:
-        """Have the files that may hold rows of these key groups; RocksDB opens them when asked."""
+        """Have the files that are needed for these key groups; RocksDB opens them when asked."""
         entry = self._index.databases[number]
         folder = os.path.join(self._folder, str(number))
         if number not in self._open:
             os.makedirs(folder)
             write_meta(entry, folder)
-        for file in entry.files:
-            # Files of level 0 are opened for every scan, wherever it is.
-            apart = file.first_group >= groups.stop or file.last_group < groups.start
-            if (apart and file.level > 0) or (number, file.name) in self._fetched:
-                continue
-            fetch_file(self._store, file, folder)
-            self._fetched.add((number, file.name))
+        for file in opened_by(entry.files, groups):
+            if (number, file.name) not in self._fetched:
+                fetch_file(self._store, file, folder)
+                self._fetched.add((number, file.name))
         if number not in self._open:
             self._open[number] = Database(folder, self._tuning, states=entry.states, read_only=True)
 

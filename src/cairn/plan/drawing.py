@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from math import ceil
 from typing import Any
 
 from cairn.durations import span_text
@@ -73,7 +74,7 @@ def explained_svg(facts: Facts) -> str:
         *(part for link in links for part in _labels(edges[id(link)], link)),
         *_legend(facts, bottom + 26),
     ]
-    return "\n".join([*_head(facts, width, bottom + 44), *parts, "</svg>", ""])
+    return "\n".join([*_head(facts, ceil(width), ceil(bottom + 44)), *parts, "</svg>", ""])
 
 
 def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
@@ -243,13 +244,19 @@ def _end_label(edge: Facts) -> str:
 def _columns(
     facts: Facts, boxes: dict[str, Box], links: Sequence[Link], edges: dict[int, Facts]
 ) -> list[Column]:
-    """Sources, then for each level the transforms before it and its chains."""
+    """Sources, then for each level the transforms before it and its chains.
+
+    Chains that others of their level are united into have a column of their own after those.
+    """
     level_of = {each["uid"]: each["level"] for each in (*facts["operators"], *facts["sinks"])}
     places = _transform_places(facts, level_of)
+    firsts = {chain[0] for level in facts["levels"] for chain in level["chains"]}
 
     def tree(name: str, leading: Link | None = None) -> Tree:
         mine = [link for link in links if link.source == name]
-        inside = [link for link in mine if edges[id(link)]["way"] == "chain"]
+        inside = [
+            link for link in mine if edges[id(link)]["way"] == "chain" and link.target not in firsts
+        ]
         leaving = [link for link in mine if link not in inside]
         # Sinks last: what is fed further on lies above what ends here.
         inside.sort(key=lambda link: not any(li.source == link.target for li in links))
@@ -262,10 +269,26 @@ def _columns(
         for depth in depths:
             names = [name for name, place in places.items() if place == (level["level"], depth)]
             columns.append(Column("transform", [Block(tree(name)) for name in names]))
-        chains = [Block(tree(c[0]), is_framed=len(c) > 1) for c in level["chains"]]
-        kept = [Block(tree(uid)) for uid in level["feedback"]]
-        columns.append(Column(f"level {level['level']}", chains + kept))
+        for turn, chains in enumerate(_turns(facts, level["chains"])):
+            blocks = [Block(tree(c[0]), is_framed=len(c) > 1) for c in chains]
+            kept = [Block(tree(uid)) for uid in level["feedback"]] if turn == 0 else []
+            title = f"level {level['level']}" + (", united" if turn else "")
+            columns.append(Column(title, blocks + kept))
     return columns
+
+
+def _turns(facts: Facts, chains: Sequence[list[str]]) -> list[list[list[str]]]:
+    """The chains of a level by how many of them rows have been through before."""
+    turn_of: dict[str, int] = {}
+    turns: list[list[list[str]]] = [[]]
+    for chain in chains:
+        into = [e for e in facts["edges"] if e["to"] == chain[0] and e["way"] == "chain"]
+        turn = max((1 + turn_of[edge["from"]["node"]] for edge in into), default=0)
+        turn_of |= dict.fromkeys(chain, turn)
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(chain)
+    return turns
 
 
 def _transform_places(facts: Facts, level_of: dict[str, int]) -> dict[str, tuple[int, int]]:
@@ -296,7 +319,7 @@ def _bands(columns: Sequence[Column], bottom: float) -> Iterator[str]:
                 f'fill="{_BAND}"/>'
             )
         yield _text(column.x, 76, column.title, "about", weight="bold")
-        if is_level and column.width > 150:
+        if is_level and column.width > 150 and column.title[-1].isdigit():
             yield _text(column.right, 76, "one Spark stage", "about", anchor="end")
 
 

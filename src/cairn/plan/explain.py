@@ -44,7 +44,6 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     Watermark,
-    is_chained,
     key_types,
 )
 from cairn.state import Broadcast, Declaration, OperatorList
@@ -143,7 +142,7 @@ def _operator(graph: Graph, node: ProcessNode) -> Facts:
         "function": type(function).__name__,
         "kind": _kind(function),
         "level": graph.level_of(node.uid),
-        "chained": is_chained(graph, node),
+        "chained": node.uid in graph.chained,
         "keys": _keys(graph, node),
         "inputs": [inlet.name for inlet in node.row_inlets if inlet.name],
         "join": join,
@@ -196,7 +195,7 @@ def _sink(graph: Graph, node: SinkNode) -> Facts:
         "uid": node.uid,
         "sink": type(node.sink).__name__,
         "level": graph.level_of(node.uid),
-        "chained": is_chained(graph, node),
+        "chained": node.uid in graph.chained,
     }
 
 
@@ -232,7 +231,7 @@ def _edges_back(graph: Graph, back: Return) -> Iterator[Facts]:
 def _edges(graph: Graph, node: Any) -> Iterator[Facts]:
     """What comes into a node, one for each stream."""
     if isinstance(node, TransformNode):
-        for port in graph.bare(node.inputs):
+        for port in graph.read(node):
             yield _edge(port, node.name, "transform")
     elif isinstance(node, SinkNode | ProcessNode):
         by_inlet = {e.inlet: e for e in graph.edges if e.consumer == node.uid}
@@ -268,12 +267,16 @@ def _port(port: Port) -> Facts:
 
 
 def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
-    """What runs in one process without a shuffle between: from its first, each after its feeder."""
+    """What runs in one process without a shuffle between: from its first, each after its feeder.
+
+    What several streams are united into begins a chain of its own.
+    """
     fed: dict[str, list[str]] = {node.uid: [] for node in consumers}
     firsts = []
     for node in consumers:
-        if is_chained(graph, node):
-            fed[graph.bare(node.inputs)[0].node].append(node.uid)
+        ports = graph.bare(node.inputs)
+        if node.uid in graph.chained and len(ports) == 1:
+            fed[ports[0].node].append(node.uid)
         else:
             firsts.append(node.uid)
 
@@ -359,13 +362,13 @@ def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
         for uid in chain:
             into = [edge for edge in edges if edge["to"] == uid and edge["way"] != "feedback"]
             fed = into[0]["from"]
-            depth[uid] = 1 + depth[fed["node"]] if into[0]["way"] == "chain" else 0
+            is_first = uid == chain[0]
+            depth[uid] = 0 if is_first else 1 + depth[fed["node"]]
             indent = "  " + "   " * depth[uid]
-            for edge in into:
-                if edge["way"] != "chain":
-                    yield f"{indent}{_shuffle_text(edge)}"
+            for edge in into if is_first else ():
+                yield indent + _fed_text(edge)
             side = "" if fed["side"] is None else f" of {port_text(fed)}"
-            mark = f"└─ chained{side}: " if depth[uid] else ""
+            mark = "" if is_first else f"└─ chained{side}: "
             margin = indent if not depth[uid] else indent + "   "
             yield from _consumer_text(known[uid], indent + mark, margin + "  ")
     for uid in level["feedback"]:
@@ -377,6 +380,13 @@ def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
     passing = level["passing"]
     if passing:
         yield f"  shuffle {', '.join(map(str, passing))} passes by, to a later level"
+
+
+def _fed_text(edge: Facts) -> str:
+    """How rows come to the first of a chain."""
+    if edge["way"] == "chain":
+        return f"{port_text(edge['from'])} ─ chained ─>"
+    return _shuffle_text(edge)
 
 
 def _shuffle_text(edge: Facts) -> str:

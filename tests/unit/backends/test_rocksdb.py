@@ -347,6 +347,36 @@ def test_a_reader_fetches_only_the_files_of_its_groups(
     assert rows == 80 * GROUP_COUNT and sorted(fetched) == sorted(ref.objects)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_any_groups_of_a_base_are_read_without_the_files_of_the_others(
+    new_slot: NewSlot, seed: int
+) -> None:
+    chance = random.Random(seed)
+    declared: dict[str, state.Declaration] = {n: state.Value("long") for n in ("one", "two")}
+    for name, declaration in declared.items():
+        declaration.name = name
+    slot = new_slot(states=declared)
+    held: dict[tuple[str, int], int] = {}
+    for _ in range(chance.randint(2, 7)):
+        # Files that begin and end where key groups do, with gaps between them.
+        first = chance.randrange(GROUP_COUNT)
+        for group in range(first, min(GROUP_COUNT, first + chance.randint(1, 3))):
+            name, count = chance.choice(list(declared)), chance.choice([0, 1, 30])
+            keys = [group + GROUP_COUNT * n for n in range(30)]
+            changes = {key: n if n < count else None for n, key in enumerate(keys)}
+            slot.tables[name].rows[group].promote(changes)
+            held[name, group] = count
+        rocks(slot).flush()
+        if chance.random() < 0.3:
+            rocks(slot).databases[0].compact()
+    ref = slot.write()
+    for groups in (range(a, b) for b in range(GROUP_COUNT + 1) for a in range(b)):
+        with open_rows(slot.store, ref, slot.scratch) as reader:
+            for name in declared:
+                rows = sum(batch.num_rows for batch in reader.read(name, groups))
+                assert rows == sum(held.get((name, group), 0) for group in groups)
+
+
 def test_a_base_in_another_checkpoint_is_found_there(new_slot: NewSlot, tmp_path: Path) -> None:
     slot = new_slot()
     slot.fill(20)

@@ -115,6 +115,17 @@ def looped() -> Job:
     return job
 
 
+def united() -> Job:
+    """Operators of one level, one of them with two outputs, and what they are united into."""
+    job = Job("united", max_parallelism=16)
+    rows = source(job, "s")
+    a, b = process(rows, "a"), process(rows, "b")
+    lines = a.union(a.side("odd", ROW), b).process(Format(), schema=ROW, uid="lines")
+    lines.sink_to(sinks.Noop(), uid="sent")
+    lines.union(b).sink_to(sinks.Noop(), uid="all")
+    return job
+
+
 def joined() -> Job:
     job = Job("joined", max_parallelism=16)
     left, right = (source(job, name, TIMED, "ts", Watermark(0, None)) for name in ("a", "b"))
@@ -140,7 +151,7 @@ def only_what_somebody_asked_for(rows: Any) -> Any:
     return rows
 
 
-JOBS = [plain, forked, connected, looped, joined, transformed]
+JOBS = [plain, forked, connected, looped, united, joined, transformed]
 
 
 def facts_of(job: Job) -> Any:
@@ -178,6 +189,22 @@ def test_chains_are_what_runs_in_one_process_each_after_what_feeds_it() -> None:
         [["fraud", "lines", "mail", "sent", "alerts", "late_rows", "big_ones"]],
         [["totals", "totals_out"]],
     ]
+
+
+def test_what_is_united_in_a_level_begins_a_chain_of_its_own() -> None:
+    facts = facts_of(united())
+    assert [level["chains"] for level in facts["levels"]] == [
+        [["a"], ["b"], ["lines", "sent"], ["all"]]
+    ]
+    ways = [(edge["from"]["node"], edge["to"]) for edge in facts["edges"] if edge["way"] == "chain"]
+    assert ways == [
+        ("a", "lines"), ("a", "lines"), ("b", "lines"),
+        ("lines", "sent"), ("lines", "all"), ("b", "all"),
+    ]  # fmt: skip
+    text = explained_text(facts)
+    assert "a ─ chained ─>\n  a:odd ─ chained ─>\n  b ─ chained ─>\n  operator lines" in text
+    titles = [f">level 0{what}<" in explained_svg(facts) for what in ("", ", united")]
+    assert titles == [True, True]
 
 
 def test_without_chaining_every_step_is_a_level() -> None:
