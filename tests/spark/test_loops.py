@@ -112,3 +112,36 @@ def test_an_aggregate_in_a_loop_gets_what_is_sent_back(spark, make_input, tmp_pa
     run = finish(job, tmp_path / "c")
     assert sorted((row.k, row.total) for row in out.rows) == [(n, 3) for n in range(4)]
     assert run.metrics()["timings"]["rounds"] == 4
+
+
+def test_rows_that_come_back_meet_rows_of_a_session_in_another_time_zone(
+    spark, make_input, tmp_path
+):
+    """And those of a column that is never null: Spark's rows have types of their own."""
+
+    class Hop(KeyedProcess):
+        def process(self, row, ctx):
+            ctx.output("seen", (row.k, row.hops))
+            return (row.k, row.hops - 1, row.t) if row.hops else None
+
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        rows = make_input("k bigint").add((1,), (2,)).add((1,)).add((1,))
+        job, out = Job("zones", max_parallelism=8), sinks.Collect()
+
+        def body(loop):
+            hop = loop.key_by("k").process(
+                Hop(), schema="k bigint, hops bigint, t timestamp", uid="hop"
+            )
+            return hop, hop.side("seen", "k bigint, hops bigint")
+
+        source = job.source("rows", rows.stream(spark)).transform(
+            lambda df: df.selectExpr("k", "2L AS hops", "timestamp_seconds(k) AS t")
+        )
+        source.iterate(body, uid="loop").sink_to(out, uid="out")
+        finish(job, tmp_path / "c")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    seen = [(1, hops) for hops in range(3)] * 3 + [(2, hops) for hops in range(3)]
+    assert sorted(map(tuple, out.rows)) == sorted(seen)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import cairn.coordinator.epoch as epoch_module
 from cairn.coordinator.rounds import following, in_flight, inlined, is_pending, sends_back
 from cairn.coordinator.ticker import is_due
 from cairn.errors import EpochError
@@ -117,6 +118,22 @@ def test_deltas_and_output_of_all_rounds_are_in_the_epoch(world: HopsWorld) -> N
     assert [ref.kind for ref in back.files] == ["base"]
     assert len(epoch.committables["seen"]) == 4
     world.check_output()
+
+
+def test_what_is_sent_back_is_stored_only_for_the_next_epoch(
+    world: HopsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_module, "INLINE_BYTES_MAX", 0)
+    driver = Driver(world)
+    driver.start()
+    driver.run_batch(6)
+    epoch = driver.coordinator.newest
+    assert epoch is not None and is_pending(epoch) and epoch.timings["rounds"] == 4
+    named = {ref.path for e in epoch.operators.values() for part in e.ranges for ref in part.files}
+    assert {found.path for found in world.store.list("state/")} == named
+    while driver.run_idle():
+        pass
+    world.check_all()
 
 
 def test_a_slot_lost_between_rounds_costs_the_whole_attempt(

@@ -201,6 +201,14 @@ def test_what_no_attempt_names_any_more_is_let_go(slot: Slot) -> None:
         slot.take(begin([first.id], round=1))
 
 
+def test_what_was_processed_is_not_held_while_a_loop_rests(slot: Slot) -> None:
+    stored = slot.send_back(rows(3), begin([EMPTY_VERSION]))
+    assert stored is not None
+    assert slot.take(begin([stored.id], epoch=6)) is not None
+    assert slot.take(begin([EMPTY_VERSION], epoch=7)) is None
+    assert slot.in_flight.get("loop:op", stored.id, begin([stored.id], epoch=8)) is None
+
+
 def test_what_this_very_attempt_sends_back_is_kept_while_its_input_is_read_again(
     slot: Slot,
 ) -> None:
