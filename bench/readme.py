@@ -41,6 +41,7 @@ def numbers() -> str:
             "`bench/state_growth.py`",
         ),
         *_time(),
+        *_streams(),
         *_snapshots(),
     ]
     lines = ["| what | measured | by |", "|---|---|---|"]
@@ -76,6 +77,27 @@ def _time() -> list[tuple[str, str, str]]:
             f"{heap['returned']:.0%} of the memory, {_slow(heap):.2f} × (heap); "
             f"{disk['returned']:.0%} of the disk, {_slow(disk):.2f} × (RocksDB)",
             "`bench/ttl.py`",
+        ),
+    ]
+
+
+def _streams() -> list[tuple[str, str, str]]:
+    chaining, alignment = result("chaining"), result("alignment")
+    faster, ratio = chaining["times_faster"], alignment["ratio"]
+    return [
+        (
+            "Five steps in a row, with state and without, in one process against a shuffle before "
+            "each",
+            f"{faster['stateful']:.2f} × and {faster['stateless']:.2f} × as fast",
+            "`bench/chaining.py`",
+        ),
+        (
+            "Alignment, from the first to the last upstream subtask to finish: 16 subtasks against "
+            "2, 5 shuffles against 1, 1 M keys of state against 10 k ([plot]"
+            "(bench/results/alignment.svg); on 2 cores also a matter of scheduling)",
+            f"{ratio['parallelism']['16']:.1f} ×, {ratio['shuffles']['5']:.1f} × in all and "
+            f"{ratio['keys']['1000000']:.1f} ×",
+            "`bench/alignment.py`",
         ),
     ]
 

@@ -57,7 +57,7 @@ class DistinctWithin(BatchProcess):
 
     def __init__(self, within_ms: int, *, by_event: bool) -> None:
         self._within_us = within_ms * 1000
-        self._by_event = by_event
+        self._by_event = self.forgets = by_event
 
     def begin_epoch(self, ctx: Any) -> None:
         now_ms = ctx.late_ms if self._by_event else ctx.now_ms

@@ -16,6 +16,12 @@ Row = TypeVar("Row")
 LATE = "late"
 """The side output of rows that came too late, or without a time."""
 
+
+def late_tag(input: str = "") -> str:
+    """The same of one of several inputs."""
+    return f"{LATE}.{input}" if input else LATE
+
+
 ERRORS = "errors"
 """The side output of rows that a function failed on, with `on_error="dead-letter"`."""
 
@@ -104,6 +110,8 @@ class Function:
 
     handles_late: ClassVar[bool] = False
     """Late rows come to the function like all others, instead of going to the side output."""
+    forgets: bool = False
+    """State is forgotten by the watermark: what is older is late, also if a loop sent it back."""
     wants_order: bool = True
     """Rows of a key come in the order of their event time, where that is declared."""
     result_time: str | None = None
@@ -204,7 +212,10 @@ class BatchProcess(Function):
         raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
 
     def end_epoch(self, ctx: BatchContext) -> Any:
-        """After the last row of each epoch, also of one without rows."""
+        """After the last row of each epoch, also of one without rows.
+
+        In a job whose loops have rounds, after the last row of each round.
+        """
 
     def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
         """By event time and by the clock: when `end_epoch` has something to do without a row.

@@ -17,6 +17,7 @@ Always true here:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,14 @@ def _signed_ms(bound: Any) -> int:
     return duration_ms(text, "within of join")
 
 
+_PANE = re.compile(r"\bpane_(minus)?\d+_(minus)?\d+\b")
+
+
+def readable(ddl: str) -> str:
+    """A type of the state of a join, without the `within` that is in it."""
+    return _PANE.sub("pane", ddl)
+
+
 class Side:
     """One of the two streams: its rows of the key at hand, and which others they look for."""
 
@@ -277,6 +286,7 @@ def _in_calendar(time_ms: int) -> int:
 class IntervalJoin(KeyedProcess[Any]):
     """Joins two connected streams, `left` and `right`."""
 
+    forgets = True
     reads_times_us = True
 
     def __init__(self, plan: JoinPlan) -> None:

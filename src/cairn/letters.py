@@ -1,6 +1,7 @@
 """Dead letters: rows that a function failed on, with what there is to know about it.
 
     operator     the uid
+    input        of connected streams the name of the row's; of a broadcast row "broadcast"
     error        type and message
     traceback    where, in the user's code
     key          the key of the row: text as it is, other values as JSON
@@ -28,9 +29,12 @@ from cairn.errors import PlanError
 from cairn.types import parse_schema
 
 SCHEMA: Final = parse_schema(
-    "operator string, error string, traceback string, key string, row string, "
+    "operator string, input string, error string, traceback string, key string, row string, "
     "event_time timestamp, epoch bigint"
 )
+
+BROADCAST: Final = "broadcast"
+"""What the input of broadcast rows is called."""
 
 OnError = Literal["fail", "dead-letter"]
 ON_ERROR: Final[tuple[OnError, ...]] = ("fail", "dead-letter")

@@ -36,7 +36,6 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
-    late_tag,
     port_schema,
     root_ports,
     united_schema,
@@ -136,8 +135,9 @@ class Stream:
         the same columns; an operator gets what was sent back before all other rows. What is on
         its way back is written with each epoch, and epochs are run for it also when the sources
         are silent. With `max_rounds_per_epoch` it enters the same epoch up to so many times; what
-        the last round sends back enters the next one. An operator in the loop sees each round
-        as it sees an epoch, under the same number.
+        the last round sends back enters the next one. Rounds belong to the epoch: the largest
+        number of the job's loops counts for all of them, and every operator of the job sees each
+        round as it sees an epoch, under the same number.
         """
         job = self._job
         check_uid(uid, job._nodes)
@@ -312,7 +312,8 @@ class KeyedStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
 
         A key that got rows in an epoch is emitted at its end: the key columns, then the
-        aggregates. Arguments are Spark SQL over the stream's columns; types and nulls are
+        aggregates. In a job with rounds it is emitted at the end of each round that has rows of
+        it. Arguments are Spark SQL over the stream's columns; types and nulls are
         Spark's. `first` and `last` go by event time where there is one, else by arrival.
         An aggregate added later begins with the rows that come then.
         """
@@ -367,7 +368,7 @@ class WindowedStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
 
         Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
-        the end of an epoch, also those of early triggers.
+        the end of an epoch, also those of early triggers; in a job with rounds, of a round.
         """
         keyed = self.keyed
         return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
@@ -388,10 +389,10 @@ class ProcessStream(Stream):
         assert isinstance(node, ProcessNode)
         if tag == DUPLICATES and isinstance(node.function, Distinct | DistinctWithin):
             schema = self.schema
-        late = next((inlet for inlet in node.row_inlets if late_tag(inlet) == tag), None)
+        late = next((inlet for inlet in node.row_inlets if inlet.late_tag == tag), None)
         parsed = None if late is None else self._late_schema(node, late, schema)
         if parsed is None:
-            connected = [late_tag(inlet) for inlet in node.row_inlets if inlet.name]
+            connected = [inlet.late_tag for inlet in node.row_inlets if inlet.name]
             if tag == LATE and connected:
                 raise PlanError(
                     f"side output {tag!r} of {uid!r}: each of its inputs has late rows of its own\n"
@@ -422,7 +423,7 @@ class ProcessStream(Stream):
         rows = united_schema([port_schema(nodes, port) for port in inlet.ports])
         if schema is not None and parse_schema(schema) != rows:
             raise PlanError(
-                f"side output {late_tag(inlet)!r} of {node.uid!r} has the rows as they came in\n"
+                f"side output {inlet.late_tag!r} of {node.uid!r} has the rows as they came in\n"
                 f"  found: {schema_ddl(parse_schema(schema))}\n  expected: {schema_ddl(rows)}\n"
                 "  next: leave the schema out, or give your own rows another tag"
             )

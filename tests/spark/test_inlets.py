@@ -98,28 +98,53 @@ def test_functions_without_keys_give_the_same_chained_or_behind_shuffles(
     spark, make_input, tmp_path, chaining
 ):
     rows = make_input("k bigint, v bigint").add_all([[(k, k % 7) for k in range(100)]] * 2)
-    out, zero = sinks.Collect(), sinks.Collect()
+    out, zero, both = sinks.Collect(), sinks.Collect(), sinks.Collect()
     job = Job("chain", max_parallelism=8, chaining=chaining)
     tagged = (
         job.source("rows", rows.stream(spark)).key_by("k").process(Tag(), schema=SEEN, uid="tag")
     )
     tagged.side("zero", "k bigint").sink_to(zero, uid="zero")
-    tagged.process(Plus(10), schema=SEEN, uid="ten").process(
-        Plus(100), schema=SEEN, uid="hundred"
-    ).sink_to(out, uid="out")
+    ten = tagged.process(Plus(10), schema=SEEN, uid="ten")
+    ten.process(Plus(100), schema=SEEN, uid="hundred").sink_to(out, uid="out")
+    united = tagged.union(ten).process(Plus(1000), schema=SEEN, uid="thousand")
+    united.union(ten).sink_to(both, uid="both")
     levels = job.graph().levels
     assert [[op.uid for op in level.operators] for level in levels] == (
-        [["tag", "ten", "hundred"]] if chaining else [["tag"], ["ten"], ["hundred"]]
+        [["tag", "ten", "hundred", "thousand"]]
+        if chaining
+        else [["tag"], ["ten"], ["hundred", "thousand"], []]
     )
     finish(job, tmp_path / "checkpoint", parallelism=2)
     assert sorted((k, v) for _, k, v, _, _ in out.rows) == sorted(
         (k, k % 7 + 110) for k in range(100) for _ in range(2)
+    )
+    assert sorted((k, v) for _, k, v, _, _ in both.rows) == sorted(
+        (k, k % 7 + more) for k in range(100) for more in (10, 1000, 1010) for _ in range(2)
     )
     assert len(zero.rows) == 2 * sum(k % 7 == 0 for k in range(100))
     counted = epochs(tmp_path / "checkpoint")[-1].metrics["operators"]
     assert {uid: counted[uid]["rows_in"] for uid in ("tag", "ten", "hundred")} == {
         "tag": 100, "ten": 100, "hundred": 100,
     }  # fmt: skip
+
+
+class Negated(KeyedProcess):
+    def process(self, row, ctx):
+        return row.k, -row.v
+
+
+def test_a_source_and_what_comes_out_of_an_operator_are_aggregated_as_one(
+    spark, make_input, tmp_path
+):
+    rows = make_input("k bigint, v bigint").add_all([[(k % 5, k) for k in range(100)]] * 2)
+    out = sinks.Collect()
+    job = Job("united", max_parallelism=8)
+    stream = job.source("rows", rows.stream(spark))
+    negated = stream.key_by("k").process(Negated(), schema=stream.schema, uid="negated")
+    sums = negated.union(stream).key_by("k").aggregate(n="count(*)", total="sum(v)", uid="sums")
+    sums.sink_to(out, uid="out")
+    finish(job, tmp_path / "checkpoint", parallelism=2)
+    assert sorted(out.rows) == sorted((k, n, 0) for k in range(5) for n in (40, 80))
 
 
 def test_what_cannot_be_connected_is_refused_at_once(spark, make_input):

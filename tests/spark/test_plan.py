@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -95,18 +96,87 @@ def test_only_a_transform_makes_a_branch_and_what_it_branches_from_is_kept(spark
     )
 
 
-@pytest.mark.parametrize("transform", [False, True])
-def test_epoch_is_one_spark_job_that_says_what_it_is(spark, rows, tmp_path, transform):
+class Route(KeyedProcess):
+    """Connected streams and a broadcast in, two ways out."""
+
+    def process_broadcast(self, row, ctx):
+        pass
+
+    def on_a(self, row, ctx):
+        ctx.output("odd", row)
+        return row
+
+    def on_b(self, row, ctx):
+        return row
+
+
+def forked(spark, rows):
+    """Two levels: connected streams with a broadcast; then what forks there, side by side."""
+    job = Job("forked", max_parallelism=16)
+    source = job.source("rows", rows.stream(spark))
+    routed = (
+        job.connect(a=source.key_by("k"), b=source.key_by("k"))
+        .broadcast(source)
+        .process(Route(), schema=ROWS, uid="route")
+    )
+    routed.sink_to(sinks.Noop(), uid="all")
+    routed.side("odd", ROWS).key_by("s").process(Echo(), schema=ROWS, uid="odd")
+    routed.key_by("s").process(Echo(), schema=ROWS, uid="rest").sink_to(sinks.Noop(), uid="out")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("build", "stages"),
+    [
+        (chain, 4),
+        (functools.partial(chain, transform=True), 4),
+        (forked, 3),
+    ],
+)
+def test_epoch_is_one_spark_job_that_says_what_it_is(spark, rows, tmp_path, build, stages):
     rows.add((3, None, "c"))
-    run = finish(chain(spark, rows, transform=transform), tmp_path / "checkpoint", parallelism=2)
-    tracker = spark.sparkContext.statusTracker()
-    store = spark.sparkContext._jsc.sc().statusStore()
-    job_ids = sorted(tracker.getJobIdsForGroup(str(run._query.runId)))
-    described = [store.job(job_id).description().get() for job_id in job_ids]
+    job = build(spark, rows)
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    described = spark_jobs(spark, run)
     numbers = [epoch.number for epoch in epochs(tmp_path / "checkpoint")]
-    assert described == [f"cairn: chain, epoch {number}" for number in numbers]
     # A stage for the source, then one per level.
-    assert [store.job(job_id).numCompletedStages() for job_id in job_ids] == [4] * len(numbers)
+    assert described == [(f"cairn: {job.name}, epoch {number}", stages) for number in numbers]
+
+
+class Countdown(KeyedProcess):
+    def process(self, row, ctx):
+        if row.k:
+            yield row.k - 1, row.t, row.s
+
+
+def test_each_round_of_an_epoch_is_one_spark_job(spark, make_input, tmp_path):
+    rows = make_input(ROWS).add((2, None, "a")).add((0, None, "b"))
+    job = Job("loop", max_parallelism=16)
+
+    def body(loop):
+        counted = loop.key_by("s").process(Countdown(), schema=ROWS, uid="countdown")
+        return counted, counted
+
+    job.source("rows", rows.stream(spark)).iterate(
+        body, uid="loop", max_rounds_per_epoch=5
+    ).sink_to(sinks.Noop(), uid="out")
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    first, second = (epoch.number for epoch in epochs(tmp_path / "checkpoint"))
+    # 2 comes in, 1 and 0 come back; a 0 sends nothing back.
+    assert [said for said, _ in spark_jobs(spark, run)] == [
+        f"cairn: loop, epoch {first}",
+        f"cairn: loop, epoch {first}, round 2",
+        f"cairn: loop, epoch {first}, round 3",
+        f"cairn: loop, epoch {second}",
+    ]
+
+
+def spark_jobs(spark, run):
+    """What the Spark jobs of a run say they are, and how many stages of each ran."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    ids = spark.sparkContext.statusTracker().getJobIdsForGroup(str(run._query.runId))
+    jobs = [store.job(job_id) for job_id in sorted(ids)]
+    return [(job.description().get(), job.numCompletedStages()) for job in jobs]
 
 
 def test_key_groups_and_subtasks_of_an_epoch_are_those_python_computes(spark, make_input, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from cairn import FunctionError, Job, KeyedProcess, PlanError, sinks, state
 from cairn.coordinator.epoch import Coordinator
-from cairn.plan.dataframe import time_sql
+from cairn.plan.sql import time_sql
 from cairn.types import parse_schema
 from tests.spark.programs.alarms import SCHEMA as ALARM_ROWS
 from tests.spark.programs.alarms import at

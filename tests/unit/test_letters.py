@@ -74,8 +74,8 @@ def test_times_beyond_the_calendar_are_left_out() -> None:
 def test_the_schema_is_what_is_documented() -> None:
     assert (
         parse_schema(
-            "operator string, error string, traceback string, key string, row string, "
-            "event_time timestamp, epoch bigint"
+            "operator string, input string, error string, traceback string, key string, "
+            "row string, event_time timestamp, epoch bigint"
         )
         == SCHEMA
     )

@@ -29,6 +29,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cairn.coordinator.acks import check_shared, complete
 from cairn.coordinator.compaction import due
 from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
@@ -125,7 +127,7 @@ class Coordinator:
         """Since when this driver asks the sources for rows."""
         self.last_commit_ms = 0.0
         self.is_stopping: Callable[[], bool] = lambda: False
-        """Then an epoch ends with the round under way: what is in flight is there to go on."""
+        """Then the next round is the last of its epoch: what is in flight is there to go on."""
         self._sinks = dict(sinks)
         self._retained_epochs = retained_epochs
         self._retained_s = retained_s
@@ -277,12 +279,14 @@ class Coordinator:
         rounds = []
         inlined_bytes = 0
         while True:
+            # Known before: what the last round sends back is stored, and nothing of the others.
+            is_last = begin.round + 1 >= self.spec.rounds_max or self.is_stopping()
+            begin = msgspec.structs.replace(begin, is_last_round=is_last)
             outcome = execute(begin)
             acks = complete(outcome.acks, self.spec, self.parallelism)
             check_shared(acks, self.entries)
             outcome = outcome._replace(acks=acks)
             rounds.append(outcome)
-            is_last = begin.round + 1 >= self.spec.rounds_max or self.is_stopping()
             if is_last or not sends_back(outcome.acks, self.feedbacks):
                 return rounds
             crash_point("driver.round.ran")
@@ -447,10 +451,14 @@ class Coordinator:
                 at = op.uid, ack.subtask
                 if at not in found:
                     continue  # Of what all subtasks hold alike, the first one's word counts.
-                if op.uid in self.feedbacks:
-                    found[at] = replaced(found[at], op, begin.epoch, slices)
-                else:
+                if op.uid not in self.feedbacks:
                     found[at] = advance(found[at], op, begin.epoch, slices, held.get(at))
+        for ack in last.acks:
+            # What rounds before have sent back has been processed.
+            for op in ack.operators:
+                if op.uid in self.feedbacks:
+                    at = op.uid, ack.subtask
+                    found[at] = replaced(found[at], op, begin.epoch, slices)
         operators = {}
         for uid, entry in self.entries.items():
             operators[uid] = OperatorEntry(

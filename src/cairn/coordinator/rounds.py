@@ -6,7 +6,8 @@ sources, from the records that the round before sent back and on the state it le
 Always true here:
 - epoch, `now`, watermark and parent are the same in all rounds of an attempt;
 - versions between two rounds are in no log: an attempt that loses one is lost as a whole;
-- what is written beside the epochs is asked for in the first round only.
+- what is written beside the epochs is asked for in the first round only;
+- records are stored only if the next epoch is to process them.
 """
 
 from __future__ import annotations

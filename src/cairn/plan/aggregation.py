@@ -25,6 +25,7 @@ from cairn.plan.graph import (
     united_schema,
     united_time,
 )
+from cairn.plan.sql import quoted, time_sql
 from cairn.window_functions import WINDOW_COLUMNS
 from cairn.window_process import WindowPlan
 from cairn.windows import Session, Sliding, Tumbling
@@ -65,8 +66,6 @@ def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partial
 
 def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
     """SQL of the event time in microseconds, where the streams have one."""
-    from cairn.plan.dataframe import quoted, time_sql
-
     time = united_time(nodes, ports)
     if time is None:
         return None

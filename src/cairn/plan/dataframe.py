@@ -41,14 +41,13 @@ from cairn.plan.graph import (
     Level,
     PartialNode,
     Port,
-    ProcessNode,
     SourceNode,
     TransformNode,
 )
-from cairn.plan.keygroups import spark_key_group_sql
+from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quoted, time_sql
 from cairn.slot.forward import Forward
 from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
-from cairn.types import parse_schema, schema_ddl, type_ddl
+from cairn.types import parse_schema, schema_ddl
 
 OBSERVED = "cairn"
 TURN = "turn"
@@ -133,7 +132,7 @@ class Planner:
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
         for level, forward in zip(graph.levels, forwards, strict=True):
-            columns = [*self._input_columns(level), "pin"]
+            columns = [*input_columns(level), "pin"]
             udf = pandas_udf(
                 forward,
                 returnType=self._output_ddl(level),
@@ -237,12 +236,12 @@ class Planner:
         """By what the rows of a subtask are sorted; nothing: as they come."""
         has_turns = any(edge.way == "broadcast" for edge in level.edges)
         order: list[Any] = [F.col(TURN).isNull()] if has_turns else []
-        if "time" in self._input_columns(level) and (has_turns or _is_sorted(level)):
+        if "time" in input_columns(level) and (has_turns or is_sorted(level)):
             order.append("time")
         if has_turns:
             order.append(TURN)
         # Rows of several inputs at one time: those of the first come first.
-        return [*order, "lane", "tie"] if _is_sorted(level) else order
+        return [*order, "lane", "tie"] if is_sorted(level) else order
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
@@ -253,20 +252,6 @@ class Planner:
             if text not in self._parsed:
                 self._parsed[text] = F.expr(text)
         return [self._parsed[text] for text in columns]
-
-    # A level's input: lane, group, subtask, [time, tie], a struct per lane, [ack].
-
-    def _lanes_in(self, level: Level) -> list[Edge]:
-        return sorted((*level.edges, *level.passing), key=lambda edge: edge.index)
-
-    def _input_columns(self, level: Level) -> list[str]:
-        columns = ["lane", "group", "subtask"]
-        if any(edge.event_time for edge in level.edges):
-            columns.append("time")
-        if _is_sorted(level):
-            columns.append("tie")
-        columns += [lane_name(edge.index) for edge in self._lanes_in(level)]
-        return columns if level.index == 0 else [*columns, "ack"]
 
     def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
         """Bring rows of the sources, or of the level before, into a level's input."""
@@ -290,7 +275,7 @@ class Planner:
         lanes = [str(edge.index) for edge in level.edges if edge.way == "broadcast"]
         if not lanes:
             return fed
-        names = self._input_columns(level)
+        names = input_columns(level)
         is_theirs = f"lane IN ({', '.join(lanes)})"
         # Numbered before there is one for each subtask, so that all see the same order.
         turns = f"CASE WHEN {is_theirs} THEN monotonically_increasing_id() END AS {TURN}"
@@ -301,9 +286,7 @@ class Planner:
 
     def _has_direct(self, level: Level) -> bool:
         # Acknowledgements of the level before always pass.
-        return level.index > 0 or any(
-            direct_inputs(self.graph, edge) for edge in self._lanes_in(level)
-        )
+        return level.index > 0 or any(direct_inputs(self.graph, edge) for edge in lanes_in(level))
 
     def _transformed(self, level: Level) -> dict[Port, list[Edge]]:
         """Transforms applied just before this level, with the edges they feed."""
@@ -313,7 +296,7 @@ class Planner:
             if level.index == 0
             else {op.uid for op in self.graph.levels[level.index - 1].operators}
         )
-        for edge in self._lanes_in(level):
+        for edge in lanes_in(level):
             for port in edge.inputs:
                 is_transform = isinstance(self.graph.nodes[port.node], TransformNode)
                 if is_transform and self.graph.origins(port)[0].node in uids:
@@ -325,7 +308,7 @@ class Planner:
             return frames[port]
         node = self.graph.nodes[port.node]
         if isinstance(node, TransformNode):
-            inputs = self.graph.bare(node.inputs)
+            inputs = self.graph.read(node)
             united, *others = [self._transform(rows, port, frames) for port in inputs]
             for other in others:
                 united = united.unionByName(other)
@@ -356,7 +339,7 @@ class Planner:
         readers = [
             node
             for node in self.graph.nodes.values()
-            if isinstance(node, TransformNode) and port in self.graph.bare(node.inputs)
+            if isinstance(node, TransformNode) and port in self.graph.read(node)
         ]
         if not readers:
             return False
@@ -377,7 +360,7 @@ class Planner:
     def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
         per_source: list[tuple[str, list[Edge]]] = []
         for index, source in enumerate(self.graph.sources):
-            edges = [e for e in self._lanes_in(level) if Port(source.name) in e.inputs]
+            edges = [e for e in lanes_in(level) if Port(source.name) in e.inputs]
             prefix = "" if len(self.graph.sources) == 1 else f"s{index}."
             per_source.append((prefix, edges))
         return self._select(rows, per_source, level)
@@ -386,7 +369,7 @@ class Planner:
         self, rows: DataFrame, per_source: list[tuple[str, list[Edge]]], level: Level
     ) -> DataFrame:
         """Rows into lanes in one pass, however many sources and edges there are."""
-        names = self._input_columns(level)
+        names = input_columns(level)
         if len(per_source) == 1 and len(per_source[0][1]) == 1:
             prefix, (edge,) = per_source[0]
             values = self._values(edge, prefix, level)
@@ -405,9 +388,12 @@ class Planner:
         cases = " ".join(f"WHEN {index} THEN {array}" for index, array in enumerate(arrays))
         return self._project(rows, [f"inline(CASE source {cases} END)"])
 
+    def _values(self, edge: Edge, prefix: str, level: Level) -> dict[str, str]:
+        return lane_values(self.graph, self.parallelism, edge, prefix, level)
+
     def _feed_envelope(self, rows: DataFrame, level: Level) -> DataFrame:
         """Rows that are in lanes already: say where each one goes now."""
-        edges = self._lanes_in(level)
+        edges = lanes_in(level)
         held = {lane for lane, _ in lanes_out(self.graph, self.graph.levels[level.index - 1])}
         values = {
             edge.index: self._values(edge, f"{lane_name(edge.index)}.", level)
@@ -416,7 +402,7 @@ class Planner:
         }
         here = f"pmod(spark_partition_id(), {self.parallelism})"
         columns = []
-        for name in self._input_columns(level):
+        for name in input_columns(level):
             if name == "lane" or name == "ack":
                 columns.append(name)
             elif name.startswith("l"):
@@ -433,92 +419,3 @@ class Planner:
                 )
         kept = ", ".join(str(lane) for lane in [ACK_LANE, *values])
         return self._project(rows.where(f"lane IN ({kept})"), columns)
-
-    def _is_operator(self, edge: Edge) -> bool:
-        return isinstance(self.graph.nodes[edge.consumer], ProcessNode)
-
-    def _values(self, edge: Edge, prefix: str, level: Level) -> dict[str, str]:
-        """SQL for each input column of a row on an edge."""
-        parallelism, count = self.parallelism, self.graph.group_count
-        here = edge in level.edges
-        values = {"lane": str(edge.index), "ack": "cast(null AS binary)"}
-        if edge.keys and here:
-            keys = [
-                (_widened(prefix + quoted(name), edge.schema.field(name).type, type_), type_)
-                for name, type_ in zip(edge.keys, edge.key_types, strict=True)
-            ]
-            values["group"] = spark_key_group_sql(keys, count)
-            # coalesce: Spark believes a division can be null, and would filter on that.
-            values["subtask"] = (
-                f"coalesce(cast({values['group']} * {parallelism} div {count} AS int), 0)"
-            )
-        else:
-            values["group"] = "0"
-            values["subtask"] = f"pmod(spark_partition_id(), {parallelism})"
-            if level.index == 0 and self._is_operator(edge):
-                # Row by row: a source may well come in one partition, or in many small ones.
-                row = "monotonically_increasing_id() + spark_partition_id()"
-                values["subtask"] = f"cast(pmod({row}, {parallelism}) AS int)"
-        columns = [prefix + quoted(name) for name in edge.schema.names]
-        if edge.event_time and here:
-            type_ = edge.schema.field(edge.event_time).type
-            shift = f" + ({edge.shift_us})" if edge.shift_us else ""
-            values["time"] = time_sql(prefix + quoted(edge.event_time), type_) + shift
-            hashed = [
-                c if not _has_map(f.type) else f"to_json({c})"
-                for c, f in zip(columns, edge.schema, strict=True)
-            ]
-            values["tie"] = f"xxhash64({', '.join(hashed)})"
-        else:
-            values["time"] = values["tie"] = "cast(null AS bigint)"
-        for other in self._lanes_in(level):
-            name = lane_name(other.index)
-            if other.index == edge.index:
-                fields = ", ".join(
-                    f"'{_escaped(f.name)}', cast({c} AS {type_ddl(f.type)})"
-                    for c, f in zip(columns, edge.schema, strict=True)
-                )
-                values[name] = f"named_struct({fields})"
-            else:
-                values[name] = f"cast(null AS struct<{schema_ddl(other.schema)}>)"
-        return values
-
-
-def _widened(column: str, found: pa.DataType, wanted: pa.DataType) -> str:
-    return column if found == wanted else f"cast({column} AS {type_ddl(wanted)})"
-
-
-def _is_sorted(level: Level) -> bool:
-    return any(edge.event_time and edge.wants_order for edge in level.edges)
-
-
-def time_sql(column: str, type_: pa.DataType) -> str:
-    """Microseconds since 1970 of an event-time column; null where it tells none."""
-    if pa.types.is_timestamp(type_) and type_.tz is not None:
-        return f"unix_micros({column})"
-    if pa.types.is_timestamp(type_):
-        # A cast would take it for a time of the session's zone, and a change of clocks for a gap.
-        return (
-            f"(unix_date(cast({column} AS date)) * 86400000000L + hour({column}) * 3600000000L"
-            f" + minute({column}) * 60000000L"
-            f" + cast(extract(SECOND FROM {column}) * 1000000L AS bigint))"
-        )
-    if pa.types.is_date(type_):
-        return f"(unix_date({column}) * 86400000000L)"
-    if pa.types.is_integer(type_):
-        return f"try_multiply(cast({column} AS bigint), 1000L)"
-    return f"unix_micros(try_cast({column} AS timestamp))"
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _escaped(name: str) -> str:
-    return name.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def _has_map(type_: pa.DataType) -> bool:
-    from cairn.codec import is_hashable
-
-    return not is_hashable(type_)

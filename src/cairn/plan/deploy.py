@@ -20,9 +20,7 @@ from cairn.plan.graph import (
     Port,
     ProcessNode,
     TransformNode,
-    is_chained,
     key_types,
-    united_time,
 )
 from cairn.slot.spec import (
     FeedbackSpec,
@@ -132,12 +130,11 @@ def _operator(
         is_downstream=any(back.operator == node.uid for back in graph.returns)
         or any(
             isinstance(graph.nodes[origin.node], ProcessNode)
-            for port in node.row_inputs
-            for origin in graph.origins(port)
+            for origin in graph.origins(*node.row_inputs)
         ),
         is_behind_loop=is_behind_loop(graph, node),
-        has_watermark=any(graph.has_watermark(port) for port in node.row_inputs),
-        delay_ms=max(map(graph.delay_ms, node.row_inputs)),
+        has_watermark=any(map(graph.times.has_watermark, node.row_inputs)),
+        delay_ms=max(map(graph.times.delay_ms, node.row_inputs)),
         stored_key_types=key_types(graph, node.inlets) if node.keys else (),
         broadcast=node.broadcast,
     )
@@ -148,7 +145,7 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
     found = []
     for index, inlet in enumerate(node.inlets):
         edge = edges.get(index)
-        time = united_time(graph.nodes, inlet.ports) if edge is None else None
+        time = graph.times.united(inlet.ports) if edge is None else None
         if edge is not None and edge.event_time is not None:
             time = EventTime(edge.event_time, edge.shift_us)
         found.append(
@@ -187,29 +184,31 @@ def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, i
     sinks = tuple(
         sink.uid
         for sink in graph.sinks
-        if is_chained(graph, sink) and port in graph.bare(sink.inputs)
+        if sink.uid in graph.chained and port in graph.bare(sink.inputs)
     )
     lanes = [edge.index for edge in graph.edges if port in edge.inputs]
     if port in tap_lanes:
         lanes.append(tap_lanes[port])
     operators = tuple(
-        op.uid for op in graph.operators if is_chained(graph, op) and port in graph.bare(op.inputs)
+        op.uid
+        for op in graph.operators
+        if op.uid in graph.chained and port in graph.bare(op.inputs)
     )
     return OutletSpec(port.tag, schema, sinks, tuple(lanes), operators)
 
 
 def is_behind_loop(graph: Graph, node: ProcessNode) -> bool:
     """Whether rows of a loop come here by way of another operator."""
-    before = [
-        upstream
-        for port in node.row_inputs
-        for origin in graph.origins(port)
-        if isinstance(upstream := graph.nodes[origin.node], ProcessNode)
-    ]
-    return any(
-        any(back.operator == op.uid for back in graph.returns) or is_behind_loop(graph, op)
-        for op in before
-    )
+    into = {back.operator for back in graph.returns}
+    seen: set[str] = set()
+    waiting = [node]
+    while waiting:
+        roots = graph.origins(*waiting.pop().row_inputs)
+        for upstream in (graph.nodes[root.node] for root in roots):
+            if isinstance(upstream, ProcessNode) and upstream.uid not in seen:
+                seen.add(upstream.uid)
+                waiting.append(upstream)
+    return bool(seen & into)
 
 
 def direct_inputs(graph: Graph, edge: Edge) -> list[Port]:

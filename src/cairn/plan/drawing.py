@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from math import ceil
 from typing import Any
 
 from cairn.durations import span_text
-from cairn.plan.explain import state_text
+from cairn.plan.explain import join_text, state_text
 from cairn.plan.layout import PAD, Block, Box, Column, Layout, Link, Tree
 
 Facts = dict[str, Any]
 Lines = list[tuple[str, str]]
 
 TEXT_MAX = 52
+TRANSFORM_MAX = 18
 TYPE_MAX = 24
 COLUMNS_MAX = 32
 MARGIN = 20
@@ -72,7 +74,7 @@ def explained_svg(facts: Facts) -> str:
         *(part for link in links for part in _labels(edges[id(link)], link)),
         *_legend(facts, bottom + 26),
     ]
-    return "\n".join([*_head(facts, width, bottom + 44), *parts, "</svg>", ""])
+    return "\n".join([*_head(facts, ceil(width), ceil(bottom + 44)), *parts, "</svg>", ""])
 
 
 def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
@@ -96,11 +98,13 @@ def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
     )
     yield _text(MARGIN, 30, f"job {facts['job']}", "name", size=16)
     levels, operators = len(facts["levels"]), len(facts["operators"])
+    rounds = facts["max_rounds_per_epoch"]
     chained = sum(operator["chained"] for operator in facts["operators"])
     about = (
         f"{levels} level{'s' if levels != 1 else ''}, {operators} "
         f"operator{'s' if operators != 1 else ''}"
         + (f", {chained} of them chained" if chained else "")
+        + (f", up to {rounds} rounds an epoch" if rounds > 1 else "")
         + f"; max_parallelism {facts['max_parallelism']}"
     )
     yield _text(MARGIN, 48, about, "about")
@@ -114,24 +118,34 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
     paints: dict[str, tuple[str, str]] = {}
     texts: dict[str, Lines] = {}
 
-    def add(name: str, kind: str, lines: Lines) -> None:
+    def add(name: str, kind: str, lines: Lines, whole: Lines | None = None) -> None:
+        """`whole`: the lines that are not cut short, where they are."""
         inlets = {_inlet(edge) for edge in facts["edges"] if edge["to"] == name}
         width = max(_width_of(_short(text), style) for text, style in lines) + 24
         height = max(16 + sum(_line_height(style) for _, style in lines), 22 * len(inlets) + 16)
         boxes[name] = Box(name, width, height)
-        paints[name] = (kind, "\n".join(text for text, _ in lines))
+        paints[name] = (kind, "\n".join(text for text, _ in whole or lines))
         texts[name] = lines
 
     for source in facts["sources"]:
-        add(source["name"], "source", [(source["name"], "name"), *_time_lines(source)])
+        lines, whole = (
+            [(source["name"], "name"), *_time_lines(source, most)] for most in (COLUMNS_MAX, None)
+        )
+        add(source["name"], "source", lines, whole)
     for transform in facts["transforms"]:
-        add(transform["name"], "transform", [(transform["function"], "name"), _SPARK])
+        add(
+            transform["name"],
+            "transform",
+            _transform_lines(transform["function"]),
+            [(transform["function"], "name"), _SPARK],
+        )
     for operator in facts["operators"]:
-        add(operator["uid"], "operator", _operator_lines(operator))
+        whole = _operator_lines(operator, None)
+        add(operator["uid"], "operator", _operator_lines(operator, TYPE_MAX), whole)
     for sink in facts["sinks"]:
         add(sink["uid"], "sink", [(sink["uid"], "name"), (f"{sink['sink']} sink", "about")])
+    rounds = facts["max_rounds_per_epoch"]
     for loop in facts["loops"]:
-        rounds = loop["max_rounds_per_epoch"]
         then = f"up to {rounds} rounds in each" if rounds > 1 else "enters the next one"
         for back in loop["into"]:
             about = [("sent back, kept with the epoch;", "about"), (then, "about")]
@@ -142,15 +156,22 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
 _SPARK = ("Spark SQL, an epoch at a time", "about")
 
 
-def _time_lines(source: Facts) -> Iterator[tuple[str, str]]:
-    yield _short(", ".join(source["columns"]), COLUMNS_MAX), "about"
+def _transform_lines(function: str) -> Lines:
+    """Narrow: there may be one before each level."""
+    name, _, place = function.partition(" at ")
+    lines = [(name, "name"), (place or "Spark SQL", "about")]
+    return [(_short(text, TRANSFORM_MAX), style) for text, style in lines]
+
+
+def _time_lines(source: Facts, columns_max: int | None) -> Iterator[tuple[str, str]]:
+    yield _short(", ".join(source["columns"]), columns_max), "about"
     if source["event_time"] is not None:
         yield f"event time {source['event_time']}", "about"
     if source["watermark_ms"] is not None:
         yield f"watermark {span_text(source['watermark_ms'])} behind", "about"
 
 
-def _operator_lines(operator: Facts) -> Lines:
+def _operator_lines(operator: Facts, type_max: int | None) -> Lines:
     lines: Lines = [
         (operator["uid"], "name"),
         (f"{operator['function']}, {operator['kind']}", "about"),
@@ -158,8 +179,10 @@ def _operator_lines(operator: Facts) -> Lines:
     if operator["keys"]:
         keys = ", ".join(f"{name} {type_}" for name, type_ in operator["keys"].items())
         lines.append((f"key {keys}", "about"))
+    if operator["join"]:
+        lines.append((join_text(operator["join"]), "about"))
     for state in operator["states"]:
-        cut = {**state, "type": _short(state["type"], TYPE_MAX)}
+        cut = {**state, "type": _short(state["type"], type_max)}
         lines.append((f"{state['name']}  {state_text(cut)}", "state"))
     if operator["timers"]:
         lines.append(("timers", "state"))
@@ -174,8 +197,8 @@ def _width_of(text: str, style: str) -> float:
     return len(text) * _TEXTS[style][1]
 
 
-def _short(text: str, most: int = TEXT_MAX) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, most: int | None = TEXT_MAX) -> str:
+    return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
 # What goes where
@@ -221,13 +244,19 @@ def _end_label(edge: Facts) -> str:
 def _columns(
     facts: Facts, boxes: dict[str, Box], links: Sequence[Link], edges: dict[int, Facts]
 ) -> list[Column]:
-    """Sources, then for each level the transforms before it and its chains."""
+    """Sources, then for each level the transforms before it and its chains.
+
+    Chains that others of their level are united into have a column of their own after those.
+    """
     level_of = {each["uid"]: each["level"] for each in (*facts["operators"], *facts["sinks"])}
     places = _transform_places(facts, level_of)
+    firsts = {chain[0] for level in facts["levels"] for chain in level["chains"]}
 
     def tree(name: str, leading: Link | None = None) -> Tree:
         mine = [link for link in links if link.source == name]
-        inside = [link for link in mine if edges[id(link)]["way"] == "chain"]
+        inside = [
+            link for link in mine if edges[id(link)]["way"] == "chain" and link.target not in firsts
+        ]
         leaving = [link for link in mine if link not in inside]
         # Sinks last: what is fed further on lies above what ends here.
         inside.sort(key=lambda link: not any(li.source == link.target for li in links))
@@ -240,10 +269,26 @@ def _columns(
         for depth in depths:
             names = [name for name, place in places.items() if place == (level["level"], depth)]
             columns.append(Column("transform", [Block(tree(name)) for name in names]))
-        chains = [Block(tree(c[0]), is_framed=len(c) > 1) for c in level["chains"]]
-        kept = [Block(tree(uid)) for uid in level["feedback"]]
-        columns.append(Column(f"level {level['level']}", chains + kept))
+        for turn, chains in enumerate(_turns(facts, level["chains"])):
+            blocks = [Block(tree(c[0]), is_framed=len(c) > 1) for c in chains]
+            kept = [Block(tree(uid)) for uid in level["feedback"]] if turn == 0 else []
+            title = f"level {level['level']}" + (", united" if turn else "")
+            columns.append(Column(title, blocks + kept))
     return columns
+
+
+def _turns(facts: Facts, chains: Sequence[list[str]]) -> list[list[list[str]]]:
+    """The chains of a level by how many of them rows have been through before."""
+    turn_of: dict[str, int] = {}
+    turns: list[list[list[str]]] = [[]]
+    for chain in chains:
+        into = [e for e in facts["edges"] if e["to"] == chain[0] and e["way"] == "chain"]
+        turn = max((1 + turn_of[edge["from"]["node"]] for edge in into), default=0)
+        turn_of |= dict.fromkeys(chain, turn)
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(chain)
+    return turns
 
 
 def _transform_places(facts: Facts, level_of: dict[str, int]) -> dict[str, tuple[int, int]]:
@@ -274,7 +319,7 @@ def _bands(columns: Sequence[Column], bottom: float) -> Iterator[str]:
                 f'fill="{_BAND}"/>'
             )
         yield _text(column.x, 76, column.title, "about", weight="bold")
-        if is_level and column.width > 150:
+        if is_level and column.width > 150 and column.title[-1].isdigit():
             yield _text(column.right, 76, "one Spark stage", "about", anchor="end")
 
 

@@ -26,6 +26,7 @@ from cairn.functions import (
     declared_state,
     has_timers,
 )
+from cairn.joins import IntervalJoin, readable
 from cairn.plan.graph import (
     Consumer,
     Edge,
@@ -42,7 +43,6 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     Watermark,
-    is_chained,
     key_types,
 )
 from cairn.state import Broadcast, Declaration, OperatorList
@@ -60,6 +60,7 @@ def explained(graph: Graph) -> Facts:
         "job": graph.name,
         "max_parallelism": graph.group_count,
         "chaining": graph.chaining,
+        "max_rounds_per_epoch": max((loop.rounds_max for loop in graph.loops), default=1),
         "sources": [_source(node) for node in graph.sources],
         "transforms": [_transform(node) for node in nodes if isinstance(node, TransformNode)],
         "event_times": [_event_time(graph, node) for node in nodes if isinstance(node, TimeNode)],
@@ -126,15 +127,24 @@ def _operator(graph: Graph, node: ProcessNode) -> Facts:
     if node.broadcast is not None:
         states = {**states, node.broadcast.name: node.broadcast}
     timers = (EVENT_TIMERS, PROCESSING_TIMERS)
+    told = [_state(name, d) for name, d in states.items() if name not in timers]
+    join = None
+    if isinstance(function, IntervalJoin):
+        plan = function.plan
+        join = {"how": plan.how, "from_ms": plan.low_ms, "to_ms": plan.high_ms}
+        for state in told:
+            state["type"] = readable(state["type"])
+            state["entry_type"] = readable(state["entry_type"])
     return {
         "uid": node.uid,
         "function": type(function).__name__,
         "kind": _kind(function),
         "level": graph.level_of(node.uid),
-        "chained": is_chained(graph, node),
+        "chained": node.uid in graph.chained,
         "keys": _keys(graph, node),
         "inputs": [inlet.name for inlet in node.row_inlets if inlet.name],
-        "states": [_state(name, d) for name, d in states.items() if name not in timers],
+        "join": join,
+        "states": told,
         "timers": has_timers(function) or _has_own_timers(function),
         "schema": schema_ddl(node.schema),
         "sides": [{"tag": tag, "schema": schema_ddl(schema)} for tag, schema in node.sides],
@@ -183,7 +193,7 @@ def _sink(graph: Graph, node: SinkNode) -> Facts:
         "uid": node.uid,
         "sink": type(node.sink).__name__,
         "level": graph.level_of(node.uid),
-        "chained": is_chained(graph, node),
+        "chained": node.uid in graph.chained,
     }
 
 
@@ -219,7 +229,7 @@ def _edges_back(graph: Graph, back: Return) -> Iterator[Facts]:
 def _edges(graph: Graph, node: Any) -> Iterator[Facts]:
     """What comes into a node, one for each stream."""
     if isinstance(node, TransformNode):
-        for port in graph.bare(node.inputs):
+        for port in graph.read(node):
             yield _edge(port, node.name, "transform")
     elif isinstance(node, SinkNode | ProcessNode):
         by_inlet = {e.inlet: e for e in graph.edges if e.consumer == node.uid}
@@ -255,12 +265,16 @@ def _port(port: Port) -> Facts:
 
 
 def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
-    """What runs in one process without a shuffle between: from its first, each after its feeder."""
+    """What runs in one process without a shuffle between: from its first, each after its feeder.
+
+    What several streams are united into begins a chain of its own.
+    """
     fed: dict[str, list[str]] = {node.uid: [] for node in consumers}
     firsts = []
     for node in consumers:
-        if is_chained(graph, node):
-            fed[graph.bare(node.inputs)[0].node].append(node.uid)
+        ports = graph.bare(node.inputs)
+        if node.uid in graph.chained and len(ports) == 1:
+            fed[ports[0].node].append(node.uid)
         else:
             firsts.append(node.uid)
 
@@ -301,7 +315,13 @@ def _head(facts: Facts) -> Iterator[str]:
         f"max_parallelism {facts['max_parallelism']}",
     ]
     yield f"job {facts['job']}: {', '.join(said)}"
-    yield "An epoch is one Spark action; a level is a stage of it, a Python process per subtask."
+    rounds = facts["max_rounds_per_epoch"]
+    level = "a level is a stage of it, a Python process per subtask."
+    if rounds == 1:
+        yield f"An epoch is one Spark action; {level}"
+    else:
+        yield f"An epoch has up to {rounds} rounds, while loops send rows back."
+        yield f"A round is one Spark action; {level}"
     yield ""
     for source in facts["sources"]:
         yield from _folded(f"source {source['name']}", source["schema"])
@@ -310,11 +330,11 @@ def _head(facts: Facts) -> Iterator[str]:
         into = [e for e in facts["edges"] if e["to"] == transform["name"]]
         of = ", ".join(port_text(edge["from"]) for edge in into)
         yield f"{transform['name']}  {transform['function']}, of {of}"
+    # Rounds belong to the epoch: all loops have those of the one that asks for most.
+    often = f"up to {rounds} rounds an epoch" if rounds > 1 else "for the next epoch"
     for loop in facts["loops"]:
-        rounds = loop["max_rounds_per_epoch"]
-        often = f", up to {rounds} rounds an epoch" if rounds > 1 else ""
         back = ", ".join(map(port_text, loop["feedback"]))
-        yield f"loop {loop['uid']}  sends back {back}{often}"
+        yield f"loop {loop['uid']}  sends back {back}, {often}"
     for declared in facts["event_times"]:
         yield f"from {', '.join(map(port_text, declared['of']))} on"
         yield from _time_text(declared)
@@ -340,13 +360,13 @@ def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
         for uid in chain:
             into = [edge for edge in edges if edge["to"] == uid and edge["way"] != "feedback"]
             fed = into[0]["from"]
-            depth[uid] = 1 + depth[fed["node"]] if into[0]["way"] == "chain" else 0
+            is_first = uid == chain[0]
+            depth[uid] = 0 if is_first else 1 + depth[fed["node"]]
             indent = "  " + "   " * depth[uid]
-            for edge in into:
-                if edge["way"] != "chain":
-                    yield f"{indent}{_shuffle_text(edge)}"
+            for edge in into if is_first else ():
+                yield indent + _fed_text(edge)
             side = "" if fed["side"] is None else f" of {port_text(fed)}"
-            mark = f"└─ chained{side}: " if depth[uid] else ""
+            mark = "" if is_first else f"└─ chained{side}: "
             margin = indent if not depth[uid] else indent + "   "
             yield from _consumer_text(known[uid], indent + mark, margin + "  ")
     for uid in level["feedback"]:
@@ -358,6 +378,13 @@ def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
     passing = level["passing"]
     if passing:
         yield f"  shuffle {', '.join(map(str, passing))} passes by, to a later level"
+
+
+def _fed_text(edge: Facts) -> str:
+    """How rows come to the first of a chain."""
+    if edge["way"] == "chain":
+        return f"{port_text(edge['from'])} ─ chained ─>"
+    return _shuffle_text(edge)
 
 
 def _shuffle_text(edge: Facts) -> str:
@@ -384,12 +411,22 @@ def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
     by = f", key {keys}" if keys else ""
     timers = ", timers" if facts["timers"] else ""
     yield f"{first}operator {facts['uid']}  {facts['function']} ({facts['kind']}{by}{timers})"
+    if facts["join"]:
+        yield f"{margin}{join_text(facts['join'])}"
     width = max((len(state["name"]) for state in facts["states"]), default=0)
     for state in facts["states"]:
         yield from _folded(f"{margin}state {state['name']:<{width}}", state_text(state))
     yield from _folded(f"{margin}emits", facts["schema"])
     for side in facts["sides"]:
         yield from _folded(f"{margin}side {side['tag']}", side["schema"])
+
+
+def join_text(join: Facts) -> str:
+    low, high = (
+        f"{'-' if bound < 0 else ''}{span_text(abs(bound))}"
+        for bound in (join["from_ms"], join["to_ms"])
+    )
+    return f"{join['how']} join within {low} to {high}"
 
 
 def state_text(state: Facts) -> str:

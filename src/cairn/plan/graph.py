@@ -1,8 +1,8 @@
 """The job as an immutable graph, and its cut into levels at the shuffles.
 
 A level is one Spark stage. Slot i runs subtask i of every operator of a level. What is
-fed straight from an operator and needs no shuffle, a sink or an operator without keys, is
-chained: it runs in that operator's level, in the same process. Everything else has an edge
+fed straight from operators of one level and needs no shuffle, a sink or an operator without
+keys, is chained: it runs in their level, in the same process. Everything else has an edge
 per inlet, however many streams are united into it. What a loop sends back has an edge of its
 own, which ends in the level after those that send it.
 
@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import ERRORS, LATE
-from cairn.letters import SCHEMA as LETTERS
 from cairn.plan.loops import Return, returns_of
 from cairn.plan.nodes import (
     Consumer,
@@ -39,6 +38,8 @@ from cairn.plan.nodes import (
     Watermark,
     Way,
 )
+from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, united_schema
+from cairn.plan.times import Times, is_letters, is_text, is_time, port_time, united_time
 
 MAX_GROUP_COUNT = 32768
 
@@ -88,7 +89,9 @@ class Graph:
     returns: tuple[Return, ...] = ()
     """What loops send back, and to whom."""
     chaining: bool = True
-    """Operators that need no shuffle run in the process of the one that feeds them."""
+    """Operators that need no shuffle run in the process of those that feed them."""
+    chained: frozenset[str] = frozenset()
+    """The operators and sinks that do."""
 
     @property
     def source_names(self) -> list[str]:
@@ -114,32 +117,44 @@ class Graph:
         ports = node.inputs if isinstance(node, SinkNode) else node.ports
         return united_schema([self.schema(port) for port in ports])
 
-    def origins(self, port: Port) -> tuple[Port, ...]:
+    def origins(self, *ports: Port) -> tuple[Port, ...]:
         """The sources or operator outputs that a chain of transforms starts from."""
-        return root_ports(self.nodes, (port,))
+        return root_ports(self.nodes, ports)
 
     def bare(self, ports: Sequence[Port]) -> tuple[Port, ...]:
         """Where the rows of these streams come from, whatever time they were given since."""
         return bare_ports(self.nodes, ports)
 
-    @property
+    def read(self, node: TransformNode) -> tuple[Port, ...]:
+        """Where the rows that a transform is given come from."""
+        return read_ports(self.nodes, node)
+
+    @cached_property
+    def times(self) -> Times:
+        return Times(self.nodes)
+
+    @cached_property
     def time_origins(self) -> dict[str, SourceNode | TimeNode]:
         """Where watermarks are declared: for each consumer, the places nearest to it."""
         found: dict[str, SourceNode | TimeNode] = {}
-
-        def visit(port: Port) -> None:
+        seen: set[Port] = set()
+        waiting = [
+            port
+            for node in reversed(self.nodes.values())
+            if isinstance(node, ProcessNode | SinkNode)
+            for port in reversed(node.inputs)
+        ]
+        while waiting:
+            port = waiting.pop()
+            if port in seen:
+                continue
+            seen.add(port)
             node = self.nodes[port.node]
             if isinstance(node, SourceNode | TimeNode):
                 if node.watermark is not None:
                     found[node.name] = node
             elif isinstance(node, TransformNode | LoopNode):
-                for upstream in node.inputs:
-                    visit(upstream)
-
-        for node in self.nodes.values():
-            if isinstance(node, ProcessNode | SinkNode):
-                for port in node.inputs:
-                    visit(port)
+                waiting += reversed(node.inputs)
         return found
 
     @property
@@ -147,159 +162,12 @@ class Graph:
         """By the name of their origin."""
         return {n: node.watermark for n, node in self.time_origins.items() if node.watermark}
 
-    def has_watermark(self, port: Port) -> bool:
-        """Whether a watermark is declared anywhere before this stream, for this stream.
-
-        What was late once is not judged again.
-        """
-        node = self.nodes[port.node]
-        if isinstance(node, ProcessNode) and (
-            is_letters(node, port) or port.tag in {late_tag(inlet) for inlet in node.row_inlets}
-        ):
-            return False
-        if isinstance(node, SourceNode | TimeNode) and node.watermark is not None:
-            return True
-        if isinstance(node, SourceNode):
-            return False
-        if isinstance(node, TimeNode):
-            # Operators follow the watermark of their input, whichever column tells the time.
-            return any(
-                isinstance(self.nodes[root.node], ProcessNode) and self.has_watermark(root)
-                for root in self.origins(port)
-            )
-        if isinstance(node, SinkNode):
-            raise AssertionError("a sink has no output")
-        inputs = node.row_inputs if isinstance(node, ProcessNode) else node.inputs
-        return any(self.has_watermark(upstream) for upstream in inputs)
-
-    def delay_ms(self, port: Port) -> int:
-        """How far behind the job's watermark the rows of a stream may be without being late."""
-        node = self.nodes[port.node]
-        if isinstance(node, ProcessNode):
-            own = node.function.result_delay_ms if port.tag is None else 0
-            return own + max(map(self.delay_ms, node.row_inputs))
-        return max(map(self.delay_ms, getattr(node, "inputs", ())), default=0)
-
     def level_of(self, uid: str) -> int:
         return next(
             level.index
             for level in self.levels
             if uid in {op.uid for op in level.operators} | {sink.uid for sink in level.sinks}
         )
-
-
-def port_schema(nodes: dict[str, Node], port: Port) -> pa.Schema:
-    node = nodes[port.node]
-    if isinstance(node, ProcessNode) and port.tag is not None:
-        return dict(node.sides)[port.tag]
-    if isinstance(node, SinkNode):
-        raise AssertionError("a sink has no output")
-    return node.schema
-
-
-def bare_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...]:
-    found: list[Port] = []
-    for port in ports:
-        node = nodes[port.node]
-        if isinstance(node, TimeNode | LoopNode):
-            found += bare_ports(nodes, node.inputs)
-        else:
-            found.append(port)
-    return tuple(found)
-
-
-def root_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...]:
-    found: list[Port] = []
-    for port in ports:
-        node = nodes[port.node]
-        if isinstance(node, TransformNode | TimeNode | LoopNode):
-            found += root_ports(nodes, node.inputs)
-        else:
-            found.append(port)
-    return tuple(found)
-
-
-def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns in the order of the first, null where any of them may be."""
-    first, *others = schemas
-    return pa.schema(
-        f.with_nullable(f.nullable or any(other.field(f.name).nullable for other in others))
-        for f in first
-    )
-
-
-def is_time(type_: pa.DataType) -> bool:
-    """Whether a column of this type can tell event time."""
-    kinds = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, is_text)
-    return any(kind(type_) for kind in kinds)
-
-
-def is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
-
-
-def port_event_time(nodes: dict[str, Node], port: Port) -> str | None:
-    """The event-time column of a stream."""
-    time = port_time(nodes, port)
-    return None if time is None else time.column
-
-
-def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
-    """The event time of a stream: it follows the column's name through operators."""
-    node = nodes[port.node]
-    if isinstance(node, SourceNode | TimeNode | PartialNode):
-        return None if node.event_time is None else EventTime(node.event_time)
-    if isinstance(node, SinkNode):
-        raise AssertionError("a sink has no output")
-    if isinstance(node, LoopNode):
-        return united_time(nodes, node.inputs)
-    if isinstance(node, ProcessNode) and is_letters(node, port):
-        return None  # Its column `event_time` is of rows and of timers, and may be null.
-    time = united_time(nodes, _rows_before(nodes, node, port))
-    if isinstance(node, TransformNode):
-        return time if time is not None and time.column == node.event_time else None
-    schema = port_schema(nodes, port)
-    result = node.function.result_time
-    if port.tag is None and result is not None:
-        # Results about the time up to an end that is, as a rule, no part of it.
-        shift_us = node.function.result_shift_us
-        return EventTime(result, shift_us) if result in schema.names else None
-    if time is None or time.column not in schema.names:
-        return None
-    inputs = _rows_before(nodes, node, port)
-    types = {port_schema(nodes, upstream).field(time.column).type for upstream in inputs}
-    type_ = schema.field(time.column).type
-    # A column of another type may well count in other units.
-    return time if types == {type_} or pa.types.is_timestamp(type_) else None
-
-
-def _rows_before(
-    nodes: dict[str, Node], node: TransformNode | ProcessNode, port: Port
-) -> tuple[Port, ...]:
-    """The streams that an output has its time from."""
-    if isinstance(node, TransformNode):
-        return node.inputs
-    late = [inlet.ports for inlet in node.inlets if inlet.name and port.tag == late_tag(inlet)]
-    inputs = late[0] if late else node.row_inputs
-    fed = nodes[inputs[0].node]
-    # A side output has the rows as they were before they became partials.
-    return fed.inputs if port.tag and isinstance(fed, PartialNode) else inputs
-
-
-def is_letters(node: ProcessNode, port: Port) -> bool:
-    """Whether an output is of the rows that the function failed on."""
-    return port.tag == ERRORS and dict(node.sides)[ERRORS] == LETTERS
-
-
-def late_tag(inlet: Inlet) -> str:
-    """The side output that late rows of an inlet go to."""
-    return f"{LATE}.{inlet.name}" if inlet.name else LATE
-
-
-def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
-    """The event time of several streams as one: none, where they differ in it."""
-    times = {port_time(nodes, port) for port in ports}
-    return times.pop() if len(times) == 1 else None
 
 
 def build_graph(
@@ -322,55 +190,113 @@ def build_graph(
         )
     nodes, returns = returns_of(nodes)
     graph = Graph(name, group_count, sources, nodes, chaining=chaining)
-    level_of: dict[str, int] = {}
+    level_of, chained = _levels(graph, consumers)
+    nodes, returns = _apart(graph, level_of, returns)
+    graph = replace(graph, nodes=nodes, returns=returns, chained=frozenset(chained))
     edges: list[Edge] = []
-    for node in consumers:
-        level_of[node.uid] = _level(graph, node, level_of)
-        if not is_chained(graph, node):
-            edges += _edges(graph, node, len(edges), level_of[node.uid])
+    for uid in level_of:
+        if uid not in chained:
+            edges += _edges(graph, _consumer(graph, uid), len(edges), level_of[uid])
     for back in returns:
         edges.append(_edge_back(graph, back, len(edges), level_of))
     depth = 1 + max(*level_of.values(), *(edge.level for edge in edges))
-    levels = tuple(
-        Level(
-            index=index,
-            operators=tuple(
-                n for n in consumers if isinstance(n, ProcessNode) and level_of[n.uid] == index
-            ),
-            sinks=tuple(
-                n for n in consumers if isinstance(n, SinkNode) and level_of[n.uid] == index
-            ),
-            edges=tuple(e for e in edges if e.level == index),
-            passing=tuple(
-                e
-                for e in edges
-                if e.level > index
-                and any(_level_of_origin(graph, port, level_of) < index for port in e.inputs)
-            ),
+    levels = []
+    for index in range(depth):
+        here = [_consumer(graph, uid) for uid, level in level_of.items() if level == index]
+        levels.append(
+            Level(
+                index=index,
+                operators=tuple(node for node in here if isinstance(node, ProcessNode)),
+                sinks=tuple(node for node in here if isinstance(node, SinkNode)),
+                edges=tuple(e for e in edges if e.level == index),
+                passing=tuple(
+                    e
+                    for e in edges
+                    if e.level > index
+                    and any(_level_of_origin(graph, port, level_of) < index for port in e.inputs)
+                ),
+            )
         )
-        for index in range(depth)
-    )
-    return Graph(name, group_count, sources, nodes, tuple(edges), levels, returns, chaining)
+    return replace(graph, edges=tuple(edges), levels=tuple(levels))
 
 
-def is_chained(graph: Graph, node: Consumer) -> bool:
-    """Whether a consumer is fed inside the slot, without a shuffle, by one operator."""
-    inputs = graph.bare(node.inputs)
-    needs_no_shuffle = isinstance(node, SinkNode) or (
+def _consumer(graph: Graph, uid: str) -> Consumer:
+    node = graph.nodes[uid]
+    assert isinstance(node, ProcessNode | SinkNode), "levels are of operators and sinks"
+    return node
+
+
+def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int], set[str]]:
+    """The level of each, and which of them are chained."""
+    level_of: dict[str, int] = {}
+    chained: set[str] = set()
+    for node in consumers:
+        ports = graph.bare(node.inputs)
+        before = {
+            _level_of_origin(graph, each, level_of)
+            for port in ports
+            for each in _taken_apart(graph, port)
+        }
+        if (
+            len(before) == 1
+            and all(isinstance(graph.nodes[port.node], ProcessNode) for port in ports)
+            and _needs_no_shuffle(graph, node)
+        ):
+            chained.add(node.uid)
+            level_of[node.uid] = max(before)
+        else:
+            level_of[node.uid] = 1 + max(before)
+    return level_of, chained
+
+
+def _taken_apart(graph: Graph, port: Port) -> tuple[Port, ...]:
+    """Of partials, the streams they are made from: they may come from several levels."""
+    node = graph.nodes[port.node]
+    return graph.read(node) if isinstance(node, PartialNode) else (port,)
+
+
+def _apart(
+    graph: Graph, level_of: dict[str, int], returns: Sequence[Return]
+) -> tuple[dict[str, Node], tuple[Return, ...]]:
+    """Partials of streams of several levels have a node for each level: they are merged anyway."""
+    parts: dict[Port, tuple[Port, ...]] = {}
+    nodes: dict[str, Node] = {}
+
+    def apart(ports: Sequence[Port]) -> tuple[Port, ...]:
+        return tuple(each for port in ports for each in parts.get(port, (port,)))
+
+    for name, node in graph.nodes.items():
+        if isinstance(node, PartialNode):
+            by_level: dict[int, list[Port]] = {}
+            for port in graph.read(node):
+                by_level.setdefault(_level_of_origin(graph, port, level_of), []).append(port)
+            if len(by_level) > 1:
+                made = [
+                    replace(node, name=name if not n else f"{name}:{n + 1}", reads=tuple(ports))
+                    for n, ports in enumerate(by_level.values())
+                ]
+                nodes |= {each.name: each for each in made}
+                parts[Port(name)] = tuple(Port(each.name) for each in made)
+                continue
+        if isinstance(node, ProcessNode):
+            inlets = (replace(inlet, ports=apart(inlet.ports)) for inlet in node.inlets)
+            node = replace(node, inlets=tuple(inlets))
+        nodes[name] = node
+    return nodes, tuple(replace(back, ports=apart(back.ports)) for back in returns)
+
+
+def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
+    """Whether the rows may stay in the subtask they are in."""
+    return isinstance(node, SinkNode) or (
         graph.chaining
         and all(inlet.way == "spread" for inlet in node.inlets)
         and not _is_text_time(graph, node.inputs)
-    )
-    return (
-        needs_no_shuffle
-        and all(isinstance(graph.nodes[port.node], ProcessNode) for port in inputs)
-        and len({port.node for port in inputs}) == 1
     )
 
 
 def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:
     """Whether it takes Spark to read the event time of these streams."""
-    time = united_time(graph.nodes, ports)
+    time = graph.times.united(ports)
     return time is not None and is_text(graph.schema(ports[0]).field(time.column).type)
 
 
@@ -386,18 +312,13 @@ def _level_of_origin(graph: Graph, port: Port, level_of: dict[str, int]) -> int:
     return levels.pop()
 
 
-def _level(graph: Graph, node: Consumer, level_of: dict[str, int]) -> int:
-    upstream = max(_level_of_origin(graph, port, level_of) for port in graph.bare(node.inputs))
-    return upstream if is_chained(graph, node) else upstream + 1
-
-
 def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
     """A sink's edge, or one for each inlet of an operator."""
     if isinstance(node, SinkNode):
         inlets: tuple[Inlet, ...] = (Inlet(node.inputs, way="spread"),)
     else:
         inlets = node.inlets
-    times = [united_time(graph.nodes, inlet.ports) for inlet in inlets]
+    times = [graph.times.united(inlet.ports) for inlet in inlets]
     # Rows of several inputs come in one order, so all of them tell their time or none does.
     is_timed = all(t for t, i in zip(times, inlets, strict=True) if i.way != "broadcast")
     edges = []
@@ -495,19 +416,17 @@ __all__ = [
     "SinkNode",
     "SourceNode",
     "TimeNode",
+    "Times",
     "TransformNode",
     "Watermark",
     "Way",
     "bare_ports",
     "build_graph",
     "common_type",
-    "is_chained",
     "is_letters",
     "is_text",
     "is_time",
     "key_types",
-    "late_tag",
-    "port_event_time",
     "port_schema",
     "port_time",
     "root_ports",

@@ -21,6 +21,8 @@ ROW_GAP = 12
 CHAIN_GAP_X = 44
 BEND_X = 84
 """Between columns, beside the labels: for lines to bend and go up and down."""
+BARE_X = 56
+"""The same where no line that ends there has a label."""
 EXIT_X = 26
 """From a box to where the row of a link that leaves begins."""
 PAD = 12
@@ -182,7 +184,7 @@ class Layout:
             room = max((link.end_width for link in ending), default=0.0)
             room += 10 * sum(link.is_back for link in ending)
             if index:
-                x += max(64.0, room + BEND_X)
+                x += room + BEND_X if room else BARE_X
             elif ending:
                 x += room + 40.0
             column.x = x

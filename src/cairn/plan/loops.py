@@ -10,7 +10,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cairn.errors import PlanError
@@ -20,10 +20,10 @@ from cairn.plan.nodes import (
     Port,
     ProcessNode,
     SinkNode,
-    SourceNode,
     TimeNode,
     TransformNode,
 )
+from cairn.plan.ports import ports_before, root_ports
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,8 @@ def returns_of(nodes: dict[str, Node]) -> tuple[dict[str, Node], tuple[Return, .
 
 def loops_at(nodes: dict[str, Node], ports: Sequence[Port]) -> list[str]:
     """The loops whose rows come out here with nothing but transforms on the way."""
-    found: list[str] = []
-    for port in ports:
-        node = nodes[port.node]
-        if isinstance(node, LoopNode):
-            found.append(node.uid)
-        if isinstance(node, LoopNode | TimeNode | TransformNode):
-            found += loops_at(nodes, node.inputs)
-    return list(dict.fromkeys(found))
+    before = ports_before(nodes, ports, through_operators=False)
+    return [port.node for port in before if isinstance(nodes[port.node], LoopNode)]
 
 
 def check_feedback(nodes: dict[str, Node], loop: str, ports: Sequence[Port]) -> None:
@@ -88,8 +82,8 @@ def check_feedback(nodes: dict[str, Node], loop: str, ports: Sequence[Port]) -> 
             "  next: send back what an operator in the loop emits",
             uid=loop,
         )
-    for port in _senders(nodes, ports):
-        if loop not in _before(nodes, port):
+    for port in root_ports(nodes, ports):
+        if Port(loop) not in ports_before(nodes, (port,)):
             raise PlanError(
                 f"loop {loop!r}: {port.node!r} is no part of it, and cannot be sent back\n"
                 "  next: unite the stream with the one that is iterated, before the loop",
@@ -99,37 +93,18 @@ def check_feedback(nodes: dict[str, Node], loop: str, ports: Sequence[Port]) -> 
 
 def _sent_back(nodes: dict[str, Node], ports: Sequence[Port], loop: str) -> tuple[Port, ...]:
     """Where the rows that a loop sends back come from, as these streams have them."""
-    found: list[Port] = []
-    for port in ports:
+    back: dict[Port, tuple[Port, ...]] = {}
+    for port in ports_before(nodes, ports, through_operators=False):
         node = nodes[port.node]
+        back[port] = ()
         if isinstance(node, LoopNode) and node.uid == loop:
-            found += node.feedback
-        elif isinstance(node, LoopNode | TimeNode):
+            back[port] = node.feedback
+        elif isinstance(node, LoopNode | TimeNode | TransformNode):
             # Their time is told by the column, wherever it was declared.
-            found += _sent_back(nodes, node.inputs, loop)
-        elif isinstance(node, TransformNode):
-            inputs = _sent_back(nodes, node.inputs, loop)
-            if inputs:
+            sent = dict.fromkeys(each for upstream in node.inputs for each in back[upstream])
+            back[port] = tuple(sent)
+            if sent and isinstance(node, TransformNode):
                 name = f"{loop}:{node.name}"
-                nodes[name] = replace(node, name=name, inputs=inputs)
-                found.append(Port(name))
-    return tuple(dict.fromkeys(found))
-
-
-def _senders(nodes: dict[str, Node], ports: Sequence[Port]) -> Iterator[Port]:
-    for port in ports:
-        node = nodes[port.node]
-        if isinstance(node, TimeNode | TransformNode | LoopNode):
-            yield from _senders(nodes, node.inputs)
-        else:
-            yield port
-
-
-def _before(nodes: dict[str, Node], port: Port) -> set[str]:
-    """All nodes that a stream comes from."""
-    node = nodes[port.node]
-    found = {port.node}
-    if not isinstance(node, SourceNode):
-        for upstream in node.inputs:
-            found |= _before(nodes, upstream)
-    return found
+                nodes[name] = replace(node, name=name, inputs=tuple(sent))
+                back[port] = (Port(name),)
+    return tuple(dict.fromkeys(each for port in ports for each in back[port]))

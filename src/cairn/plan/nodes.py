@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from cairn.aggregates.partial import Partials
-from cairn.functions import Function
+from cairn.functions import Function, late_tag
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 
@@ -72,6 +72,8 @@ class PartialNode(TransformNode):
     uid: str = field(kw_only=True)
     """The operator it feeds."""
     partials: Partials = field(kw_only=True, repr=False)
+    reads: tuple[Port, ...] = field(default=(), kw_only=True)
+    """Of `inputs`, what comes from one level, where others have a node of their own; else empty."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class Inlet:
     way: Way = "keyed"
     name: str = ""
     """Of one of several: the function has a handler `on_<name>` for its rows."""
+
+    @property
+    def late_tag(self) -> str:
+        """The side output that its late rows go to."""
+        return late_tag(self.name)
 
 
 @dataclass(frozen=True)

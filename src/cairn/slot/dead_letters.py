@@ -30,6 +30,7 @@ from cairn.codec import codec
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import ERRORS, BatchProcess, KeyedProcess, Process
 from cairn.letters import (
+    BROADCAST,
     SCHEMA,
     error_text,
     json_text,
@@ -78,11 +79,21 @@ class DeadLetters:
             self.broadcast_aside = xxhash.xxh3_64_hexdigest(known)
         self._broadcast_rows += 1
 
-    def add(self, error: Exception, *, key: Any, row: str, time_ms: int | None, epoch: int) -> None:
+    def add(
+        self,
+        error: Exception,
+        *,
+        input: str | None = None,
+        key: Any,
+        row: str,
+        time_ms: int | None,
+        epoch: int,
+    ) -> None:
         self.rows += 1
         if self._outlet is not None and self._outlet.targets:
             letter = (
                 self._uid,
+                input,
                 error_text(error),
                 traceback_text(error),
                 key_text(key),
@@ -163,7 +174,7 @@ class RecordSifter(RecordRunner):
                     if len(outlet.rows) != outlet.accepted:
                         outlet.check()
             except Exception as error:
-                self._put_aside(error, json_text(row))
+                self._put_aside(error, json_text(row), self._input_name)
             if journal:
                 journal.clear()
             for outlet in outlets:
@@ -184,7 +195,8 @@ class RecordSifter(RecordRunner):
                 self._check()
             except Exception as error:
                 # Every subtask has the row, and fails on it: one letter is enough.
-                self._put_aside(error, json_text(row), is_told=context.subtask == 0)
+                is_told = context.subtask == 0
+                self._put_aside(error, json_text(row), BROADCAST, is_told=is_told)
                 is_aside = True
             self._letters.count_broadcast(is_aside=is_aside)
             self._row_done()
@@ -222,7 +234,9 @@ class RecordSifter(RecordRunner):
         for outlet in self._sifted:
             outlet.accept()
 
-    def _put_aside(self, error: Exception, row: str, *, is_told: bool = True) -> None:
+    def _put_aside(
+        self, error: Exception, row: str, input: str | None = None, *, is_told: bool = True
+    ) -> None:
         """The row has not been here, but for a letter."""
         check_forgivable(error)
         self._letters.journal.undo()
@@ -231,7 +245,12 @@ class RecordSifter(RecordRunner):
         if is_told:
             context = self._operator.context
             self._letters.add(
-                error, key=context.key, row=row, time_ms=context.event_time_ms, epoch=context.epoch
+                error,
+                input=input,
+                key=context.key,
+                row=row,
+                time_ms=context.event_time_ms,
+                epoch=context.epoch,
             )
 
 

@@ -1,7 +1,8 @@
 """Records on their way back in a loop: gathered, kept as state, given to their operator.
 
     run      rows of the feedback edge, in a level after those that send them
-    finish   all of them as one file of state, which replaces the one before
+    finish   all of them as one file of state, which replaces the one before; it is stored
+             only if the epoch ends with that
     take     in the next epoch, or the next round: the first rows of their operator
 
 They are stored as a map state called "records": of each key the rows, by sequence number. So
@@ -132,7 +133,7 @@ class Feedback:
         return StatePart(RECORDS, stored)
 
     def finished(self, version: str, begin: Begin) -> None:
-        """What `finish` gave is durable, and goes by this name."""
+        """What `finish` gave goes by this name now."""
         if self._rows is not None:
             rows, self._rows = self._rows, None
             self._in_flight.put(self.spec.uid, version, rows, begin)
@@ -152,9 +153,10 @@ def take(
 ) -> Rows | None:  # fmt: skip
     """What was sent back to an operator, in the order in which it is processed."""
     version = begin.versions[spec.uid][subtask]
+    # Also when there are none: what was processed last is held no longer.
+    rows = in_flight.get(spec.uid, version, begin)
     if version == EMPTY_VERSION:
         return None
-    rows = in_flight.get(spec.uid, version, begin)
     if rows is None:
         if begin.round:
             raise EpochError(

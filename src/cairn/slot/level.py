@@ -9,7 +9,9 @@ Always true here:
   zombie can neither wipe nor extend the live attempt;
 - pending work is promoted only if its version is the one the parent names,
   otherwise it is undone; what is not here is restored from the store;
-- an acknowledgement names only what is already durable;
+- an acknowledgement names only what is already durable, but for records of a loop that are
+  processed before the epoch ends;
+- how many rows of a loop are processed at once depends on neither slot nor attempt;
 - no attempt waits for a base or a merge: they are written beside the epochs.
 """
 
@@ -35,7 +37,7 @@ from cairn.slot.gather import Rows
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
-from cairn.slot.reader import connected_of, connected_rows
+from cairn.slot.reader import connected_of, connected_rows, in_declared_types
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.sink import SinkRuntime
@@ -58,6 +60,8 @@ Send = Callable[[pa.RecordBatch], None]
 RECLAIM_S_MIN = 0.005
 RECLAIM_SHARE = 0.05
 """How long an epoch removes expired state, of the time that the rows of the last one took."""
+RETURNED_ROWS_MAX = 16 * 1024
+"""So many rows of a loop are processed at once: about what a batch of Spark's has."""
 
 
 class StaleTokenError(EpochError):
@@ -237,12 +241,17 @@ class LevelRuntime:
 
     def _run_returned(self, operator: Operator) -> None:
         """What loops send back comes before all other rows but broadcast ones."""
-        for spec, rows in self._returned.pop(operator.spec.uid, ()):
-            inlets = operator.spec.row_inlets
-            mine = rows.rows
-            if inlets[0].name:
-                mine = connected_of(mine, inlets, spec.target)
-            operator.run_returned(rows.groups, rows.times, mine)
+        inlets = operator.spec.row_inlets
+        for spec, (groups, times, rows) in self._returned.pop(operator.spec.uid, ()):
+            for start in range(0, len(rows), RETURNED_ROWS_MAX):
+                mine = rows.slice(start, RETURNED_ROWS_MAX)
+                if inlets[0].name:
+                    mine = connected_of(mine, inlets, spec.target)
+                operator.run_returned(
+                    groups.slice(start, RETURNED_ROWS_MAX),
+                    None if times is None else times.slice(start, RETURNED_ROWS_MAX),
+                    mine,
+                )
 
     def _read_parent(
         self, holding: Holding, missing: list[range], begin: Begin, subtask: int
@@ -330,6 +339,8 @@ class LevelRuntime:
         if not mine.num_rows:
             return
         self._run_returned(operator)
+        if self._returns[spec.uid]:
+            mine = in_declared_types(mine, spec.row_inlets)
         main = spec.inlets[0]
         rows = connected_rows(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
         operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
@@ -372,7 +383,11 @@ class LevelRuntime:
         part = feedback.finish()
         stored = None
         if part is not None:
-            stored = self._stored(_encoded(uid, [part], begin, "base"), begin)
+            segment = _encoded(uid, [part], begin, "base")
+            if begin.is_last_round:
+                stored = self._stored(segment, begin)
+            else:
+                stored = Stored(segment.id, 0, segment.rows)
             feedback.finished(stored.id, begin)
         return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
 

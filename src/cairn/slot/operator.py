@@ -210,7 +210,9 @@ class Operator:
                 raise self.failed("on_epoch_committed()", error) from error
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
-        # had not come to in the epoch before.
+        # had not come to in the epoch before. Those of a round before have come to all.
+        if begin.round and not begin.is_draining:
+            passed_ms = watermark_ms
         late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:
             # Others of the job may have one. Here nothing is late, so nothing is complete either.
@@ -219,8 +221,8 @@ class Operator:
         context.late_ms = late_ms
         self.late_us = None
         # What goes around in a loop was in time when it came into it.
-        is_judged = not self._runner().handles_late and not self.spec.is_behind_loop
-        if late_ms is not None and is_judged:
+        is_spared = self.spec.is_behind_loop and not self._forgets
+        if late_ms is not None and not self._runner().handles_late and not is_spared:
             self.late_us = late_ms * 1000
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
@@ -248,6 +250,11 @@ class Operator:
         self.function_version = self.spec.function_version
         self._opened_as, self.state.is_replaced = subtask, False
         self.runner = make_runner(self, function)
+
+    @property
+    def _forgets(self) -> bool:
+        """Whether rows behind the watermark would find no state any more."""
+        return self.function is not None and self.function.forgets
 
     def _begin_handles(self, subtask: int) -> None:
         """What they have kept of the state may be of another attempt."""
@@ -354,8 +361,10 @@ class Operator:
                 shared.is_writable = False
 
     def run_returned(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
-        """Rows that a loop has sent back. They were in time once, and are never late."""
-        late_us, self.late_us = self.late_us, None
+        """Rows that a loop has sent back. They were in time once: late only if it is too late."""
+        late_us = self.late_us
+        if not self._forgets:
+            self.late_us = None
         self.run(groups, times, rows)
         self.late_us = late_us
 

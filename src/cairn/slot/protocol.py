@@ -82,6 +82,9 @@ class Begin(msgspec.Struct, frozen=True):
 
     round: int = 0
     """In a job with loops: how often the epoch has gone around before."""
+    is_last_round: bool = True
+    """Records that are sent back are there for the next epoch; else they are processed in this one,
+    and nobody but the slot has to keep them until then."""
 
     @property
     def step(self) -> int:

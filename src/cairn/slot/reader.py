@@ -96,6 +96,25 @@ def connected_of(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int)
     return pa.StructArray.from_arrays(columns, names=names)
 
 
+def in_declared_types(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.RecordBatch:
+    """The same with the rows of the inlets in the types that these declare.
+
+    Spark's have the time zone of its session, and know of columns that are never null. What
+    was kept of a loop does not, and the two are put together.
+    """
+    for inlet in inlets:
+        assert inlet.lane is not None, "rows of a batch came by a lane"
+        at = batch.schema.get_field_index(lane_name(inlet.lane))
+        rows, fields = batch.column(at), list(inlet.schema)
+        if rows.type.equals(pa.struct(fields)):
+            continue
+        # Rows of other lanes are null here.
+        columns = [rows.field(field.name).cast(field.type) for field in fields]
+        cast = pa.StructArray.from_arrays(columns, fields=fields, mask=rows.is_null())
+        batch = batch.set_column(at, lane_name(inlet.lane), cast)
+    return batch
+
+
 def times_of(batch: pa.RecordBatch, inlet: InletSpec) -> pa.Array | None:
     """The event times of rows that come from an operator of the same level, in microseconds."""
     if inlet.event_time is None:

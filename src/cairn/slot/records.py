@@ -78,11 +78,7 @@ class RecordRunner:
         self._prefetches = type(operator.backend).prefetch is not Backend.prefetch
         self._timers = operator.timers
         if self._timers is None:
-            name = type(function).__name__
-            self._key_timers: KeyTimers | NoTimers = NoTimers(
-                f"{name} uses a timer, but does not say what happens when it is due\n"
-                f"  next: give {name} a method on_timer(self, time_ms, ctx)"
-            )
+            self._key_timers: KeyTimers | NoTimers = _no_timers(function)
         elif spec.event_time is None:
             self._key_timers = UntimedKeyTimers(operator.context, self._timers, operator.journal)
         else:
@@ -189,9 +185,12 @@ class RecordRunner:
     @property
     def _where(self) -> str:
         """What is called for a row, as errors name it."""
-        if self._input is None:
-            return "process()"
-        return f"on_{self._operator.spec.inlets[self._input].name}()"
+        name = self._input_name
+        return "process()" if name is None else f"on_{name}()"
+
+    @property
+    def _input_name(self) -> str | None:
+        return None if self._input is None else self._operator.spec.inlets[self._input].name
 
     def run_broadcast(self, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows that all subtasks get, with no key at hand."""
@@ -349,3 +348,17 @@ class RecordRunner:
         else:
             for row in result:
                 main.emit(row)
+
+
+def _no_timers(function: KeyedProcess[Any] | Process[Any]) -> NoTimers:
+    """What a function is told that uses timers without having them."""
+    name = type(function).__name__
+    if isinstance(function, Process):
+        return NoTimers(
+            f"{name} uses a timer, but is a Process: it has none, a timer belongs to a key\n"
+            "  next: use key_by(...) and a KeyedProcess"
+        )
+    return NoTimers(
+        f"{name} uses a timer, but does not say what happens when it is due\n"
+        f"  next: give {name} a method on_timer(self, time_ms, ctx)"
+    )

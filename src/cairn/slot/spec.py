@@ -16,7 +16,7 @@ import cloudpickle
 import pyarrow as pa
 
 from cairn.backends import DEFAULT_MEMORY_BYTES
-from cairn.functions import LATE, Function
+from cairn.functions import Function, late_tag
 from cairn.ids import digest
 from cairn.letters import OnError
 from cairn.sinks.base import Sink
@@ -56,7 +56,7 @@ class InletSpec:
     @property
     def late_tag(self) -> str:
         """The side output that its late rows go to."""
-        return f"{LATE}.{self.name}" if self.name else LATE
+        return late_tag(self.name)
 
 
 @dataclass(frozen=True)

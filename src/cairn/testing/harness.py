@@ -42,7 +42,7 @@ from cairn.connected import named
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import ERRORS, LATE, BatchProcess, Function, declared_state
+from cairn.functions import ERRORS, BatchProcess, Function, declared_state
 from cairn.ids import new_id
 from cairn.letters import SCHEMA, OnError, check_on_error
 from cairn.plan.check import (
@@ -109,7 +109,7 @@ class Harness:
         check_ttl(function, UID, has_event_time=self._is_timed)
         outputs = {None: parse_schema(out)} | {t: parse_schema(s) for t, s in (sides or {}).items()}
         for inlet in inlets if self._is_timed else ():
-            late = f"{LATE}.{inlet.name}" if inlet.name else LATE
+            late = inlet.late_tag
             if outputs.setdefault(late, inlet.schema) != inlet.schema:
                 raise PlanError(f"side output {late!r} has the schema of the rows pushed", tag=late)
         check_on_error(on_error)

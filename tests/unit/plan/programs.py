@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn import Job, KeyedProcess
-from cairn.plan.graph import Port, SourceNode, TransformNode, Watermark, port_event_time
+from cairn.plan.graph import Port, SourceNode, TransformNode, Watermark, united_time
 from cairn.stream import Stream
 from cairn.types import parse_schema
 
@@ -32,11 +32,9 @@ def source(
 def transform(stream: Stream, schema: str = ROW) -> Stream:
     job, parsed = stream._job, parse_schema(schema)
     name = f"transform:{len(job._nodes)}"
-    times = {port_event_time(job._nodes, port) for port in stream._ports}
-    time = times.pop() if len(times) == 1 else None
-    job._nodes[name] = TransformNode(
-        name, stream._ports, len, parsed, time if time in parsed.names else None
-    )
+    time = united_time(job._nodes, stream._ports)
+    column = None if time is None or time.column not in parsed.names else time.column
+    job._nodes[name] = TransformNode(name, stream._ports, len, parsed, column)
     return Stream(job, (Port(name),), parsed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -9,14 +10,17 @@ import pytest
 
 from cairn.plan import dataframe
 from cairn.plan.aggregation import aggregation, partial_node
+from cairn.plan.deploy import taps
 from cairn.plan.graph import (
     EventTime,
     Inlet,
     Node,
+    PartialNode,
     Port,
     ProcessNode,
     SinkNode,
     SourceNode,
+    TimeNode,
     Watermark,
     build_graph,
     port_time,
@@ -25,6 +29,7 @@ from cairn.sinks import Noop
 from cairn.window_process import WindowPlan
 from cairn.windows import Session, Tumbling, WindowSpec
 from tests.unit.aggregates.support import SCHEMA, made
+from tests.unit.plan.programs import Pass
 
 
 def nodes_of(plan: WindowPlan | None) -> dict[str, Node]:
@@ -57,7 +62,7 @@ def test_partials_need_no_order_and_carry_the_watermark() -> None:
     (edge,) = graph.edges
     assert (edge.event_time, edge.wants_order) == ("_time", False)
     assert graph.watermarks == {"rows": Watermark(1000)}
-    assert graph.has_watermark(Port("partial:sum"))
+    assert graph.times.has_watermark(Port("partial:sum"))
 
 
 def test_running_aggregates_count_rows_of_any_time() -> None:
@@ -65,6 +70,51 @@ def test_running_aggregates_count_rows_of_any_time() -> None:
     (edge,) = graph.edges
     assert edge.event_time is None
     assert edge.schema.field("k").type == pa.int64()
+
+
+def united_nodes(plan: WindowPlan | None) -> dict[str, Node]:
+    """An aggregation of a source and of what an operator makes of another one, as they come."""
+    nodes = nodes_of(plan)
+    inlet = Inlet((Port("others"),), ("k",))
+    partial = nodes.pop("partial:sum")
+    assert isinstance(partial, PartialNode)
+    sums, out = nodes.pop("sum"), nodes.pop("out")
+    return nodes | {
+        "others": SourceNode("others", None, SCHEMA, "at", Watermark(1000)),
+        "pass": ProcessNode("pass", (inlet,), Pass(), SCHEMA),
+        "partial:sum": replace(partial, inputs=(Port("rows"), Port("pass"))),
+        "sum": sums,
+        "out": out,
+    }
+
+
+def test_streams_of_several_levels_are_aggregated_as_one() -> None:
+    graph = build_graph("sums", 16, united_nodes(WindowPlan(Tumbling(10))))
+    assert [[op.uid for op in level.operators] for level in graph.levels] == [["pass"], ["sum"]]
+    assert graph.edges[1].inputs == (Port("partial:sum"), Port("partial:sum:2"))
+    assert graph.origins(Port("partial:sum")) == (Port("rows"),)
+    assert graph.origins(Port("partial:sum:2")) == (Port("pass"),)
+    assert graph.levels[0].passing == (graph.edges[1],)
+    assert taps(graph) == {Port("pass"): 2}
+    time = EventTime("window_end", -1)
+    assert graph.times.event_time(Port("sum")) == time
+    assert graph.times.event_time(Port("sum", "late")) == EventTime("at")
+    assert graph.watermarks == {"rows": Watermark(1000), "others": Watermark(1000)}
+
+
+def test_a_time_given_to_streams_of_several_levels_counts_for_all_of_them() -> None:
+    """And the watermarks of before no longer."""
+    nodes = united_nodes(WindowPlan(Tumbling(10)))
+    partial = nodes["partial:sum"]
+    assert isinstance(partial, PartialNode)
+    renamed = TimeNode("rows+pass:v", partial.inputs, SCHEMA, "v", None)
+    order = list(nodes)
+    nodes |= {renamed.name: renamed, partial.name: replace(partial, inputs=(Port(renamed.name),))}
+    order.insert(order.index(partial.name), renamed.name)
+    graph = build_graph("sums", 16, {name: nodes[name] for name in order})
+    assert graph.origins(Port("partial:sum:2")) == (Port("pass"),)
+    assert graph.times.event_time(Port("sum", "late")) == EventTime("v")
+    assert graph.watermarks == {"others": Watermark(1000)}
 
 
 @pytest.mark.parametrize(("ansi", "is_grouped"), [("true", True), ("false", False)])

@@ -11,7 +11,7 @@ from cairn.errors import PlanError
 from cairn.letters import SCHEMA
 from cairn.options import check_letters
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Port, Watermark, port_event_time
+from cairn.plan.graph import Port, Watermark, port_time
 from tests.unit.plan.programs import process, source, transform
 
 
@@ -38,9 +38,9 @@ def test_letters_tell_no_event_time_and_none_is_late(job: Job) -> None:
     errors = made.side("errors")  # type: ignore[attr-defined]
     errors.event_time("event_time").sink_to(sinks.Noop(), uid="out")
     graph = job.graph()
-    assert port_event_time(graph.nodes, Port("op", "errors")) is None
-    assert not graph.has_watermark(Port("op", "errors"))
-    assert graph.has_watermark(Port("op"))
+    assert port_time(graph.nodes, Port("op", "errors")) is None
+    assert not graph.times.has_watermark(Port("op", "errors"))
+    assert graph.times.has_watermark(Port("op"))
 
 
 def test_errors_of_ones_own_are_refused_only_where_there_are_letters(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
@@ -114,7 +115,43 @@ def looped() -> Job:
     return job
 
 
-JOBS = [plain, forked, connected, looped]
+def united() -> Job:
+    """Operators of one level, one of them with two outputs, and what they are united into."""
+    job = Job("united", max_parallelism=16)
+    rows = source(job, "s")
+    a, b = process(rows, "a"), process(rows, "b")
+    lines = a.union(a.side("odd", ROW), b).process(Format(), schema=ROW, uid="lines")
+    lines.sink_to(sinks.Noop(), uid="sent")
+    lines.union(b).sink_to(sinks.Noop(), uid="all")
+    return job
+
+
+def joined() -> Job:
+    job = Job("joined", max_parallelism=16)
+    left, right = (source(job, name, TIMED, "ts", Watermark(0, None)) for name in ("a", "b"))
+    joined = left.join(right, on="k", within=("-5 minutes", "10 minutes"), how="left", uid="both")
+    joined.sink_to(sinks.Noop(), uid="out")
+    return job
+
+
+def transformed() -> Job:
+    """Four levels, before each a function with a long name."""
+    job = Job("transformed", max_parallelism=16)
+    stream = source(job, "s")
+    for uid in ("first", "second", "third", "fourth"):
+        stream = transform(stream)
+        node = job._nodes[stream._ports[0].node]
+        job._nodes[node.name] = dataclasses.replace(node, function=only_what_somebody_asked_for)
+        stream = process(stream, uid)
+    stream.sink_to(sinks.Noop(), uid="out")
+    return job
+
+
+def only_what_somebody_asked_for(rows: Any) -> Any:
+    return rows
+
+
+JOBS = [plain, forked, connected, looped, united, joined, transformed]
 
 
 def facts_of(job: Job) -> Any:
@@ -152,6 +189,22 @@ def test_chains_are_what_runs_in_one_process_each_after_what_feeds_it() -> None:
         [["fraud", "lines", "mail", "sent", "alerts", "late_rows", "big_ones"]],
         [["totals", "totals_out"]],
     ]
+
+
+def test_what_is_united_in_a_level_begins_a_chain_of_its_own() -> None:
+    facts = facts_of(united())
+    assert [level["chains"] for level in facts["levels"]] == [
+        [["a"], ["b"], ["lines", "sent"], ["all"]]
+    ]
+    ways = [(edge["from"]["node"], edge["to"]) for edge in facts["edges"] if edge["way"] == "chain"]
+    assert ways == [
+        ("a", "lines"), ("a", "lines"), ("b", "lines"),
+        ("lines", "sent"), ("lines", "all"), ("b", "all"),
+    ]  # fmt: skip
+    text = explained_text(facts)
+    assert "a ─ chained ─>\n  a:odd ─ chained ─>\n  b ─ chained ─>\n  operator lines" in text
+    titles = [f">level 0{what}<" in explained_svg(facts) for what in ("", ", united")]
+    assert titles == [True, True]
 
 
 def test_without_chaining_every_step_is_a_level() -> None:
@@ -204,6 +257,41 @@ def test_a_loop_says_what_it_sends_back_where_it_is_kept_and_whom_it_comes_to() 
     text = explained_text(facts)
     assert "loop spread  sends back route:back, up to 10 rounds an epoch" in text
     assert "route:back ═ shuffle 2, by k ═>" in text
+
+
+def test_an_epoch_is_one_action_but_with_rounds_one_each() -> None:
+    once, often = explained_text(facts_of(plain())), explained_text(facts_of(looped()))
+    assert "An epoch is one Spark action" in once and "round" not in once
+    assert "An epoch has up to 10 rounds" in often and "An epoch is one" not in often
+    assert "up to 10 rounds an epoch" in looped().explain("svg")
+
+
+def test_all_loops_have_the_rounds_of_the_one_that_asks_for_most() -> None:
+    job = Job("loops", max_parallelism=16)
+    for uid, rounds in (("few", 1), ("many", 7)):
+
+        def body(loop: Any, uid: str = uid) -> Any:
+            made = process(loop, f"{uid}_op")
+            return made, made.side("out", ROW)
+
+        looped = source(job, f"{uid}_rows").iterate(body, uid=uid, max_rounds_per_epoch=rounds)
+        looped.sink_to(sinks.Noop(), uid=f"{uid}_out")
+    facts = facts_of(job)
+    assert facts["max_rounds_per_epoch"] == 7
+    assert [loop["max_rounds_per_epoch"] for loop in facts["loops"]] == [1, 7]
+    text = explained_text(facts)
+    for uid in ("few", "many"):
+        assert f"loop {uid}  sends back {uid}_op, up to 7 rounds an epoch" in text
+
+
+def test_a_join_says_within_what_and_its_state_is_readable() -> None:
+    facts = facts_of(joined())
+    (both,) = facts["operators"]
+    assert both["join"] == {"how": "left", "from_ms": -300_000, "to_ms": 600_000}
+    text = explained_text(facts)
+    assert "left join within -5 minutes to 10 minutes" in text
+    assert "map struct<pane:bigint,number:bigint> →" in text
+    assert "300000" not in text and "300000" not in explained_svg(facts)
 
 
 def test_state_of_subtasks_and_of_broadcasts_is_told_as_it_was_declared() -> None:
@@ -273,6 +361,13 @@ def test_names_cannot_break_the_picture() -> None:
     rows.key_by("a<b&c").process(Pass(), schema=ROW, uid="p").sink_to(sinks.Noop(), uid="out")
     root = ElementTree.fromstring(job.explain("svg"))
     assert any("a<b&c" in (element.text or "") for element in root.iter())
+
+
+def test_transforms_are_narrow_and_their_whole_name_is_in_the_tooltip() -> None:
+    svg = explained_svg(facts_of(transformed()))
+    assert svg.count("<title>only_what_somebody_asked_for") == 4
+    assert svg.count(">only_what_somebod…<") == 4
+    assert float(ElementTree.fromstring(svg).attrib["width"]) < 2600
 
 
 def test_each_way_has_its_own_line() -> None:

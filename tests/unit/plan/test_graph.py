@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from cairn import Job, sinks
+from cairn import Job, KeyedProcess, Process, sinks
 from cairn.errors import PlanError
 from cairn.plan.deploy import job_spec
+from cairn.plan.drawing import explained_svg
+from cairn.plan.explain import explained, explained_text
 from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
+from cairn.slot.spec import JobSpec
+from cairn.stream import Stream
 from cairn.types import parse_schema
 from tests.unit.plan.programs import ROW, Pass, process, source, transform
 
@@ -17,6 +21,21 @@ from tests.unit.plan.programs import ROW, Pass, process, source, transform
 @pytest.fixture
 def job() -> Job:
     return Job("j", max_parallelism=16)
+
+
+class Plain(Process[Any]):
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+
+class Twice(KeyedProcess[Any]):
+    def on_x(self, row: Any, ctx: Any) -> None: ...
+
+    def on_y(self, row: Any, ctx: Any) -> None: ...
+
+
+def spec_of(graph: Graph) -> JobSpec:
+    return job_spec(graph, job_id="", checkpoint="memory:", backend="heap")
 
 
 def layout(graph: Graph) -> list[tuple[list[str], list[str], list[int], list[int]]]:
@@ -120,14 +139,67 @@ def test_a_sink_on_two_outputs_of_one_operator_runs_beside_it(job: Job) -> None:
     assert layout(job.graph()) == [(["a"], ["out"], [0], [])]
 
 
-def test_a_sink_on_two_operators_comes_after_both(job: Job) -> None:
+def test_what_operators_of_one_level_are_united_into_runs_beside_them(job: Job) -> None:
     rows = source(job, "s")
-    both = process(rows, "a").union(process(rows, "b"))
+    a = process(rows, "a")
+    both = a.union(process(rows, "b"), a.process(Plain(), schema=ROW, uid="of_a"))
     both.sink_to(sinks.Noop(), uid="out")
+    both.process(Plain(), schema=ROW, uid="of_both")
+    graph = job.graph()
+    assert layout(graph) == [(["a", "b", "of_a", "of_both"], ["out"], [0, 1], [])]
+    assert graph.chained == {"of_a", "of_both", "out"}
+    (level,) = spec_of(graph).levels
+    fed = {op.uid: (op.outlets[0].operators, op.outlets[0].sinks) for op in level.operators}
+    assert fed == {
+        "a": (("of_a", "of_both"), ("out",)), "b": (("of_both",), ("out",)),
+        "of_a": (("of_both",), ("out",)), "of_both": ((), ()),
+    }  # fmt: skip
+    assert level.operators[3].lane is None and level.sinks[0].lane is None
+
+
+def test_what_operators_of_two_levels_are_united_into_comes_after_both(job: Job) -> None:
+    a = process(source(job, "s"), "a")
+    both = a.union(process(a, "b"))
+    both.sink_to(sinks.Noop(), uid="out")
+    both.process(Plain(), schema=ROW, uid="of_both")
     assert layout(job.graph()) == [
-        (["a", "b"], [], [0, 1], []),
-        ([], ["out"], [2], []),
+        (["a"], [], [0], []),
+        (["b"], [], [1], [2, 3]),
+        (["of_both"], ["out"], [2, 3], []),
     ]
+    assert not job.graph().chained
+
+
+@pytest.mark.parametrize("kind", ["operators", "chains", "transforms", "loops"])
+def test_streams_that_part_and_meet_again_and_again_are_planned_at_once(
+    job: Job, kind: str
+) -> None:
+    """There are more ways through this graph than could ever be walked."""
+    stream = source(job, "s", "k long, v long, ts timestamp", "ts", Watermark(10))
+
+    def stacked(stream: Stream) -> Stream:
+        for n in range(60):
+            if kind == "transforms":
+                stream = transform(stream, ROW).union(transform(stream, ROW))
+            elif kind == "chains":
+                parts = [stream.process(Plain(), schema=ROW, uid=f"{c}{n}") for c in "xy"]
+                stream = parts[0].union(parts[1])
+            else:
+                keyed = stream.key_by("k")
+                stream = job.connect(x=keyed, y=keyed).process(Twice(), schema=ROW, uid=f"op{n}")
+        return stream
+
+    if kind == "loops":
+        stream = transform(stream, ROW).iterate(lambda loop: (s := stacked(loop), s), uid="loop")
+    elif kind == "chains":
+        stream = stacked(process(stream, "first"))
+    else:
+        stream = stacked(stream)
+    process(stream, "last").sink_to(sinks.Noop(), uid="out")
+    graph = job.graph()
+    assert len(graph.levels) == {"operators": 61, "chains": 2, "transforms": 1, "loops": 61}[kind]
+    assert len(spec_of(graph).levels) == len(graph.levels)
+    assert explained_text(explained(graph)) and explained_svg(explained(graph))
 
 
 def test_a_sink_after_a_transform_comes_a_level_later(job: Job) -> None:
@@ -257,7 +329,7 @@ def test_nothing_is_late_for_an_operator_that_no_watermark_is_declared_for(job: 
     process(first.event_time("u"), "d1", schema=TIMED)
     process(first.side("late"), "e1", schema=TIMED)
     process(first.side("late").event_time("u"), "e2", schema=TIMED)
-    spec = job_spec(job.graph(), job_id="", checkpoint="memory:", backend="heap")
+    spec = spec_of(job.graph())
     found = {op.uid: op.has_watermark for level in spec.levels for op in level.operators}
     assert found == {
         "a1": True, "a2": True, "b1": False, "b2": False, "c1": False, "d1": True,

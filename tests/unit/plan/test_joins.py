@@ -45,7 +45,7 @@ def test_a_result_tells_the_time_that_all_its_rows_have(
     left, right = two(job)
     joined = left.join(right, on="k", within=("-2 seconds", "1 minute"), how=how, uid="join")
     assert port_time(job._nodes, Port("join")) == time
-    assert job.graph().delay_ms(Port("join")) == delay_ms
+    assert job.graph().times.delay_ms(Port("join")) == delay_ms
     assert joined.side("late.left").schema == left.schema
 
 

@@ -361,6 +361,32 @@ def test_handlers_of_connected_streams_and_broadcast_rows_are_forgiven() -> None
         rule, payment = harness.side("errors")
         assert (json.loads(rule.row), rule.key) == ({"rule": -1}, None)
         assert (json.loads(payment.row), payment.key) == ({"order": 1, "amount": -1.0}, "1")
+        assert (rule.input, payment.input) == ("broadcast", "payments")
+
+
+class Reminded(KeyedProcess[Any]):
+    def on_orders(self, row: Any, ctx: Any) -> Any:
+        ctx.timers.processing(after=1)
+
+    def on_payments(self, row: Any, ctx: Any) -> Any:
+        raise ValueError("no payments")
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        raise ValueError("no timers")
+
+
+def test_a_letter_names_the_connected_input_of_its_row_and_none_of_a_timer() -> None:
+    with Harness(
+        Reminded(), {"orders": "id long", "payments": "order long"},
+        {"orders": "id", "payments": "order"}, "id long", on_error="dead-letter",
+    ) as harness:  # fmt: skip
+        harness.push(orders=(1,), payments=(1,))
+        harness.commit()
+        harness.clock.advance_ms(10)
+        harness.tick()
+        row, timer = harness.side("errors")
+        assert (row.input, json.loads(row.row)) == ("payments", {"order": 1})
+        assert (timer.input, json.loads(timer.row)["timer"]) == (None, "processing")
 
 
 def test_of_a_broadcast_row_only_the_first_subtask_writes_a_letter() -> None:
@@ -384,7 +410,7 @@ def test_functions_without_keys_put_rows_aside() -> None:
     with Harness(Unkeyed(), "v long", None, "x long", on_error="dead-letter") as harness:
         assert harness.push([(5,), (0,), (2,)]) == [(2,), (5,)]
         (letter,) = harness.side("errors")
-        assert (letter.key, letter.row) == (None, '{"v": 0}')
+        assert (letter.input, letter.key, letter.row) == (None, None, '{"v": 0}')
 
 
 class Halving(BatchProcess):
@@ -408,6 +434,7 @@ def test_a_batch_is_tried_in_halves_until_a_row_fails_alone() -> None:
         assert [x for (x,) in harness.push(rows)] == [n for n in range(64) if n != 13]
         (letter,) = harness.side("errors")
         assert (letter.key, json.loads(letter.row)["v"]) == ("a", 13)
+        assert letter.input is None
         assert letter.event_time == AT + 13 * SECOND
         assert len(harness.function.calls) == 1 + 2 * 6
         harness.function.calls[0] = 1

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cairn import KeyedProcess
+from cairn import KeyedProcess, Process
 from cairn.durations import MAX_MS
 from cairn.errors import FunctionError
 from cairn.slot.protocol import Begin
+from cairn.testing import Harness
 from tests.unit.slot.driven import Asked, Chain, Driven
 
 
@@ -110,6 +111,19 @@ def test_a_timer_without_on_timer_is_refused() -> None:
     error = refused(lambda ctx: ctx.timers.processing(5), kind=Plain)
     assert "give Using a method on_timer(self, time_ms, ctx)" in str(error)
     assert error.facts["operator"] == "op"
+
+
+def test_a_process_that_uses_a_timer_is_told_that_it_has_none() -> None:
+    class Unkeyed(Process[Any]):
+        def process(self, row: Any, ctx: Any) -> None:
+            ctx.timers.processing(after="1 s")
+
+    harness = Harness(Unkeyed(), "v long", None, "v long")
+    with harness, pytest.raises(FunctionError) as raised:
+        harness.push((1,))
+    assert "Unkeyed uses a timer, but is a Process" in str(raised.value)
+    assert "next: use key_by(...) and a KeyedProcess" in str(raised.value)
+    assert "on_timer" not in str(raised.value)
 
 
 def test_an_event_timer_without_event_time_is_refused() -> None:
