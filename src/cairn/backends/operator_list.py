@@ -4,6 +4,8 @@ Stored as a map under the number of the subtask: from an item's place, `state.PL
 item. So appending writes what is appended, and an item is told from another by its place alone.
 
 Always true here:
+- it is written while rows are processed, and at no other time: what the epoch stores must not
+  depend on how often a function was opened;
 - items are in the order of their places, and `at` rises from item to item;
 - committed rows are never changed from here;
 - `set` of what is there already changes nothing, and an item that was handed to every
@@ -20,6 +22,7 @@ from cairn.backends.base import ABSENT
 from cairn.backends.overlay import MapTable
 from cairn.backends.scope import name_state
 from cairn.codec import FrozenMap, ValueTypeError
+from cairn.errors import FunctionError
 from cairn.state import OperatorList
 
 OWN: Final = -1
@@ -33,6 +36,7 @@ class OperatorListHandle(OperatorList[Any]):
     def __init__(self, declaration: OperatorList[Any], table: MapTable) -> None:
         self.name = declaration.name
         self.redistribute = declaration.redistribute
+        self.is_writable = False
         self._table = table
         self._values = table.values
         self._place = table.entries.normalise_key
@@ -41,6 +45,7 @@ class OperatorListHandle(OperatorList[Any]):
 
     def begin(self, subtask: int) -> None:
         """An attempt begins: whose list it is."""
+        self.is_writable = False
         self._group, self._subtask = self._table.groups.start, subtask
         self.forget()
 
@@ -61,12 +66,15 @@ class OperatorListHandle(OperatorList[Any]):
         return restore(self._held()[index][1])
 
     def append(self, value: Any) -> None:
+        self._check_writable()
         self._add(self._normalised((value,)))
 
     def extend(self, values: Iterable[Any]) -> None:
+        self._check_writable()
         self._add(self._normalised(values))
 
     def set(self, values: Iterable[Any]) -> None:
+        self._check_writable()
         replaced = self._normalised(values)
         copies: dict[Any, list[int]] = {}
         for place, value in reversed(self._held()):
@@ -79,7 +87,18 @@ class OperatorListHandle(OperatorList[Any]):
         self._replace(found)
 
     def clear(self) -> None:
+        self._check_writable()
         self._replace([])
+
+    def _check_writable(self) -> None:
+        if not self.is_writable:
+            raise FunctionError(
+                f"list {self.name!r} is written where no row is processed\n"
+                "  expected: that in process() or process_broadcast() only; open(), close() and "
+                "on_epoch_committed() run as often as an epoch is tried\n"
+                "  next: read it in open(), and write it when a row comes",
+                state=self.name,
+            )
 
     def _held(self) -> Items:
         if self._items is None:

@@ -96,7 +96,7 @@ def after(prefix: bytes) -> bytes:
 
 
 class Database:
-    """A folder with one RocksDB database. One to be read only may lack files of other key groups."""
+    """A folder with one RocksDB database. One that is only read may lack some of its files."""
 
     def __init__(
         self,

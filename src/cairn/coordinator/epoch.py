@@ -27,7 +27,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,15 +35,13 @@ from cairn.coordinator.acks import check_shared, complete
 from cairn.coordinator.compaction import due
 from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
 from cairn.coordinator.ranges import (
-    advance,
     lists_for,
     pieces_of,
     ranges_for,
-    replaced,
     shared_range,
     slots_for,
-    take_in,
 )
+from cairn.coordinator.record import advanced_ranges, committables_of, packed, taken_in
 from cairn.coordinator.rounds import following, inlined, sends_back
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
@@ -55,7 +53,7 @@ from cairn.plan.graph import Watermark
 from cairn.sinks.base import Sink
 from cairn.slot.entry import EntrySpec, entries_of
 from cairn.slot.feedback import records_entry
-from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Report, Stored
+from cairn.slot.protocol import Ack, Begin, Compaction, Piece, Report
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
 from cairn.storage.manifest import (
@@ -66,7 +64,7 @@ from cairn.storage.manifest import (
     SparkPosition,
     StateDecl,
 )
-from cairn.storage.pack import Slice, write_pack
+from cairn.storage.pack import Slice
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
 
@@ -227,9 +225,10 @@ class Coordinator:
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
                 compacted = announced([r for outcome in rounds for r in outcome.reports])
-                slices = self._pack([a for outcome in rounds for a in outcome.acks], compacted)
+                acks = [ack for outcome in rounds for ack in outcome.acks]
+                slices = packed(self.store, acks, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = self._take_in(begin, ranges, compacted, slices)
+                parts = taken_in(begin, ranges, compacted, slices)
                 epoch = self._manifest(begin, parts, position, rounds, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
@@ -388,45 +387,6 @@ class Coordinator:
         ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
         return compaction if (part.first_group, part.group_count) in ranges else None
 
-    def _take_in(
-        self,
-        begin: Begin,
-        ranges: dict[str, list[RangeState]],
-        compacted: Sequence[Compacted],
-        slices: Mapping[str, Slice],
-    ) -> dict[str, list[RangeState]]:
-        """The ranges with what was written in the background; what no longer fits is left out."""
-        found = {uid: list(parts) for uid, parts in ranges.items()}
-        rewritten: dict[str, set[int]] = {uid: set() for uid in begin.rewrite}
-        for file in compacted:
-            for subtask, part in enumerate(found.get(file.uid, ())):
-                changed = take_in(part, file, slices)
-                if changed is not None:
-                    found[file.uid][subtask] = changed
-                    if file.kind == "base" and file.as_of == begin.parent:
-                        rewritten.get(file.uid, set()).add(subtask)
-        for uid, subtasks in rewritten.items():
-            # Files in the form before must not be left behind: nothing could read them later.
-            held = {at for at, part in enumerate(ranges[uid]) if part.version != EMPTY_VERSION}
-            if held - subtasks:
-                raise EpochError(
-                    f"operator {uid!r}: subtasks {sorted(held - subtasks)} did not write their "
-                    "state anew; the epoch runs again"
-                )
-        return found
-
-    def _pack(self, acks: Sequence[Ack], compacted: Sequence[Compacted]) -> dict[str, Slice]:
-        """Store what travelled with acknowledgements and reports."""
-        deltas = [operator.delta for ack in acks for operator in ack.operators]
-        small: dict[str, Stored] = {
-            stored.id: stored
-            for stored in (*deltas, *(file.stored for file in compacted))
-            if stored is not None and stored.data is not None
-        }
-        data = [small[name].data for name in sorted(small)]
-        slices = write_pack(self.store, [d for d in data if d is not None], self.term)
-        return dict(zip(sorted(small), slices, strict=True))
-
     def _manifest(
         self,
         begin: Begin,
@@ -440,40 +400,26 @@ class Coordinator:
         last = rounds[-1]
         reports = [outcome.reports for outcome in rounds]
         acks = [ack for outcome in rounds for ack in outcome.acks]
-        held = state_keys_of(last.reports)
-        found: dict[tuple[str, int], RangeState] = {
-            (uid, subtask): part
-            for uid, parts in ranges.items()
-            for subtask, part in enumerate(parts)
-        }
-        for ack in acks:
-            for op in ack.operators:
-                at = op.uid, ack.subtask
-                if at not in found:
-                    continue  # Of what all subtasks hold alike, the first one's word counts.
-                if op.uid not in self.feedbacks:
-                    found[at] = advance(found[at], op, begin.epoch, slices, held.get(at))
-        for ack in last.acks:
-            # What rounds before have sent back has been processed.
-            for op in ack.operators:
-                if op.uid in self.feedbacks:
-                    at = op.uid, ack.subtask
-                    found[at] = replaced(found[at], op, begin.epoch, slices)
-        operators = {}
-        for uid, entry in self.entries.items():
-            operators[uid] = OperatorEntry(
+        advanced = advanced_ranges(
+            ranges,
+            [outcome.acks for outcome in rounds],
+            begin.epoch,
+            slices,
+            state_keys_of(last.reports),
+            self.feedbacks,
+        )
+        operators = {
+            uid: OperatorEntry(
                 uid=uid,
                 function_version=self.operators[entry.operator].function_version,
                 key_types=entry.key_types,
                 states=self._decls[uid],
                 scope=entry.scope,
                 parallelism=self.parallelism,
-                ranges=[found[uid, at] for at in range(len(ranges[uid]))],
+                ranges=advanced[uid],
             )
-        committables: dict[str, list[Any]] = {uid: [] for uid in self._sinks}
-        for ack in acks:
-            for uid, committable in ack.committables.items():
-                committables[uid].append(committable)
+            for uid, entry in self.entries.items()
+        }
         clocks = clocks_of(self.newest).after(
             rounds[0].event_times,
             self.origins,
@@ -496,7 +442,7 @@ class Coordinator:
             timers=timers_of(last.acks),
             spark=position,
             operators=operators,
-            committables=committables,
+            committables=committables_of(acks, self._sinks),
             timings=timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms),
             metrics=metrics_of(self.spec, acks, reports, rounds[0].sources_ms),
             oldest_kept=self._collector.oldest_to_keep(),

@@ -10,6 +10,7 @@ Always true here:
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ from cairn.types import schema_ddl, type_ddl
 Facts = dict[str, Any]
 
 TEXT_WIDTH = 100
+_FOLD = "\0"
 
 
 def explained(graph: Graph) -> Facts:
@@ -456,11 +458,14 @@ def _many(count: int, noun: str) -> str:
 def _folded(name: str, text: str) -> Iterator[str]:
     """`name  text`, folded to the width under where the text begins."""
     first = f"{name}  "
-    yield from textwrap.wrap(
-        text,
+    # Types have no blanks: they may be folded after a comma.
+    foldable = re.sub(r",(?=\S)", f",{_FOLD} ", text)
+    for line in textwrap.wrap(
+        foldable,
         TEXT_WIDTH,
         initial_indent=first,
         subsequent_indent=" " * len(first),
         break_long_words=False,
         break_on_hyphens=False,
-    )
+    ):
+        yield line.replace(f"{_FOLD} ", "").replace(_FOLD, "")

@@ -10,7 +10,9 @@ Only the user's code is forgiven. What fails in cairn itself, in a store or a si
 Always true here:
 - a row leaves either all of its effects (state, timers, output) or a letter;
 - nothing leaves an outlet in the middle of a row, and no row that the schema does not fit;
-- which rows are put aside depends on state, rows and the epoch alone.
+- which rows are put aside depends on state, rows and the epoch alone;
+- a row of a broadcast has one letter, of the first subtask; that all others have put it aside
+  too is for the coordinator to see, by the digest that each of them acknowledges.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import xxhash
 
 from cairn.backends.journal import Journal
 from cairn.codec import codec
@@ -57,13 +60,24 @@ class DeadLetters:
         self.journal = Journal()
         self.rows = 0
         """In this epoch."""
+        self.broadcast_aside = ""
+        """Which rows of the broadcast are put aside in this epoch, as a digest; empty: none."""
+        self._broadcast_rows = 0
         self._uid = uid
         tagged = (o for o in outlets if o.tag == ERRORS and o.schema == SCHEMA)
         self._outlet = next(tagged, None)
 
     def reset(self) -> None:
         self.journal.clear()
-        self.rows = 0
+        self.rows = self._broadcast_rows = 0
+        self.broadcast_aside = ""
+
+    def count_broadcast(self, *, is_aside: bool) -> None:
+        """A row of the broadcast is done. They come in the same order in every subtask."""
+        if is_aside:
+            known = f"{self.broadcast_aside} {self._broadcast_rows}".encode()
+            self.broadcast_aside = xxhash.xxh3_64_hexdigest(known)
+        self._broadcast_rows += 1
 
     def add(
         self,
@@ -173,6 +187,7 @@ class RecordSifter(RecordRunner):
     def _run_broadcast_rows(self, timed: Iterator[Any]) -> None:
         context = self._operator.context
         for row, context.event_time_ms in timed:
+            is_aside = False
             try:
                 result = self._function.process_broadcast(row, context)
                 if result is not None:
@@ -182,6 +197,8 @@ class RecordSifter(RecordRunner):
                 # Every subtask has the row, and fails on it: one letter is enough.
                 is_told = context.subtask == 0
                 self._put_aside(error, json_text(row), BROADCAST, is_told=is_told)
+                is_aside = True
+            self._letters.count_broadcast(is_aside=is_aside)
             self._row_done()
 
     def _call(self, kind: Kind, time_ms: int, due: list[tuple[int, Any]]) -> None:

@@ -58,6 +58,8 @@ class Holding:
         self.version = EMPTY_VERSION
         self.pending: str | None = None
         """The version that the epoch just finished would have, once it is committed."""
+        self.is_replaced = False
+        """What is here is not what the last rows left, and nobody has looked at it since."""
         self.tables: dict[str, Table] = {}
         self.timers: Timers | None = None
         """Of functions that have any."""
@@ -124,6 +126,7 @@ class Holding:
         missing = _without(groups, kept)
         # What a restore leaves behind that fails half way must not pass for the version.
         self.version, self.pending = INCOMPLETE, None
+        self.is_replaced = True
         for table in self.tables.values():
             for gap in missing:
                 table.forget(gap)
@@ -138,6 +141,8 @@ class Holding:
         is_committed = version == self.pending and version != self.version
         if self.timers is not None and not is_committed:
             self.timers.undo()
+        if self.scope == "subtask" and not is_committed and self.keys_changed():
+            self.is_replaced = True
         for table in self.tables.values():
             if is_committed:
                 table.promote()

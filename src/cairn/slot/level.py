@@ -405,6 +405,7 @@ class LevelRuntime:
             late_rows=operator.late_rows,
             untimed_rows=operator.untimed_rows,
             error_rows=operator.error_rows,
+            broadcast_aside=operator.broadcast_aside,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
             groups=operator.groups_in,

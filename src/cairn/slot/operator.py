@@ -123,6 +123,8 @@ class Operator:
         self.context.count_late = self._count_late
         self.function: Function | None = None
         self.function_version = ""
+        self._opened_as = 0
+        """The subtask that the function was opened as."""
         self.told_of: int | None = None
         """The last committed epoch that the function was told of."""
         self._is_declared = False
@@ -196,18 +198,10 @@ class Operator:
         context.event_time_ms = context.timer_kind = None
         context.timers = NO_KEY
         self.is_draining = begin.is_draining
-        if self.function_version != self.spec.function_version:
-            self.close_function()
-            function = self.spec.load()
-            self._bind(function)
+        if self._is_stale(subtask):
+            self._open_function(subtask)
+        else:
             self._begin_handles(subtask)
-            try:
-                function.open(context)
-            except Exception as error:
-                raise self.failed("open()", error) from error
-            self.function = function
-            self.function_version = self.spec.function_version
-            self.runner = make_runner(self, function)
         if begin.parent is not None and begin.parent != self.told_of:
             assert self.function is not None
             try:
@@ -233,10 +227,29 @@ class Operator:
         self._set_floor(begin)
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self._is_waiting = False
-        self._begin_handles(subtask)
         self._runner().reset()
         for outlet in self.outlets:
             outlet.reset()
+
+    def _is_stale(self, subtask: int) -> bool:
+        """Whether the function is not there, is another, or may have read lists that are gone."""
+        if self.function is None or self.function_version != self.spec.function_version:
+            return True
+        return bool(self._lists) and (self.state.is_replaced or subtask != self._opened_as)
+
+    def _open_function(self, subtask: int) -> None:
+        self.close_function()
+        function = self.spec.load()
+        self._bind(function)
+        self._begin_handles(subtask)
+        try:
+            function.open(self.context)
+        except Exception as error:
+            raise self.failed("open()", error) from error
+        self.function = function
+        self.function_version = self.spec.function_version
+        self._opened_as, self.state.is_replaced = subtask, False
+        self.runner = make_runner(self, function)
 
     @property
     def _forgets(self) -> bool:
@@ -249,6 +262,10 @@ class Operator:
             handle.begin(subtask)
         if self._broadcast is not None:
             self._broadcast.forget()
+
+    def _let_write(self, *, is_writable: bool) -> None:
+        for handle in self._lists:
+            handle.is_writable = is_writable
 
     def _set_floor(self, begin: Begin) -> None:
         # Not the watermark: timers that are due by it fire at their own times, as far back
@@ -305,6 +322,7 @@ class Operator:
 
     def begin_rows(self) -> None:
         """Before the first row: what is due without one. Rows of a broadcast come before that."""
+        self._let_write(is_writable=True)
         self._is_waiting = self.spec.broadcast_inlet is not None
         if not self._is_waiting:
             self._runner().begin_rows()
@@ -404,6 +422,11 @@ class Operator:
         """Put aside in this epoch."""
         return 0 if self.letters is None else self.letters.rows
 
+    @property
+    def broadcast_aside(self) -> str:
+        """Which rows of the broadcast were put aside in this epoch."""
+        return "" if self.letters is None else self.letters.broadcast_aside
+
     def _count_late(self, rows: int) -> None:
         if self.journal is not None:
             self.journal.call(setattr, self, "late_rows", self.late_rows)
@@ -419,6 +442,7 @@ class Operator:
             self._end_broadcast()
         self._runner().end_rows()
         self.flush()
+        self._let_write(is_writable=False)
         return self.state.delta(self.spec.uid)
 
     def flush(self) -> None:
@@ -446,6 +470,7 @@ class Operator:
     def close_function(self) -> None:
         if self.function is not None:
             function, self.function = self.function, None
+            self._let_write(is_writable=False)
             function.close()
 
     def close(self) -> None:

@@ -122,6 +122,8 @@ class OperatorAck(msgspec.Struct, frozen=True):
     """Rows without an event time; like late ones they are not processed."""
     error_rows: int = 0
     """Rows and timers that the function failed on and that were put aside."""
+    broadcast_aside: str = ""
+    """Which rows of the broadcast were put aside, as a digest: every subtask must say the same."""
     event_timer_ms: int | None = None
     """The earliest timer that is left, by event time."""
     processing_timer_ms: int | None = None

@@ -39,7 +39,6 @@ from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.operator_list import OperatorListHandle
 from cairn.codec import codec
 from cairn.connected import named
-from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import ERRORS, BatchProcess, Function, declared_state
@@ -53,24 +52,18 @@ from cairn.plan.check import (
     check_ttl,
 )
 from cairn.slot.entry import entries_of
-from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin, OperatorAck, Stored
-from cairn.slot.restore import restore, write_base
+from cairn.slot.protocol import Begin
 from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
-from cairn.storage.files import encode_segment
-from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
-from cairn.storage.pack import write_segment
-from cairn.storage.store import open_store
+from cairn.storage.manifest import RangeState
+from cairn.testing.checkpoint import GROUP_COUNT, Checkpoint
 from cairn.testing.clock import ManualClock
 from cairn.testing.inputs import Input, Inputs
 from cairn.types import parse_schema, row_class
 
 UID = "harness"
-GROUP_COUNT = 128
 DRAIN_EPOCHS_MAX = 100
 
 
@@ -143,15 +136,12 @@ class Harness:
             broadcast=self._broadcast_state,
             stored_key_types=self._inputs.key_types,
         )
-        self._entries = {entry.uid: entry for entry in entries_of(self._spec)}
+        entries = {entry.uid: entry for entry in entries_of(self._spec)}
+        self._checkpoint = Checkpoint(entries, now_ms)
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)
         self._backend = backend
         self._scratch = tempfile.TemporaryDirectory(prefix="cairn-harness-")
-        self._store = open_store("memory:")
-        self._log = Log(self._store)
-        self._term = self._log.take_over(host="harness", pid=0, wall_ms=now_ms).term
-        self._newest: Epoch | None = None
         self._emitted: dict[str | None, list[Any]] = {tag: [] for tag in outputs}
         self._committed: dict[str | None, int] = dict.fromkeys(outputs, 0)
         self._running = self._has_rows = False
@@ -294,13 +284,12 @@ class Harness:
         """What `ctx.now_ms` is, or would be for the next row."""
         if self._running:
             return self._operator.context.now_ms
-        return max(self.clock(), 0 if self._newest is None else self._newest.now_ms)
+        return max(self.clock(), self._checkpoint.now_ms)
 
     @property
     def epoch(self) -> int:
         """The number of the running epoch, or of the next."""
-        assert self._log.last is not None, "the harness has taken over"
-        return self._log.last + 1
+        return self._checkpoint.next_number
 
     @property
     def function(self) -> Any:
@@ -347,9 +336,9 @@ class Harness:
         try:
             self._operator.finish()
             for held in self._operator.holdings:
-                stored = self._store_delta(held)
+                stored = self._checkpoint.write_delta(held, UID)
                 held.finished(None if stored is None else stored.id)
-                ranges[held.uid] = self._advance(held, self._range(held.uid), stored)
+                ranges[held.uid] = self._checkpoint.advanced(held, stored, self._operator.rows_in)
         except BaseException:
             self.rollback()
             raise
@@ -358,16 +347,6 @@ class Harness:
         self._running = self._has_rows = False
         self._settle()
         self._move_watermark()
-
-    def _store_delta(self, held: Holding) -> Stored | None:
-        parts = held.delta(UID)
-        if not parts:
-            return None
-        segment = encode_segment(
-            "delta", held.uid, parts, first_epoch=self.epoch, last_epoch=self.epoch
-        )
-        at = write_segment(self._store, segment, self._term)
-        return Stored(segment.id, at.length, segment.rows, path=at.path)
 
     def rollback(self) -> None:
         """Abandon the epoch, as when an attempt at it has failed: it never happened."""
@@ -383,8 +362,10 @@ class Harness:
         With `base`, those files are one base instead of the deltas of all epochs.
         """
         self.commit()
-        if base:
-            self._write_base()
+        if base and any(self._checkpoint.range_of(h.uid).files for h in self._operator.holdings):
+            begin, rows = self._begun(), self._operator.rows_in
+            based = self._checkpoint.based
+            self._append({h.uid: based(h, begin, rows) for h in self._operator.holdings})
         self._operator.close()
         self._operator = self._fresh_operator()
         self._operator.open(self._begun(), 0)
@@ -434,26 +415,12 @@ class Harness:
             outlet.targets.append(partial(self._take, outlet.tag))
         operator.declare()
         for held in operator.holdings:
-            version = self._range(held.uid).version
-            missing = held.bring_to(version, range(GROUP_COUNT), [])
-            if self._newest is not None:
-                number = self._newest.number
-                with tempfile.TemporaryDirectory() as scratch:
-                    restore(held, self._log, self._store, number, missing, scratch)
-            held.version = version
+            self._checkpoint.restore(held)
         return operator
 
     def _take(self, tag: str | None, batch: pa.RecordBatch) -> None:
         rows = codec(pa.struct(list(batch.schema))).decode(batch.to_struct_array())
         self._emitted[tag] += rows
-
-    def _range(self, uid: str) -> RangeState:
-        entry = None if self._newest is None else self._newest.operators[uid]
-        (part,) = ranges_for(entry, 1, GROUP_COUNT)
-        return part
-
-    def _parent(self) -> int | None:
-        return None if self._newest is None else self._newest.number
 
     def _begin(self, *, is_draining: bool = False) -> None:
         self._running = True
@@ -468,74 +435,23 @@ class Harness:
     def _begun(self, *, is_draining: bool = False) -> Begin:
         return Begin(
             run_id=UID,
-            term=self._term,
+            term=self._checkpoint.term,
             epoch=self.epoch,
             attempt=0,
-            parent=self._parent(),
-            now_ms=max(self.clock(), 0 if self._newest is None else self._newest.now_ms),
+            parent=self._checkpoint.parent,
+            now_ms=max(self.clock(), self._checkpoint.now_ms),
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,
             passed_ms=self._passed_ms,
             is_draining=is_draining,
             parallelism=1,
-            versions={uid: [self._range(uid).version] for uid in self._entries},
+            versions=self._checkpoint.versions(),
             compactions={},
             inline_bytes_max=0,
         )
 
     def _settle(self) -> None:
-        """Promote or undo what the operator holds beyond the newest epoch."""
         for held in self._operator.holdings:
-            missing = held.bring_to(self._range(held.uid).version, range(GROUP_COUNT), [])
-            assert not missing, "the harness's operator is at the newest epoch or one ahead of it"
-
-    def _write_base(self) -> None:
-        ranges = {held.uid: self._based(held) for held in self._operator.holdings}
-        if any(part.files for part in ranges.values()):
-            self._append(ranges)
-
-    def _based(self, held: Holding) -> RangeState:
-        """Its range with one base in place of all files."""
-        part = self._range(held.uid)
-        if not part.files:
-            return part
-        base = held.backend.begin_base(held.tables, held.groups)
-        with tempfile.TemporaryDirectory() as scratch:
-            written = write_base(
-                base, held.uid, held.groups, self._store, self._begun(), scratch, lambda: None
-            )
-        base.close()
-        based = take_in(part, written, {})
-        assert based is not None, "a base of the newest epoch fits"
-        return self._advance(held, based, None)
-
-    def _advance(self, held: Holding, part: RangeState, delta: Stored | None) -> RangeState:
-        ack = OperatorAck(held.uid, self._operator.rows_in, 0, held.keys_changed(), delta)
-        return advance(part, ack, self.epoch, {}, held.state_keys())
+            self._checkpoint.settle(held)
 
     def _append(self, ranges: Mapping[str, RangeState]) -> None:
-        now_ms = self._operator.context.now_ms
-        operators = {
-            uid: OperatorEntry(
-                uid=uid,
-                function_version="",
-                key_types=entry.key_types,
-                states=entry.decls,
-                parallelism=1,
-                ranges=[ranges[uid]],
-                scope=entry.scope,
-            )
-            for uid, entry in self._entries.items()
-        }
-        self._newest = self._log.append(
-            lambda number: Epoch(
-                number=number,
-                parent=self._parent(),
-                term=self._term,
-                nonce=new_id(),
-                wall_ms=self.clock(),
-                now_ms=now_ms,
-                watermarks={},
-                spark=SparkPosition(folder="", batch_id=number, offsets=""),
-                operators=operators,
-            )
-        )
+        self._checkpoint.append(ranges, now_ms=self._operator.context.now_ms, wall_ms=self.clock())

@@ -185,7 +185,13 @@ def main() -> None:
         compaction.BASE_BYTES_MIN = 0
         os.environ["CAIRN_BASE_RATIO"] = "0"
     change_between_epochs(options.change)
-    spark = cairn.session("ledger", master=options.master, ui__enabled=False)
+    spark = cairn.session(
+        "ledger",
+        master=options.master,
+        ui__enabled=False,
+        # On a busy machine a subtask would rather move than wait: it is placement that is tested.
+        locality__wait="60s",
+    )
     job = build(spark, options.input, options.work)
     with job.start(
         checkpoint=options.checkpoint or f"{options.work}/checkpoint",

@@ -81,6 +81,7 @@ class ScopedJob:
         *,
         broadcast: state.Declaration | None = Alerts.rules,
         backend: str = "heap",
+        on_error: str = "fail",
         adopt: Callable[[Coordinator], None] | None = None,
         **options: Any,
     ) -> None:
@@ -88,7 +89,8 @@ class ScopedJob:
         self.sink = Collect()
         graph = _graph(notes or Notes(), alerts or Alerts(), broadcast, self.sink)
         job = create_or_open_job(self.store, "scoped", GROUP_COUNT)
-        spec = job_spec(graph, job_id=job.job_id, checkpoint=self.store.url, backend=backend)
+        given = {"checkpoint": self.store.url, "backend": backend, "on_error": on_error}
+        spec = job_spec(graph, job_id=job.job_id, **given)
         self.sink.open(SinkContext(job.job_id, "scoped", "out", OUT))
         self.coordinator = Coordinator(
             spec,

@@ -141,6 +141,37 @@ def test_a_subtask_that_writes_nothing_where_others_do_disagrees_too(tmp_path: P
         job.run([], [("a", 1)])
 
 
+@pytest.mark.parametrize("failing", [{0: "a"}, {1: "a", 2: "a"}, {0: "a", 1: "b", 2: "a"}])
+def test_a_row_that_is_put_aside_in_some_subtasks_only_is_no_epoch(
+    failing: dict[int, str], tmp_path: Path
+) -> None:
+    class Fails(Alerts):
+        def process_broadcast(self, row: Any, ctx: Any) -> Any:
+            if failing.get(ctx.subtask) == row.name:
+                raise ValueError(row.name)
+
+    job = ScopedJob(tmp_path)
+    job.lead(3, None, Fails(), on_error="dead-letter")
+    with pytest.raises(FunctionError, match=r"different rows(.|\n)*every subtask, or in none"):
+        job.run(ROWS, [("a", 1), ("b", 1)])
+    job.run(ROWS, [("c", 1)])
+    assert job.newest.metrics["operators"]["alerts"]["error_rows"] == 0
+
+
+def test_a_row_that_all_subtasks_put_aside_counts_once(tmp_path: Path) -> None:
+    class Fails(Alerts):
+        def process_broadcast(self, row: Any, ctx: Any) -> Any:
+            super().process_broadcast(row, ctx)
+            if row.name == "b":
+                raise ValueError(row.name)
+
+    job = ScopedJob(tmp_path)
+    job.lead(3, None, Fails(), on_error="dead-letter")
+    job.run(ROWS, [("a", 1), ("b", 1), ("c", 1), ("b", 2)])
+    assert job.newest.metrics["operators"]["alerts"]["error_rows"] == 2
+    assert job.rules() == {"a": 1, "c": 1}
+
+
 def test_the_order_in_which_keys_are_written_makes_no_difference(tmp_path: Path) -> None:
     class Scattered(Alerts):
         def process_broadcast(self, row: Any, ctx: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cairn import Process, state
-from cairn.errors import StateSchemaError
+from cairn.errors import FunctionError, StateSchemaError
 from cairn.slot.redistribution import share_of
 from cairn.snapshots.branch import branch
 from cairn.snapshots.load import load_savepoint, open_job
@@ -261,3 +261,90 @@ def test_lists_may_be_handed_out_another_way_from_now_on(job: ScopedJob) -> None
 def test_items_that_are_no_copies_are_all_different() -> None:
     lists = [[(-1, "a"), (-1, "a")], [(-1, "a")]]
     assert share_of(lists, 0, 1, "union") == [(0, "a"), (1, "a"), (2, "a")]
+
+
+class Opening(Notes):
+    def open(self, ctx: Any) -> None:
+        self.own.append(-1)
+
+
+class Telling(Notes):
+    def on_epoch_committed(self, epoch: int) -> None:
+        self.own.set([])
+
+
+@pytest.mark.parametrize("function", [Opening(), Telling()])
+def test_a_list_is_written_while_rows_are_processed_only(function: Notes, tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(2, function)
+    with pytest.raises(FunctionError, match=r"'own'(.|\n)*next: read it in open\(\)"):
+        for first in range(2):
+            feed(job, first, 1)
+
+
+class Closing(Notes):
+    def close(self) -> None:
+        WRITTEN.append("tried")
+        self.own.clear()
+        WRITTEN.append("written")
+
+
+WRITTEN: list[str] = []
+
+
+def test_a_function_that_is_closed_in_the_middle_of_an_epoch_writes_nothing_more(
+    tmp_path: Path,
+) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(1, Closing())
+    feed(job, 0, 2)
+    WRITTEN.clear()
+    (slot,) = job.cluster.slots.values()
+    (operator,) = (op for op in slot.level(0).operators if op.spec.uid == "notes")
+    operator.begin_rows()
+    with pytest.raises(FunctionError):
+        operator.close_function()
+    assert WRITTEN == ["tried"]
+
+
+class Counting(Notes):
+    """Knows from `open` on how long its list is."""
+
+    def open(self, ctx: Any) -> None:
+        self.count = len(self.own)
+        OPENED.append(ctx.subtask)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        super().process(row, ctx)
+        self.count += 1
+        assert self.count == len(self.own)
+
+
+OPENED: list[int] = []
+
+
+def test_what_a_function_has_read_in_open_is_what_it_finds(tmp_path: Path) -> None:
+    OPENED.clear()
+    job = ScopedJob(tmp_path)
+    job.lead(2, Counting())
+    feed(job, 0, 6)
+    feed(job, 6, 6)
+    assert sorted(OPENED) == [0, 1], "not for every epoch"
+    for parallelism in (3, 1, 2):
+        job.coordinator.rescale(parallelism)
+        feed(job, 0, 7)
+    job.failures = [lambda: None]
+    feed(job, 0, 6)
+    job.failures = [job.kill]
+    feed(job, 0, 6)
+    assert sum(map(len, job.lists("own"))) == 12 + 21 + 12
+
+
+def test_a_slot_that_gets_another_subtask_opens_its_function_anew(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(3, Counting())
+    feed(job, 0, 7)
+    OPENED.clear()
+    job.coordinator.slots = [2, 0, 1]
+    feed(job, 0, 7)
+    assert sorted(OPENED) == [0, 1, 2]

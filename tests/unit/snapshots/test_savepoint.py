@@ -20,12 +20,14 @@ from hypothesis import strategies as st
 
 from cairn.codec import codec
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError, StateNotFoundError
+from cairn.plan.keygroups import key_hasher
 from cairn.snapshots import Savepoint, open_savepoint, saving, write_savepoint
 from cairn.snapshots.diff import same_value
 from cairn.storage.manifest import StateDecl
 from cairn.storage.retention import HOLDS_FOLDER, read_holds
 from cairn.storage.store import Store, open_store
 from cairn.testing import Fault, FaultyStore
+from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
 from tests.unit.snapshots.checkpoints import (
     GONE,
     UID,
@@ -574,3 +576,28 @@ def test_a_claim_of_unknown_outcome_is_settled(monkeypatch: pytest.MonkeyPatch) 
     write_savepoint(checkpoint.store, None, dest.url)
     assert faulty.faults_seen
     assert open_savepoint(dest.url).verify() == []
+
+
+def test_a_rocksdb_job_that_was_rescaled_has_a_savepoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0.1")
+    group_of = key_hasher([pa.int64()])
+    low = [k for k in range(100) if group_of([k]) % GROUP_COUNT < GROUP_COUNT // 2]
+    job = ScopedJob(tmp_path / "scratch")
+    (tmp_path / "scratch").mkdir()
+    job.lead(1, backend="rocksdb")
+    # A file of the lower key groups in a base, then one of the upper ones.
+    for keys in (low, set(range(100)) - set(low)):
+        job.run([(k, 1) for k in keys])
+        for _ in range(3):
+            job.run()
+            for slot in job.cluster.slots.values():
+                slot.compactor.work()
+    job.coordinator.rescale(2)
+    job.run()
+    files = [part.files[0] for part in job.newest.operators["alerts"].ranges]
+    assert [len(file.objects) for file in files] == [2, 2]
+    write_savepoint(job.store, job.newest.number, str(tmp_path / "sp"))
+    rows = open_savepoint(str(tmp_path / "sp")).rows("alerts", "n")
+    assert sum(batch.num_rows for batch in rows) == 100
