@@ -267,7 +267,7 @@ def test_a_timer_that_sets_itself_anew_is_not_drained_for_ever(
             ctx.timers.event(after="1 second")
             yield (time_ms,)
 
-    monkeypatch.setattr("cairn.run.DRAIN_EPOCHS_MAX", 3)
+    monkeypatch.setattr("cairn.idle.DRAIN_EPOCHS_MAX", 3)
     rows = make_input(ROWS).add((1, 1, at(0)))
     job = Job("forever", max_parallelism=8)
     out = sinks.Collect()
