@@ -186,9 +186,9 @@ def test_functions_of_the_other_kind_are_refused(spark: Any, make_input: Any) ->
         def process(self, row: Any, ctx: Any) -> None: ...
 
     keyed = Job("other").source("rows", make_input(ROWS).stream(spark)).key_by("k")
-    with pytest.raises(PlanError, match=r"run it with \.process\("):
+    with pytest.raises(PlanError, match=r"run it with .*\.process\("):
         keyed.process_batch(Single(), schema="k bigint", uid="a")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"run it with \.process_batch\("):
+    with pytest.raises(PlanError, match=r"run it with .*\.process_batch\("):
         keyed.process(Tally("k"), schema="k bigint", uid="a")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"subclass cairn\.BatchProcess"):
         keyed.process_batch(lambda batch: batch, schema="k bigint", uid="a")

@@ -84,7 +84,7 @@ def ports_before(
         entered.add(port)
         node = nodes[port.node]
         if isinstance(node, PartialNode) and not through_operators:
-            waiting += reversed(read_ports(nodes, node))
+            waiting += reversed(node.reads or node.inputs)
         elif not isinstance(node, SourceNode) and (
             through_operators or not isinstance(node, ProcessNode)
         ):

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from cairn import Job, KeyedProcess, PlanError, Process, sinks
+from cairn.plan.aggregation import partial_node
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Port
+from cairn.plan.loops import returns_of
+from cairn.plan.nodes import Inlet, LoopNode, Node, PartialNode, ProcessNode, SourceNode
 from cairn.stream import Stream
+from tests.unit.aggregates.support import SCHEMA, made
 from tests.unit.plan.programs import ROW, process, source, transform
 
 
@@ -203,3 +207,19 @@ def test_event_time_as_text_is_refused_in_a_loop(job: Job) -> None:
 
     with pytest.raises(PlanError, match="event time as text"):
         ended(rows.iterate(body, uid="loop"))
+
+
+def test_an_aggregate_on_a_loop_has_a_way_back_through_its_partials() -> None:
+    function, partials = made(None)
+    nodes: dict[str, Node] = {
+        "rows": SourceNode("rows", None, SCHEMA, None, None),
+        "loop": LoopNode("loop", (Port("rows"),), SCHEMA, (Port("sum"),), 1),
+        "partial:sum": partial_node("partial:sum", (Port("loop"),), "sum", partials),
+        "sum": ProcessNode("sum", (Inlet((Port("partial:sum"),), ("k",)),), function, SCHEMA),
+    }
+    found, returns = returns_of(nodes)
+    assert [(back.uid, back.ports) for back in returns] == [
+        ("loop:sum", (Port("loop:partial:sum"),))
+    ]
+    back = found["loop:partial:sum"]
+    assert isinstance(back, PartialNode) and back.inputs == (Port("sum"),)
