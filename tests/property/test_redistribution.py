@@ -55,6 +55,7 @@ def handle() -> tuple[OperatorListHandle, MapTable]:
     table.assign(range(1, 3))
     made = OperatorListHandle(declaration, table)
     made.begin(3)
+    made.is_writable = True
     return made, table
 
 
@@ -85,6 +86,7 @@ def test_a_list_agrees_with_a_list(steps: list[tuple[Any, ...]]) -> None:
             model = list(committed)
         if name in ("commit", "rollback"):
             items.begin(3)
+            items.is_writable = True
         else:
             getattr(items, name)(*arguments)
             if name == "set":
