@@ -240,22 +240,8 @@ class List(Declaration, Generic[T]):
         raise _unbound(self)
 
 
-class Map(Declaration, MutableMapping[K, V]):
-    """A mapping per key; each entry is stored on its own. Iterates in order of the map keys."""
-
-    kind = "map"
-    layout = "map"
-
-    def __init__(
-        self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
-    ) -> None:
-        super().__init__(value, migrate=migrate, ttl=ttl)
-        self.declared_entry = key
-        self._entry_type = parse_type(key)
-
-    @property
-    def entry_type(self) -> Any:
-        return self._entry_type
+class _Mapping(Declaration, MutableMapping[K, V]):
+    """A declaration that editors and type checkers know as the mapping it will be."""
 
     def __getitem__(self, key: K) -> V:
         raise _unbound(self)
@@ -274,6 +260,27 @@ class Map(Declaration, MutableMapping[K, V]):
 
     def clear(self) -> None:
         raise _unbound(self)
+
+    __hash__ = Declaration.__hash__
+    __eq__ = Declaration.__eq__
+
+
+class Map(_Mapping[K, V]):
+    """A mapping per key; each entry is stored on its own. Iterates in order of the map keys."""
+
+    kind = "map"
+    layout = "map"
+
+    def __init__(
+        self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
+    ) -> None:
+        super().__init__(value, migrate=migrate, ttl=ttl)
+        self.declared_entry = key
+        self._entry_type = parse_type(key)
+
+    @property
+    def entry_type(self) -> Any:
+        return self._entry_type
 
     def get_many(self, keys: Any, entries: Any) -> Any:
         """In a BatchProcess: the value of an entry of each key, null where there is none."""
@@ -296,9 +303,6 @@ class Map(Declaration, MutableMapping[K, V]):
         None is no bound. Ordered by entry, then by key.
         """
         raise _not_by_batch(self)
-
-    __hash__ = Declaration.__hash__
-    __eq__ = Declaration.__eq__
 
 
 class Reducing(Declaration, Generic[T]):
@@ -441,7 +445,7 @@ class OperatorList(Declaration, Generic[T]):
         raise _unbound(self)
 
 
-class Broadcast(Declaration, MutableMapping[K, V]):
+class Broadcast(_Mapping[K, V]):
     """A mapping that is the same in every subtask. Iterates in order of its keys.
 
     Written in `process_broadcast` only, by rows that all subtasks get in one order. It is
@@ -461,27 +465,6 @@ class Broadcast(Declaration, MutableMapping[K, V]):
     @property
     def key_ddl(self) -> str:
         return type_ddl(self.key_type)
-
-    def __getitem__(self, key: K) -> V:
-        raise _unbound(self)
-
-    def __setitem__(self, key: K, value: V) -> None:
-        raise _unbound(self)
-
-    def __delitem__(self, key: K) -> None:
-        raise _unbound(self)
-
-    def __iter__(self) -> Iterator[K]:
-        raise _unbound(self)
-
-    def __len__(self) -> int:
-        raise _unbound(self)
-
-    def clear(self) -> None:
-        raise _unbound(self)
-
-    __hash__ = Declaration.__hash__
-    __eq__ = Declaration.__eq__
 
 
 def _refuse_ttl(declaration: Declaration, ttl: object) -> None:

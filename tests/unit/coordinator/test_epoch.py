@@ -295,11 +295,13 @@ def test_recovery_publishes_before_it_clears_and_clears_only_what_is_older(
 
 def test_a_sink_that_left_the_job_is_not_committed(lead: Lead, tmp_path: Path) -> None:
     lead.run_epoch((1, 5))
+    before = list(lead.sink.calls)
     coordinator = Coordinator(
         lead.spec, lead.store, {}, parallelism=1, retained_epochs=3, clock=lead.clock
     )
     coordinator.take_over()
     coordinator.recover()
+    assert lead.sink.calls == before
 
 
 # Storage of deltas
