@@ -192,6 +192,7 @@ def test_exported_names_are_these() -> None:
         "Reducing",
         "TTL",
         "Value",
+        "_Mapping",
     }
     for module in (cairn, cairn.sinks):
         assert all(hasattr(module, name) for name in module.__all__)

@@ -13,7 +13,6 @@ Always true here:
 
 from __future__ import annotations
 
-import traceback
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,11 +39,12 @@ from cairn.functions import (
     declared_state,
 )
 from cairn.slot.batches import BatchRunner
+from cairn.slot.blame import failed, located
 from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
 from cairn.slot.entry import own_states, shared_uid
 from cairn.slot.holding import Holding, behind
-from cairn.slot.outlet import Outlet, fitted, short
+from cairn.slot.outlet import Outlet, fitted
 from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
@@ -54,8 +54,6 @@ from cairn.slot.timers import Timers
 from cairn.state import Broadcast
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import Scope
-
-MESSAGE_CHARS_MAX = 4000
 
 
 class Runner(Protocol):
@@ -484,35 +482,10 @@ class Operator:
         self, error: FunctionError, row: Any = None, *, timer: str | None = None
     ) -> FunctionError:
         """An error of ours raised under a row or a timer: say which."""
-        if "timer" in error.facts:
-            return error
-        cause = {"row": short(row)} if timer is None else {"timer": timer}
-        facts = {"operator": self.spec.uid, "key": short(self.context.key), **cause}
-        message = error.message
-        if "operator" not in error.facts:
-            message = f"operator {self.spec.uid!r}: {message}"
-            message += "".join(f"\n  {name}: {text}" for name, text in cause.items())
-        return FunctionError(message, **{**facts, **error.facts})
+        return located(error, self.spec.uid, self.context.key, row, timer)
 
     def failed(
         self, where: str, error: Exception, row: Any = None, *, timer: str | None = None
     ) -> CairnError:
-        if isinstance(error, CairnError) and not isinstance(error, FunctionError):
-            return error
-        uid = self.spec.uid
-        # Cut: it travels to the driver in the text of other errors, several times over.
-        text = str(error)[:MESSAGE_CHARS_MAX]
-        lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {text}"]
-        facts: dict[str, Any] = {"operator": uid, "cause": short(error, MESSAGE_CHARS_MAX)}
-        if row is not None:
-            facts |= {"key": short(self.context.key), "row": short(row)}
-            lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]
-        if timer is not None:
-            facts |= {"key": short(self.context.key), "timer": timer}
-            lines += [f"  key: {facts['key']}", f"  timer: {timer}"]
-        # The user's part of the traceback: what lies above is ours.
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        facts["traceback"] = "".join(traceback.format_list(frames))
-        if frames:
-            lines.append(f"  at: {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}")
-        return FunctionError("\n".join(lines), **facts)
+        """An error of the user's code, with all that tells where it comes from."""
+        return failed(where, error, self.spec.uid, self.context.key, row, timer)
