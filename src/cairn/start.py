@@ -60,7 +60,16 @@ def start(graph: Graph, options: Options) -> Started:
         on_error=options.on_error,
     )
     for sink in graph.sinks:
-        sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, graph.input_schema(sink)))
+        sink.sink.open(
+            SinkContext(
+                job.job_id,
+                graph.name,
+                sink.uid,
+                graph.input_schema(sink),
+                checkpoint=store.url,
+                spark=spark,
+            )
+        )
     keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
     coordinator = Coordinator(
         spec,

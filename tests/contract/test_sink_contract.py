@@ -1,51 +1,37 @@
-"""One suite over every sink whose published rows can be seen. A new sink adds a line to SINKS."""
+"""One suite over every sink whose published rows can be seen: see tests/places."""
 
 from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from cairn.sinks import Collect, Files
-from cairn.sinks.base import Committable, Sink, SinkContext
-from cairn.storage.store import open_store
+from cairn.sinks import Files
+from cairn.sinks.base import Committable, Sink
 from cairn.testing import Fault, FaultyStore
-from cairn.types import parse_schema
-
-SCHEMA = parse_schema("k long, s string")
+from tests.places import PLACES, Place, batch
 
 
-class Place:
-    """Where a sink publishes, seen by the driver and by the outside world."""
+class Stage:
+    """A place with a driver and a slot."""
 
-    def __init__(self, make: Callable[[Path], Sink], visible: Any, folder: Path) -> None:
-        self.folder = folder
-        (folder / "scratch").mkdir(parents=True)
-        self._visible = visible
-        self._pickled = pickle.dumps(make(folder))
-        self.driver = self.opened("job")
-        self.slot = self.opened("job", scratch=str(folder / "scratch"))
-
-    def opened(self, job_id: str, uid: str = "out", scratch: str | None = None) -> Sink:
-        """The sink as it arrives in another process."""
-        sink: Sink = pickle.loads(self._pickled)
-        sink.open(SinkContext(job_id, "j", uid, SCHEMA, scratch))
-        return sink
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.driver = place.opened()
+        self.slot = place.opened(in_slot=True)
 
     def visible(self, driver: Sink | None = None) -> list[tuple[Any, ...]]:
-        return sorted(self._visible(self.folder, driver or self.driver), key=str)
+        return self.place.seen(driver or self.driver)
 
     def leftovers(self) -> list[str]:
-        """What is stored and not published, but for the marks of commits."""
-        store = open_store(str(self.folder / "out"))
-        staged = [found.path for found in store.list() if "/staged/" in found.path]
-        return staged + [str(path) for path in (self.folder / "scratch").iterdir()]
+        return self.place.leftovers()
+
+    def opened(self, job_id: str = "job", uid: str = "out") -> Sink:
+        return self.place.opened(job_id, uid)
 
     def prepare(
         self, epoch: int, *rows: tuple[Any, ...], subtask: int = 0, attempt: int = 0
@@ -56,37 +42,14 @@ class Place:
         return writer.prepare()
 
 
-def batch(*rows: tuple[Any, ...]) -> pa.RecordBatch:
-    columns = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    made = PLACES[request.param](tmp_path)
+    yield Stage(made)
+    made.close()
 
 
-def parquet_rows(folder: Path, driver: Sink) -> list[tuple[Any, ...]]:
-    files = sorted((folder / "out").glob("*.parquet"))
-    return [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
-
-
-def collected_rows(folder: Path, driver: Any) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in driver.rows]
-
-
-SINKS: dict[str, tuple[Callable[[Path], Sink], Any]] = {
-    "files": (lambda folder: Files(str(folder / "out")), parquet_rows),
-    "files, one a row": (
-        lambda folder: Files(str(folder / "out"), file_bytes_target=1),
-        parquet_rows,
-    ),
-    "collect": (lambda folder: Collect(), collected_rows),
-}
-
-
-@pytest.fixture(params=SINKS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    make, visible = SINKS[request.param]
-    return Place(make, visible, tmp_path)
-
-
-def test_what_is_prepared_is_not_seen_until_it_is_committed(place: Place) -> None:
+def test_what_is_prepared_is_not_seen_until_it_is_committed(place: Stage) -> None:
     prepared = place.prepare(2, (1, "a"), (2, "b"))
     assert place.visible() == []
     assert prepared is not None
@@ -94,14 +57,14 @@ def test_what_is_prepared_is_not_seen_until_it_is_committed(place: Place) -> Non
     assert place.visible() == [(1, "a"), (2, "b")]
 
 
-def test_committing_again_changes_nothing(place: Place) -> None:
+def test_committing_again_changes_nothing(place: Stage) -> None:
     prepared = place.prepare(2, (1, "a"))
     for _ in range(3):
         place.driver.commit(2, [prepared])
     assert place.visible() == [(1, "a")]
 
 
-def test_another_driver_can_commit_what_was_prepared(place: Place) -> None:
+def test_another_driver_can_commit_what_was_prepared(place: Stage) -> None:
     prepared = place.prepare(2, (1, "a"))
     other = place.opened("job")
     other.commit(2, [prepared])
@@ -110,7 +73,7 @@ def test_another_driver_can_commit_what_was_prepared(place: Place) -> None:
     assert place.visible(other) == place.visible() == [(1, "a")]
 
 
-def test_a_committable_is_json(place: Place) -> None:
+def test_a_committable_is_json(place: Stage) -> None:
     prepared = place.prepare(2, (1, "é"), (None, None))
     again = json.loads(json.dumps(prepared))
     assert again == prepared
@@ -118,13 +81,13 @@ def test_a_committable_is_json(place: Place) -> None:
     assert place.visible() == [(1, "é"), (None, None)]
 
 
-def test_equal_rows_give_equal_committables(place: Place) -> None:
+def test_equal_rows_give_equal_committables(place: Stage) -> None:
     first = place.prepare(2, (1, "a"), (2, "b"))
     assert place.prepare(2, (1, "a"), (2, "b"), attempt=1) == first
     assert place.prepare(2, (1, "a"), (3, "b"), attempt=1) != first
 
 
-def test_no_rows_give_no_committable_and_can_be_committed(place: Place) -> None:
+def test_no_rows_give_no_committable_and_can_be_committed(place: Stage) -> None:
     assert place.prepare(2) is None
     place.driver.commit(2, [])
     place.driver.commit(2, [])
@@ -132,18 +95,18 @@ def test_no_rows_give_no_committable_and_can_be_committed(place: Place) -> None:
     assert place.leftovers() == []
 
 
-def test_epochs_and_subtasks_add_up(place: Place) -> None:
+def test_epochs_and_subtasks_add_up(place: Stage) -> None:
     for epoch in (2, 3, 7):
         place.driver.commit(epoch, [place.prepare(epoch, (1, "x"), subtask=s) for s in range(3)])
     assert place.visible() == [(1, "x")] * 9
 
 
-def test_equal_rows_written_twice_stay_two_rows(place: Place) -> None:
+def test_equal_rows_written_twice_stay_two_rows(place: Stage) -> None:
     place.driver.commit(2, [place.prepare(2, (1, "a"), (1, "a"), (1, "a"))])
     assert place.visible() == [(1, "a")] * 3
 
 
-def test_an_aborted_writer_leaves_nothing_to_see(place: Place) -> None:
+def test_an_aborted_writer_leaves_nothing_to_see(place: Stage) -> None:
     writer = place.slot.writer(2, 0, 0)
     writer.abort()
     writer = place.slot.writer(2, 0, 0)
@@ -155,7 +118,7 @@ def test_an_aborted_writer_leaves_nothing_to_see(place: Place) -> None:
     assert place.leftovers() == []
 
 
-def test_a_late_abort_does_not_touch_the_attempt_that_came_after(place: Place) -> None:
+def test_a_late_abort_does_not_touch_the_attempt_that_came_after(place: Stage) -> None:
     """A slot given up for dead wakes up; the next attempt has written the very same rows."""
     zombie = place.slot.writer(2, 0, 0)
     zombie.write(batch((1, "a")))
@@ -166,7 +129,7 @@ def test_a_late_abort_does_not_touch_the_attempt_that_came_after(place: Place) -
     assert place.visible() == [(1, "a"), (2, "b")]
 
 
-def test_recovery_removes_what_nobody_will_commit(place: Place) -> None:
+def test_recovery_removes_what_nobody_will_commit(place: Stage) -> None:
     committed = place.prepare(2, (1, "a"))
     place.driver.commit(2, [committed])
     place.prepare(3, (2, "abandoned"))
@@ -175,7 +138,7 @@ def test_recovery_removes_what_nobody_will_commit(place: Place) -> None:
     assert place.visible() == [(1, "a")]
 
 
-def test_recovery_keeps_what_belongs_to_later_epochs(place: Place) -> None:
+def test_recovery_keeps_what_belongs_to_later_epochs(place: Stage) -> None:
     """A driver fenced long ago recovers while the new one has prepared its epoch."""
     prepared = place.prepare(9, (1, "a"))
     place.driver.recover(5)
@@ -183,14 +146,14 @@ def test_recovery_keeps_what_belongs_to_later_epochs(place: Place) -> None:
     assert place.visible() == [(1, "a")]
 
 
-def test_recovery_is_harmless_when_there_is_nothing(place: Place) -> None:
+def test_recovery_is_harmless_when_there_is_nothing(place: Stage) -> None:
     place.driver.recover(1)
     place.driver.recover(1)
     assert place.visible() == [] and place.leftovers() == []
 
 
 @pytest.mark.parametrize("fault", [Fault("move", 2, "after"), Fault("put", 1, "before")])
-def test_a_commit_half_done_is_completed(place: Place, fault: Fault) -> None:
+def test_a_commit_half_done_is_completed(place: Stage, fault: Fault) -> None:
     prepared = [place.prepare(2, (s, "x"), subtask=s) for s in range(3)]
     if isinstance(place.driver, Files):
         place.driver._store = FaultyStore(place.driver._store, [fault])
@@ -201,7 +164,7 @@ def test_a_commit_half_done_is_completed(place: Place, fault: Fault) -> None:
     assert place.visible() == [(0, "x"), (1, "x"), (2, "x")]
 
 
-def test_two_sinks_and_two_jobs_in_one_place_do_not_touch_each_other(place: Place) -> None:
+def test_two_sinks_and_two_jobs_in_one_place_do_not_touch_each_other(place: Stage) -> None:
     others = [place.opened("job", "other"), place.opened("another job")]
     mine = place.prepare(2, (1, "a"))
     prepared = []
@@ -212,16 +175,13 @@ def test_two_sinks_and_two_jobs_in_one_place_do_not_touch_each_other(place: Plac
     others[0].recover(9)
     place.driver.commit(2, [mine])
     others[1].commit(2, [prepared[1]])
-    if isinstance(place.driver, Files):
-        assert place.visible() == [(1, "a")] * 2
-    else:
-        assert place.visible() == [(1, "a")]
+    assert place.visible() == [(1, "a")] * (2 if place.place.is_shared else 1)
 
 
-def test_a_sink_travels_to_the_slots_with_its_settings_only(place: Place) -> None:
+def test_a_sink_travels_to_the_slots_with_its_settings_only(place: Stage) -> None:
     place.driver.commit(2, [place.prepare(2, (1, "a"))])
     again = pickle.loads(pickle.dumps(place.driver))
-    again.open(SinkContext("job", "j", "out", SCHEMA))
+    again.open(place.driver.context)
     again.commit(3, [place.prepare(3, (2, "b"))])
 
 
@@ -229,7 +189,7 @@ def test_a_sink_travels_to_the_slots_with_its_settings_only(place: Place) -> Non
 
 
 def test_the_list_of_an_epoch_names_its_files(tmp_path: Path) -> None:
-    place = Place(*SINKS["files"], tmp_path)
+    place = Stage(PLACES["files"](tmp_path))
     prepared = [place.prepare(2, (s, "x"), subtask=s) for s in range(2)]
     place.driver.commit(2, prepared)
     (listed,) = (tmp_path / "out").glob("_cairn/job/out/epochs/*.json")
@@ -239,7 +199,7 @@ def test_the_list_of_an_epoch_names_its_files(tmp_path: Path) -> None:
 
 
 def test_no_file_of_an_epoch_is_listed_before_all_are_in_place(tmp_path: Path) -> None:
-    place = Place(*SINKS["files"], tmp_path)
+    place = Stage(PLACES["files"](tmp_path))
     prepared = [place.prepare(2, (s, "x"), subtask=s) for s in range(2)]
     staged = sorted((tmp_path / "out").glob("_cairn/job/out/staged/*"))
     staged[1].unlink()

@@ -59,7 +59,7 @@ class Transactional(Sink):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return _StagedRows(self.store, f"{epoch:012d}-{subtask}-{round_of(attempt)}")
 
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         mark = f"published/{epoch:012d}"
         if self.store.exists(mark):
             return

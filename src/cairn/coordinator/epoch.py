@@ -456,6 +456,7 @@ class Coordinator:
                 continue  # Dropped from the job; what it prepared stays invisible.
             for attempt in range(COMMIT_TRIES):
                 try:
+                    crash_point("driver.sink.begun")
                     sink.commit(epoch.number, committables)
                     break
                 except Exception as error:

@@ -5,9 +5,12 @@
 
 Always true of a sink:
 - after `prepare` the data is durable and no reader sees it;
-- `commit` is idempotent; it proves itself by a mark written with it, keyed by job and epoch;
+- `commit` is idempotent; it proves itself by a mark written with it, keyed by job, sink, epoch
+  and part, which together never mean two things;
+- `commit` is called again until it succeeds, by whichever driver leads;
 - a committable is plain JSON, equal for equal rows, and enough to commit from another machine;
-- what was prepared and never named in a manifest is removed by `recover`, after a takeover.
+- what was prepared and never named in a manifest is removed by `recover`, after a takeover;
+- a sink says what a reader sees (`shows`) and what a repeated commit does (`promise`).
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
 Committable = dict[str, Any]
+
+Promise = Literal["exactly-once", "at-least-once"]
+Shows = Literal["epochs", "pieces"]
 
 ATTEMPTS_MAX = 1000
 """More attempts than there are at an epoch."""
@@ -31,7 +37,7 @@ def attempt_of(attempt: int, round_index: int) -> int:
 
 
 def round_of(attempt: int) -> int:
-    """Which round of a loop a writer is for; 0 where there is none."""
+    """Which pass of the epoch a writer is for: another batch, or another round of a loop."""
     return attempt // ATTEMPTS_MAX
 
 
@@ -45,6 +51,10 @@ class SinkContext:
     schema: pa.Schema
     scratch: str | None = None
     """A private local directory, in a slot. None in the driver."""
+    checkpoint: str = ""
+    """The url of the job's checkpoint, for what rides in the epoch until it is published."""
+    spark: Any = None
+    """The Spark session, in the driver of a real run."""
 
 
 class Writer(ABC):
@@ -68,6 +78,11 @@ class Writer(ABC):
 class Sink(ABC):
     """Where a stream ends. Objects are pickled to the slots, so they hold settings only."""
 
+    promise: ClassVar[Promise] = "exactly-once"
+    """What a reader finds of each row, when a commit is repeated until it succeeds."""
+    shows: ClassVar[Shows] = "epochs"
+    """Readers see whole epochs, in order; or an epoch may appear piece by piece."""
+
     context: SinkContext
 
     def open(self, context: SinkContext) -> None:
@@ -78,13 +93,18 @@ class Sink(ABC):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         """A writer for an attempt, by a number.
 
-        In a loop each round of an epoch has numbers of its own (`round_of`). All rounds are
-        published, so what is named by its content must be named by the round too.
+        An epoch may have several passes: batches, rounds of a loop. Each has numbers of its
+        own (`round_of`). All of them are published, so what is named by its content must be
+        named by the pass too.
         """
 
     @abstractmethod
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
-        """Publish an epoch. Called again for the same epoch, it changes nothing."""
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+        """Publish an epoch. Called again for the same epoch and part, it changes nothing.
+
+        An epoch is one part, unless the job publishes before it commits (at-least-once,
+        at-most-once): then each of its batches is one, numbered from 0.
+        """
 
     def recover(self, before_epoch: int) -> None:
         """After a takeover and the repeated commit: remove what abandoned attempts left behind.

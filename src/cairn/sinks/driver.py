@@ -78,7 +78,7 @@ class Collect(Sink):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return RowsWriter()
 
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         self.epochs[epoch] = _rows(committables)
 
 
@@ -91,7 +91,7 @@ class Console(Sink):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return RowsWriter(self.rows_max)
 
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         count = sum(committable["rows"] for committable in committables)
         if not count:
             return
@@ -120,5 +120,5 @@ class Noop(Sink):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return _NoopWriter()
 
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         pass

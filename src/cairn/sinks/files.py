@@ -26,6 +26,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cairn.crash import crash_point
 from cairn.errors import PlanError
 from cairn.ids import digest
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
@@ -65,12 +66,14 @@ class Files(Sink):
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return FilesWriter(self, self._store, f"part-{epoch:012d}-{subtask:05d}", round_of(attempt))
 
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         files = [file for committable in committables for file in committable["files"]]
         if not files or self._store.exists(self._list_path(epoch)):
             return
         for file in files:
             self._store.move(self.staged(file["name"]), file["name"])
+            crash_point("driver.sink.piece")
+        crash_point("driver.sink.unmarked")
         self._store.put(self._list_path(epoch), msgspec.json.encode({"files": files}))
 
     def recover(self, before_epoch: int) -> None:

@@ -22,7 +22,11 @@ class SinkRuntime:
     def __init__(self, spec: SinkSpec, job: JobSpec, scratch: str) -> None:
         self.spec = spec
         self.sink: Sink = spec.sink
-        self.sink.open(SinkContext(job.job_id, job.job_name, spec.uid, spec.schema, scratch))
+        self.sink.open(
+            SinkContext(
+                job.job_id, job.job_name, spec.uid, spec.schema, scratch, checkpoint=job.checkpoint
+            )
+        )
         self.writer: Writer | None = None
         self.told_of: int | None = None
 

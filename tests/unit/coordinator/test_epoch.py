@@ -46,7 +46,7 @@ class Recorder(Collect):
     def __getstate__(self) -> dict[str, Any]:
         return {"epochs": {}, "calls": [], "failures": 0}
 
-    def commit(self, epoch: int, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         self.calls.append(("commit", epoch))
         if self.failures:
             self.failures -= 1

@@ -1,0 +1,82 @@
+"""What tests ask of a place."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from cairn.sinks.base import Committable, Sink, SinkContext
+from cairn.types import parse_schema
+
+SCHEMA = parse_schema("k long, s string")
+
+Row = tuple[Any, ...]
+
+
+class Place(ABC):
+    """Where a sink publishes, seen by the driver, a slot and the outside world."""
+
+    is_keyed: ClassVar[bool] = False
+    """Rows of one `k` replace each other: the last one of the newest epoch is seen."""
+    is_shared: ClassVar[bool] = True
+    """What another job or sink publishes into the same place is seen too."""
+
+    def __init__(self, folder: Path) -> None:
+        """A new, empty place; `folder` is its own. Servers are those of tests/servers.py."""
+        self.folder = folder
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir(parents=True, exist_ok=True)
+
+    @abstractmethod
+    def make(self) -> Sink:
+        """The sink as a program makes it, not opened."""
+
+    @abstractmethod
+    def rows(self, driver: Sink) -> list[Row]:
+        """What a reader sees now, as (k, s), in any order."""
+
+    @abstractmethod
+    def leftovers(self) -> list[str]:
+        """What is stored and not published, but for marks: staged files, rows, transactions."""
+
+    def close(self) -> None:
+        """Clear what the test leaves on servers."""
+
+    # For the suite
+
+    def opened(self, job_id: str = "job", uid: str = "out", *, in_slot: bool = False) -> Sink:
+        """The sink as it arrives in another process."""
+        sink: Sink = pickle.loads(pickle.dumps(self.make()))
+        sink.open(self.context(job_id, uid, in_slot=in_slot))
+        return sink
+
+    def context(self, job_id: str = "job", uid: str = "out", *, in_slot: bool) -> SinkContext:
+        scratch = str(self.scratch) if in_slot else None
+        return context(self.folder, job_id, uid, scratch)
+
+    def seen(self, driver: Sink) -> list[Row]:
+        return sorted(self.rows(driver), key=str)
+
+
+def context(folder: Path, job_id: str, uid: str, scratch: str | None) -> SinkContext:
+    checkpoint = str(folder / "checkpoint")
+    return SinkContext(job_id, "j", uid, SCHEMA, scratch, checkpoint=checkpoint)
+
+
+def batch(*rows: Row) -> pa.RecordBatch:
+    columns = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def prepared(sink: Sink, epoch: int, *rows: Row, subtask: int = 0, attempt: int = 0) -> Committable:
+    """What a slot's sink prepares of these rows, one batch each."""
+    writer = sink.writer(epoch, subtask, attempt)
+    for row in rows:
+        writer.write(batch(row))
+    committable = writer.prepare()
+    assert committable is not None
+    return committable

