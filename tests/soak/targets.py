@@ -1,0 +1,229 @@
+"""Where the job publishes: one target per kind of sink, as its readers see it.
+
+A target is made from the folder alone, in the driver and in who watches it.
+
+Always true here:
+- `rows` is what a reader sees at one moment;
+- `leftovers` looks for everything that is stored and not published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow.parquet as pq
+
+from cairn import sinks
+from cairn.storage.store import open_store
+from tests.soak.events import OUT, Events, Row
+
+COLUMNS = Row._fields
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where everything of one job lies."""
+
+    folder: str
+    postgres: str = ""
+    """The URI of a database of its own."""
+    redis: str = ""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    def save(self) -> Site:
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "site.json").write_text(json.dumps(asdict(self)))
+        return self
+
+    @classmethod
+    def load(cls, folder: str) -> Site:
+        return cls(**json.loads((Path(folder) / "site.json").read_text()))
+
+
+class Target(ABC):
+    """What the tests ask of a target."""
+
+    is_keyed: ClassVar[bool] = False
+    """One row per account: the last one."""
+    may_repeat: ClassVar[bool] = False
+    """A commit that did not get to its end publishes its epoch again."""
+    shows_epochs: ClassVar[bool] = True
+    """Readers see whole epochs, in order."""
+    pieces: ClassVar[bool] = False
+    """It has an epoch in several pieces, and so passes driver.sink.piece."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    @abstractmethod
+    def sink(self) -> Any:
+        """As a program makes it."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """What a reader sees now."""
+
+    @abstractmethod
+    def leftovers(self) -> list[str]: ...
+
+    def batches(self) -> dict[int, tuple[int, int]]:
+        """{batch: (rows it has, rows that are visible)} at one moment."""
+        found: dict[int, tuple[int, int]] = {}
+        for row in self.rows():
+            found[row.batch] = (row.size, found.get(row.batch, (0, 0))[1] + 1)
+        return found
+
+    def check(self, events: Events) -> None:
+        """At the end: everything is there, nothing twice, nothing else."""
+        if self.is_keyed:
+            events.check_latest(self.rows())
+        else:
+            events.check_rows(self.rows(), may_repeat=self.may_repeat)
+        assert self.leftovers() == []
+
+
+# Files
+
+
+class FilesTarget(Target):
+    pieces = True
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.out = site.path / "files"
+        self._counted: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def sink(self) -> Any:
+        return sinks.Files(str(self.out), file_bytes_target=1)
+
+    def published(self) -> list[str]:
+        lists = sorted(self.out.glob("_cairn/*/*/epochs/*.json"))
+        return [
+            str(self.out / file["name"]) for each in lists for file in json.loads(each.read_text())["files"]
+        ]
+
+    def rows(self) -> list[Row]:
+        return [_row(each) for file in self.published() for each in pq.read_table(file).to_pylist()]
+
+    def batches(self) -> dict[int, tuple[int, int]]:
+        # Files never change: each is read once.
+        found: dict[int, tuple[int, int]] = {}
+        for file in self.published():
+            if file not in self._counted:
+                table = pq.read_table(file, columns=["batch", "size"]).to_pylist()
+                counted: dict[int, tuple[int, int]] = {}
+                for each in table:
+                    count = counted.get(each["batch"], (0, 0))[1]
+                    counted[each["batch"]] = (each["size"], count + 1)
+                self._counted[file] = counted
+            for batch, (size, count) in self._counted[file].items():
+                found[batch] = (size, found.get(batch, (0, 0))[1] + count)
+        return found
+
+    def leftovers(self) -> list[str]:
+        stored = [found.path for found in open_store(str(self.out)).list()]
+        listed = {os.path.relpath(file, self.out) for file in self.published()}
+        data = [path for path in stored if path.endswith(".parquet")]
+        return [path for path in data if path not in listed]
+
+
+# PostgreSQL
+
+
+class PostgresTarget(Target):
+    mode: ClassVar[str] = "append"
+
+    @property
+    def table(self) -> str:
+        return f"out_{self.mode}"
+
+    def sink(self) -> Any:
+        key = ("account",) if self.is_keyed else ()
+        return sinks.Postgres(self.site.postgres, self.table, mode=self.mode, key=key, create=True)
+
+    def _ask(self, query: str) -> list[Any]:
+        import psycopg
+
+        with psycopg.connect(self.site.postgres, autocommit=True, connect_timeout=5) as connection:
+            return connection.execute(query).fetchall()
+
+    def _has_table(self) -> bool:
+        return bool(self._ask(f"select to_regclass('{self.table}') is not null")[0][0])
+
+    def rows(self) -> list[Row]:
+        return [Row(*each) for each in self._ask(f"select {', '.join(COLUMNS)} from {self.table}")]
+
+    def batches(self) -> dict[int, tuple[int, int]]:
+        if not self._has_table():
+            return {}
+        query = f"select batch, min(size), count(*) from {self.table} group by batch"
+        return {batch: (size, count) for batch, size, count in self._ask(query)}
+
+    def leftovers(self) -> list[str]:
+        left = [
+            f"prepared transaction {gid}"
+            for (gid,) in self._ask(
+                "select gid from pg_prepared_xacts where database = current_database()"
+            )
+        ]
+        left += [
+            f"connection {name!r}, {state}: {query}"
+            for name, state, query in self._ask(
+                "select application_name, state, left(query, 80) from pg_stat_activity "
+                "where datname = current_database() and pid <> pg_backend_pid() "
+                "and backend_type = 'client backend'"
+            )
+        ]
+        for schema, table in self._ask(
+            "select schemaname, tablename from pg_tables "
+            "where schemaname not in ('pg_catalog', 'information_schema') "
+            "and tablename not like 'out\\_%' and tablename not like '%mark%' "
+            "and tablename not like '%proof%'"
+        ):
+            ((count,),) = self._ask(f'select count(*) from "{schema}"."{table}"')
+            if count:
+                left.append(f"{count} rows in {schema}.{table}")
+        return left
+
+
+class PostgresUpsertTarget(PostgresTarget):
+    mode = "upsert"
+    is_keyed = True
+    shows_epochs = False
+
+
+class PostgresPreparedTarget(PostgresTarget):
+    mode = "prepared"
+    shows_epochs = False
+    pieces = True
+
+
+TARGETS: dict[str, type[Target]] = {
+    "files": FilesTarget,
+    "postgres": PostgresTarget,
+    "upsert": PostgresUpsertTarget,
+    "prepared": PostgresPreparedTarget,
+}
+
+
+def targets(site: Site, names: list[str]) -> dict[str, Target]:
+    return {name: TARGETS[name](site) for name in names}
+
+
+def _row(found: dict[str, Any]) -> Row:
+    return Row(*(found[name] for name in COLUMNS))
+
+
+__all__ = ["COLUMNS", "OUT", "TARGETS", "Site", "Target", "targets"]
