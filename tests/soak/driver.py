@@ -28,10 +28,10 @@ class Driver:
         logs = folder / "drivers"
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{len(list(logs.iterdir())):03d}.log"
+        command = [sys.executable, "-m", "tests.spark.programs.outputs", folder, *arguments]
         with self.log.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.programs.outputs", str(folder)]
-                + list(map(str, arguments)),
+                list(map(str, command)),
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
                 stdin=subprocess.PIPE,
@@ -75,6 +75,10 @@ class Driver:
                     break
                 self._news.wait(min(left, 0.5))
             return found or holds() or None
+
+    def await_epochs(self, count: int, within_s: float = 120) -> bool:
+        """Whether it has committed so many; it may also have ended before."""
+        return bool(self.await_that(lambda: self.epochs >= count, within_s))
 
     @property
     def lives(self) -> bool:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from cairn import sinks
 from cairn.storage.store import open_store
 from tests.soak.events import OUT, Events, Row
+from tests.spark.support import eventually
 
 COLUMNS = Row._fields
 
@@ -91,6 +92,8 @@ class Target(ABC):
             events.check_latest(self.rows())
         else:
             events.check_rows(self.rows(), may_repeat=self.may_repeat)
+        # Slots of a driver that was killed see that it is gone a moment later.
+        eventually(lambda: not self.leftovers(), within_s=20)
         assert self.leftovers() == []
 
 
@@ -111,7 +114,9 @@ class FilesTarget(Target):
     def published(self) -> list[str]:
         lists = sorted(self.out.glob("_cairn/*/*/epochs/*.json"))
         return [
-            str(self.out / file["name"]) for each in lists for file in json.loads(each.read_text())["files"]
+            str(self.out / file["name"])
+            for each in lists
+            for file in json.loads(each.read_text())["files"]
         ]
 
     def rows(self) -> list[Row]:

@@ -33,26 +33,31 @@ class Account(KeyedProcess[Any]):
     n = state.Value("bigint", default=0)
     total = state.Value("bigint", default=0)
 
+    def __init__(self, die_after: int | None = None, mark: str = "") -> None:
+        """`die_after`: the slot that has had so many rows dies, unless `mark` is a file by then."""
+        self.rows_left = die_after
+        self.mark = mark
+
     def process(self, row: Any, ctx: Any) -> Any:
-        die_once(row.id)
+        if self.rows_left is not None:
+            self._count_down()
         self.n.set(self.n.get() + 1)
         self.total.set(self.total.get() + row.amount)
         return (*row, self.n.get(), self.total.get())
 
+    def _count_down(self) -> None:
+        assert self.rows_left is not None
+        self.rows_left -= 1
+        if self.rows_left == 0:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def die_once(row_id: int) -> None:
-    """A slot dies while it writes, from the environment: DIE_IN_SLOT="<id> <file>"."""
-    asked, _, mark = os.environ.get("DIE_IN_SLOT", "").partition(" ")
-    if asked == str(row_id):
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-            os.kill(os.getpid(), signal.SIGKILL)
 
-
-def build(spark: Any, site: Site, into: dict[str, Target], files_per_epoch: int = 1) -> Job:
+def build(spark: Any, site: Site, into: dict[str, Target], function: Any = None) -> Job:
     job = Job("outputs", max_parallelism=16)
-    rows = job.source("events", Input(site.path / "in", IN).stream(spark, files_per_epoch))
-    out = rows.key_by("account").process(Account(), schema=OUT, uid="account")
+    rows = job.source("events", Input(site.path / "in", IN).stream(spark))
+    out = rows.key_by("account").process(function or Account(), schema=OUT, uid="account")
     for name, target in into.items():
         out.sink_to(target.sink(), uid=name)
     return job
