@@ -17,19 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests import servers
 from tests.soak.chain import Chain
 from tests.soak.schedule import matrix, schedule
-from tests.soak.targets import TARGETS, Site
+from tests.soak.targets import TARGETS, new_site
 from tests.soak.world import World
 from tests.spark.support import ROOT
 
 RESULT = ROOT / "bench" / "results" / "soak.json"
-
-
-def new_site(folder: Path) -> Site:
-    redis = f"unix://{servers.redis().socket_file}?db=0"
-    return Site(str(folder), servers.postgres().new_database(), redis).save()
 
 
 def say(text: str) -> None:

@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 import pyarrow.parquet as pq
 
 from cairn import sinks
+from cairn.ids import digest
 from cairn.storage.store import open_store
+from tests import servers
 from tests.soak.events import OUT, Events, Row
 from tests.spark.support import eventually
 
@@ -51,6 +53,12 @@ class Site:
     @classmethod
     def load(cls, folder: str) -> Site:
         return cls(**json.loads((Path(folder) / "site.json").read_text()))
+
+
+def new_site(folder: Path) -> Site:
+    """With a database of its own, on the servers of this process."""
+    redis = f"unix://{servers.redis().socket_file}?db=0"
+    return Site(str(folder), servers.postgres().new_database(), redis).save()
 
 
 class Target(ABC):
@@ -164,43 +172,34 @@ class PostgresTarget(Target):
         with psycopg.connect(self.site.postgres, autocommit=True, connect_timeout=5) as connection:
             return connection.execute(query).fetchall()
 
-    def _has_table(self) -> bool:
-        return bool(self._ask(f"select to_regclass('{self.table}') is not null")[0][0])
+    def _has_table(self, name: str) -> bool:
+        return bool(self._ask(f"select to_regclass('{name}') is not null")[0][0])
 
     def rows(self) -> list[Row]:
         return [Row(*each) for each in self._ask(f"select {', '.join(COLUMNS)} from {self.table}")]
 
     def batches(self) -> dict[int, tuple[int, int]]:
-        if not self._has_table():
+        if not self._has_table(self.table):
             return {}
         query = f"select batch, min(size), count(*) from {self.table} group by batch"
         return {batch: (size, count) for batch, size, count in self._ask(query)}
 
     def leftovers(self) -> list[str]:
-        left = [
-            f"prepared transaction {gid}"
-            for (gid,) in self._ask(
-                "select gid from pg_prepared_xacts where database = current_database()"
-            )
-        ]
-        left += [
-            f"connection {name!r}, {state}: {query}"
-            for name, state, query in self._ask(
-                "select application_name, state, left(query, 80) from pg_stat_activity "
-                "where datname = current_database() and pid <> pg_backend_pid() "
-                "and backend_type = 'client backend'"
-            )
-        ]
-        for schema, table in self._ask(
-            "select schemaname, tablename from pg_tables "
+        left = self._ask(
+            "select 'prepared transaction ' || gid from pg_prepared_xacts "
+            "where database = current_database() "
+            "union all select 'connection ' || application_name || ': ' || left(query, 80) "
+            "from pg_stat_activity where datname = current_database() "
+            "and pid <> pg_backend_pid() and backend_type = 'client backend' "
+            "union all select 'table ' || tablename from pg_tables "
             "where schemaname not in ('pg_catalog', 'information_schema') "
-            "and tablename not like 'out\\_%' and tablename not like '%mark%' "
-            "and tablename not like '%proof%'"
-        ):
-            ((count,),) = self._ask(f'select count(*) from "{schema}"."{table}"')
-            if count:
-                left.append(f"{count} rows in {schema}.{table}")
-        return left
+            "and tablename not like 'out\\_%' and tablename not in "
+            "('cairn_sinks', 'cairn_marks', 'cairn_staged', 'cairn_proofs')"
+        )
+        for table in ("cairn_staged", "cairn_proofs"):
+            if self._has_table(table):
+                left += [(f"a row in {table}",) for _ in self._ask(f"select 1 from {table}")]
+        return [text for (text,) in left]
 
 
 class PostgresUpsertTarget(PostgresTarget):
@@ -215,11 +214,148 @@ class PostgresPreparedTarget(PostgresTarget):
     pieces = True
 
 
+# Rows that ride in the epoch
+
+
+class StagedTarget(Target):
+    """Its rows wait in the checkpoint until they are published."""
+
+    shows_epochs = False
+    uid: ClassVar[str]
+
+    @property
+    def out(self) -> Path:
+        return self.site.path / self.uid
+
+    def leftovers(self) -> list[str]:
+        staged = self.site.checkpoint.glob(f"wal/*/{self.uid}/staged/*")
+        return [str(path) for path in staged]
+
+
+class WalTarget(StagedTarget):
+    """A folder per epoch, written anew when the epoch comes again."""
+
+    uid = "wal"
+
+    def sink(self) -> Any:
+        out = self.out
+
+        def write(frame: Any, epoch: int) -> None:
+            frame.coalesce(1).write.mode("overwrite").parquet(str(out / f"{int(epoch):012d}"))
+
+        return sinks.Wal(write, idempotent=True)
+
+    def rows(self) -> list[Row]:
+        files = sorted(self.out.glob("*/*.parquet"))
+        return [_row(each) for file in files for each in pq.read_table(file).to_pylist()]
+
+
+class ForeachTarget(StagedTarget):
+    """Lines in a file; when an epoch comes again, its lines do."""
+
+    uid = "foreach"
+    may_repeat = True
+    pieces = True
+
+    def sink(self) -> Any:
+        out = self.out
+
+        def append(row: Any, epoch: int) -> None:
+            # One write each: a driver that is killed leaves no half a line.
+            handle = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.write(handle, (json.dumps(list(row)) + "\n").encode())
+            os.close(handle)
+
+        return sinks.Foreach(append)
+
+    def rows(self) -> list[Row]:
+        return [Row(*json.loads(line)) for line in self.out.read_text().splitlines()]
+
+
+class RedisTarget(StagedTarget):
+    uid = "redis"
+    is_keyed = True
+    pieces = True
+
+    @property
+    def prefix(self) -> str:
+        return digest(self.site.folder.encode())[:8]
+
+    def sink(self) -> Any:
+        return sinks.Redis(self.site.redis, key=f"{self.prefix}:{{account}}", chunk_rows=3)
+
+    def rows(self) -> list[Row]:
+        import redis
+
+        with redis.Redis.from_url(self.site.redis, decode_responses=True) as client:
+            keys = [key for key in client.scan_iter(f"{self.prefix}:*", count=1000)]
+            found = {key.partition(":")[2]: client.hgetall(key) for key in keys}
+        numbers = [name for name in COLUMNS if name != "account"]
+        return [
+            _row({"account": account, **{name: int(fields[name]) for name in numbers}})
+            for account, fields in found.items()
+        ]
+
+
+# Delta
+
+
+class DeltaTarget(Target):
+    def sink(self) -> Any:
+        return sinks.Delta(str(self.out))
+
+    @property
+    def out(self) -> Path:
+        return self.site.path / "delta"
+
+    def _read(self, columns: list[str]) -> list[dict[str, Any]]:
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(self.out)).to_pyarrow_table(columns=columns).to_pylist()
+
+    def rows(self) -> list[Row]:
+        return [_row(each) for each in self._read(list(COLUMNS))]
+
+    def batches(self) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for each in self._read(["batch", "size"]):
+            found[each["batch"]] = (each["size"], found.get(each["batch"], (0, 0))[1] + 1)
+        return found
+
+    def leftovers(self) -> list[str]:
+        from deltalake import DeltaTable
+
+        listed = {os.path.basename(uri) for uri in DeltaTable(str(self.out)).file_uris()}
+        data = [str(path) for path in self.out.glob("part-*") if path.name not in listed]
+        return data + [str(path) for path in self.out.glob("_cairn/*/*")]
+
+
+class MergeTarget(DeltaTarget):
+    is_keyed = True
+    shows_epochs = False
+
+    @property
+    def out(self) -> Path:
+        return self.site.path / "merge"
+
+    def sink(self) -> Any:
+        return sinks.Delta(str(self.out), mode="merge", key=("account",))
+
+    def leftovers(self) -> list[str]:
+        # What merging has replaced, or had written when it died, is for the table's VACUUM.
+        return [str(path) for path in self.out.glob("_cairn/*/*")]
+
+
 TARGETS: dict[str, type[Target]] = {
     "files": FilesTarget,
     "postgres": PostgresTarget,
     "upsert": PostgresUpsertTarget,
     "prepared": PostgresPreparedTarget,
+    "delta": DeltaTarget,
+    "merge": MergeTarget,
+    "redis": RedisTarget,
+    "wal": WalTarget,
+    "foreach": ForeachTarget,
 }
 
 
@@ -231,4 +367,4 @@ def _row(found: dict[str, Any]) -> Row:
     return Row(*(found[name] for name in COLUMNS))
 
 
-__all__ = ["COLUMNS", "OUT", "TARGETS", "Site", "Target", "targets"]
+__all__ = ["COLUMNS", "OUT", "TARGETS", "Site", "Target", "new_site", "targets"]
