@@ -288,7 +288,7 @@ class RedisTarget(StagedTarget):
         import redis
 
         with redis.Redis.from_url(self.site.redis, decode_responses=True) as client:
-            keys = [key for key in client.scan_iter(f"{self.prefix}:*", count=1000)]
+            keys = list(client.scan_iter(f"{self.prefix}:*", count=1000))
             found = {key.partition(":")[2]: client.hgetall(key) for key in keys}
         numbers = [name for name in COLUMNS if name != "account"]
         return [
