@@ -205,7 +205,9 @@ class Measured:
         self.uri = servers.postgres()
         self._runs = 0
 
-    def run(self, way: str, target: str, rate: int, trigger: str, every: int = 1) -> dict[str, Any]:
+    def run(
+        self, way: str, target: str, rate: int, trigger: str, seconds: float, every: int = 1
+    ) -> dict[str, Any]:
         self._runs += 1
         work = self.work / str(self._runs)
         (work / "in").mkdir(parents=True)
