@@ -77,5 +77,6 @@ class LossyProxy:
 
 
 def _commits(message: bytes) -> bool:
-    """A query, simple or parsed, that ends a transaction."""
-    return message[:1] in (b"Q", b"P") and b"COMMIT" in message[:200].upper()
+    """A query that ends a transaction, or is one that publishes."""
+    is_query = message[:1] in (b"Q", b"P")
+    return is_query and (b"COMMIT" in message.upper() or b"cairn_marks" in message)

@@ -119,21 +119,17 @@ class FilesTarget(Target):
     def sink(self) -> Any:
         return sinks.Files(str(self.out), file_bytes_target=1)
 
-    def published(self) -> list[str]:
-        lists = sorted(self.out.glob("_cairn/*/*/epochs/*.json"))
-        return [
-            str(self.out / file["name"])
-            for each in lists
-            for file in json.loads(each.read_text())["files"]
-        ]
-
     def rows(self) -> list[Row]:
-        return [_row(each) for file in self.published() for each in pq.read_table(file).to_pylist()]
+        return [
+            _row(each)
+            for file in sinks.published(str(self.out))
+            for each in pq.read_table(file).to_pylist()
+        ]
 
     def batches(self) -> dict[int, tuple[int, int]]:
         # Files never change: each is read once.
         found: dict[int, tuple[int, int]] = {}
-        for file in self.published():
+        for file in sinks.published(str(self.out)):
             if file not in self._counted:
                 table = pq.read_table(file, columns=["batch", "size"]).to_pylist()
                 counted: dict[int, tuple[int, int]] = {}
@@ -147,7 +143,7 @@ class FilesTarget(Target):
 
     def leftovers(self) -> list[str]:
         stored = [found.path for found in open_store(str(self.out)).list()]
-        listed = {os.path.relpath(file, self.out) for file in self.published()}
+        listed = {os.path.relpath(file, self.out) for file in sinks.published(str(self.out))}
         data = [path for path in stored if path.endswith(".parquet")]
         return [path for path in data if path not in listed]
 
@@ -196,9 +192,7 @@ class PostgresTarget(Target):
             "and tablename not like 'out\\_%' and tablename not in "
             "('cairn_sinks', 'cairn_marks', 'cairn_staged', 'cairn_proofs')"
         )
-        for table in ("cairn_staged", "cairn_proofs"):
-            if self._has_table(table):
-                left += [(f"a row in {table}",) for _ in self._ask(f"select 1 from {table}")]
+        left += self._ask("select 'staged ' || place from cairn_staged")
         return [text for (text,) in left]
 
 
