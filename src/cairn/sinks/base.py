@@ -85,6 +85,9 @@ class Sink(ABC):
 
     context: SinkContext
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "context"}
+
     def open(self, context: SinkContext) -> None:
         """Once in the driver and once in each slot, before anything else."""
         self.context = context
