@@ -49,7 +49,8 @@ from cairn.sinks.spark_list import Listed, Listing, Replacement, SparkList, is_c
 from cairn.storage.arrow_store import ArrowStore
 from cairn.storage.store import is_bucket, open_store
 
-CHECK_THREADS: Final = 16
+THREADS: Final = 16
+MOVED_ALONE_MAX: Final = 16
 _OPENED: Final = ("context", "_store", "_spark_url", "home", "owner", "_partitions", "_compactor")
 
 
@@ -170,9 +171,15 @@ class Files(Sink):
         missing = self._missing([self.staged(name) for name in names])
         published = [name for name in names if self.staged(name) in missing]
         self._refuse_missing(self._missing(published))
-        for name in names:
-            self._store.move(self.staged(name), name)
-            crash_point("driver.sink.piece")
+        if len(names) < MOVED_ALONE_MAX:
+            for name in names:
+                self._store.move(self.staged(name), name)
+                crash_point("driver.sink.piece")
+            return
+        # Each waits for the disk, and several wait no longer than one.
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda name: self._store.move(self.staged(name), name), names):
+                crash_point("driver.sink.piece")
 
     def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> None:
         spark_list = self._list()
@@ -209,7 +216,7 @@ class Files(Sink):
         if len(paths) < 2:
             return {path for path in paths if not self._store.exists(path)}
         # Each of them is a request in a bucket.
-        with ThreadPoolExecutor(min(CHECK_THREADS, len(paths))) as pool:
+        with ThreadPoolExecutor(min(THREADS, len(paths))) as pool:
             there = pool.map(self._store.exists, paths)
             return {path for path, is_there in zip(paths, there, strict=True) if not is_there}
 
