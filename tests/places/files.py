@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import io
 import json
 import uuid
@@ -129,6 +130,7 @@ def _bucket() -> S3:
 
 def read_rows(name: str, data: bytes) -> list[Row]:
     """The rows of a file, as (k, s); partition columns come from its folder."""
+    data = gzip.decompress(data) if name.endswith(".gz") else data
     if ".json" in name:
         found = [json.loads(line) for line in data.splitlines()]
     elif ".csv" in name:

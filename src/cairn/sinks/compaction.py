@@ -125,7 +125,7 @@ class Compactor:
             budget -= sum(size for _, size in sources)
             if self._closed.is_set():
                 return
-            self._merge([name for name, _ in sources])
+            self._merge(sources)
             if budget <= 0:
                 return
 
@@ -173,7 +173,8 @@ class Compactor:
         self._marked |= found
         return found
 
-    def _merge(self, sources: list[str]) -> None:
+    def _merge(self, files: list[tuple[str, int]]) -> None:
+        sources = [name for name, _ in files]
         parsed = parse_name(sources[0])
         assert parsed is not None
         id, folder = new_id(), sources[0].rpartition("/")[0]
@@ -185,7 +186,7 @@ class Compactor:
         with tempfile.TemporaryDirectory(prefix="cairn-merge") as scratch:
             local = os.path.join(scratch, "merged")
             try:
-                self._format.merge(local, map(self._store.get, sources))
+                self._format.merge(local, (self._content(*file) for file in files))
             except CommitError:
                 # Of other schemas than each other: they stay as they are.
                 self._refused |= set(sources)
@@ -195,6 +196,17 @@ class Compactor:
             size = os.path.getsize(local)
         with self._lock:
             self._ready.append(msgspec.structs.replace(merge, bytes=size))
+
+    def _content(self, name: str, size: int) -> bytes:
+        content = self._store.get(name)
+        if len(content) != size:
+            path = f"{self._store.url}/{name}"
+            raise CorruptFileError(
+                f"a published file is damaged\n  file: {path}\n"
+                f"  expected: {size} bytes, found {len(content)}",
+                path=path,
+            )
+        return content
 
     # In commits
 

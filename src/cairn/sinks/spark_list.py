@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from cairn.errors import CorruptFileError
-from cairn.storage.store import NotFoundError, Store
+from cairn.storage.store import NotFoundError, Store, StoredObject
 
 LIST_FOLDER: Final = "_spark_metadata"
 COMPACT: Final = ".compact"
@@ -104,7 +104,7 @@ class SparkList:
             if not numbers:
                 return Listing(0, [])
             last = max(numbers)
-            compact = max((n for n, path in numbers.items() if path.endswith(COMPACT)), default=-1)
+            compact = max((n for n, e in numbers.items() if e.path.endswith(COMPACT)), default=-1)
             wanted = range(max(compact, 0), last + 1)
             missing = [n for n in wanted if n not in numbers]
             if missing:
@@ -141,7 +141,7 @@ class SparkList:
     def _stands(self, number: int) -> bool:
         """Whether the entry is read: one made by somebody who slept may fill an old gap."""
         entries = self._numbers().items()
-        if any(n > number and path.endswith(COMPACT) for n, path in entries):
+        if any(n > number and entry.path.endswith(COMPACT) for n, entry in entries):
             return False
         if is_compact(number):
             self._remove_old(number)
@@ -158,17 +158,20 @@ class SparkList:
                 old.append(entry.path)
         self._store.delete(old)
 
-    def _numbers(self) -> dict[int, str]:
-        """The paths of the entries, by number."""
+    def _numbers(self) -> dict[int, StoredObject]:
+        """The entries, by number."""
         found = {}
         for entry in self._store.list(LIST_FOLDER):
             number = _number(entry.path)
             if number is not None:
-                found[number] = entry.path
+                found[number] = entry
         return found
 
-    def _entry(self, path: str) -> Iterable[Listed]:
-        head, *lines = self._store.get(path).split(b"\n")
+    def _entry(self, entry: StoredObject) -> Iterable[Listed]:
+        path, data = entry.path, self._store.get(entry.path)
+        if len(data) != entry.size:
+            raise self._corrupt(path, f"{len(data)} of its {entry.size} bytes were read")
+        head, *lines = data.split(b"\n")
         if head != _HEAD:
             raise self._corrupt(path, f"it begins with {head[:20]!r}, not {_HEAD!r}")
         try:
