@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cairn.errors import CommitError
 from cairn.sinks import Files
 from cairn.sinks.base import Committable, Sink
 from cairn.testing import Fault, FaultyStore
@@ -155,7 +156,8 @@ def test_recovery_is_harmless_when_there_is_nothing(place: Stage) -> None:
 @pytest.mark.parametrize("fault", [Fault("move", 2, "after"), Fault("put", 1, "before")])
 def test_a_commit_half_done_is_completed(place: Stage, fault: Fault) -> None:
     prepared = [place.prepare(2, (s, "x"), subtask=s) for s in range(3)]
-    if isinstance(place.driver, Files):
+    # By a list nothing is moved; the put is of the mark either way.
+    if isinstance(place.driver, Files) and not (place.driver.listed and fault.operation == "move"):
         place.driver._store = FaultyStore(place.driver._store, [fault])
         with pytest.raises(OSError, match="injected"):
             place.driver.commit(2, prepared)
@@ -203,6 +205,6 @@ def test_no_file_of_an_epoch_is_listed_before_all_are_in_place(tmp_path: Path) -
     prepared = [place.prepare(2, (s, "x"), subtask=s) for s in range(2)]
     staged = sorted((tmp_path / "out").glob("_cairn/job/out/staged/*"))
     staged[1].unlink()
-    with pytest.raises(KeyError):
+    with pytest.raises(CommitError, match="1 of its files are gone"):
         place.driver.commit(2, prepared)
     assert list((tmp_path / "out").glob("_cairn/job/out/epochs/*")) == []

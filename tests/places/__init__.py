@@ -6,11 +6,24 @@ its places, and their names here.
 
 from tests.places.base import SCHEMA, Place, batch, context
 from tests.places.driver import CollectPlace
-from tests.places.files import FilesPlace, OneRowFilesPlace
+from tests.places.files import (
+    BucketFilesPlace,
+    CompactedFilesPlace,
+    FilesPlace,
+    JsonFilesPlace,
+    ListedFilesPlace,
+    OneRowFilesPlace,
+    RenamingFilesPlace,
+)
 
 PLACES: dict[str, type[Place]] = {
     "files": FilesPlace,
     "files, one a row": OneRowFilesPlace,
+    "files, json by key": JsonFilesPlace,
+    "files, listed": ListedFilesPlace,
+    "files, compacted": CompactedFilesPlace,
+    "files, in a bucket": BucketFilesPlace,
+    "files, hdfs-like": RenamingFilesPlace,
     "collect": CollectPlace,
 }
 

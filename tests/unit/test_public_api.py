@@ -181,6 +181,7 @@ def test_exported_names_are_these() -> None:
         "Sink",
         "SinkContext",
         "Writer",
+        "published",
     ]
     declared = {
         name
