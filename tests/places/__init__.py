@@ -7,11 +7,15 @@ its places, and their names here.
 from tests.places.base import SCHEMA, Place, batch, context
 from tests.places.driver import CollectPlace
 from tests.places.files import FilesPlace, OneRowFilesPlace
+from tests.places.postgres import PostgresPlace, PostgresPreparedPlace, PostgresUpsertPlace
 
 PLACES: dict[str, type[Place]] = {
     "files": FilesPlace,
     "files, one a row": OneRowFilesPlace,
     "collect": CollectPlace,
+    "postgres": PostgresPlace,
+    "postgres, upsert": PostgresUpsertPlace,
+    "postgres, prepared": PostgresPreparedPlace,
 }
 
 __all__ = ["PLACES", "SCHEMA", "Place", "batch", "context"]
