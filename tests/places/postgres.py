@@ -75,9 +75,12 @@ class PostgresPlace(Place):
         self.outside.close()
 
     def _asked(self, query: str, *parameters: str) -> list[Row]:
-        if self.outside.closed:
+        try:
+            return self.outside.execute(query.encode(), parameters or None).fetchall()
+        except psycopg.OperationalError:
+            # The server was stopped and started.
             self.outside = psycopg.connect(self.uri, autocommit=True)
-        return self.outside.execute(query.encode(), parameters or None).fetchall()
+            return self.outside.execute(query.encode(), parameters or None).fetchall()
 
     def _asked_until_empty(self, query: str) -> list[str]:
         for _ in range(200):

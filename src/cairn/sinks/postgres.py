@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from cairn.crash import crash_point
-from cairn.errors import CommitError, PlanError
+from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
 from cairn.sinks.postgres_ledger import MISSING, Ledger, alone, gone, key_of, literal
 from cairn.sinks.postgres_session import Dsn, Sessions, check_installed, session_name
@@ -160,8 +160,14 @@ class Postgres(Sink):
             )
 
     def _opened(self) -> tuple[Table, Ledger]:
+        import psycopg
+
         if self._target is None:
-            table = self._with_session(self._found)
+            try:
+                table = self._with_session(self._found)
+            except psycopg.Error as error:
+                uid, said = self.context.uid, str(error).strip()
+                raise EpochError(f"sink {uid!r} could not be reached: {said}", sink=uid) from error
             self._target = table, Ledger(self.context, table.schema)
         return self._target
 

@@ -258,7 +258,7 @@ class Ledger:
         again. One may have gone on to a newer epoch just now: its attempt fails and is repeated.
         """
         return (
-            "select pg_terminate_backend(pid) from pg_stat_activity"
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
             " where datname = current_database() and usename = current_user"
             " and pid <> pg_backend_pid() and xact_start is not null"
             f" and substring(application_name from '^cairn:{self.key}:([0-9]+):')::bigint"

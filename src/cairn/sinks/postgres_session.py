@@ -11,6 +11,7 @@ Always true here:
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,15 @@ def _parameters(dsn: Dsn) -> dict[str, Any]:
         ) from None
 
 
+def _is_broken(connection: Connection[Any]) -> bool:
+    """Whether the server has hung up meanwhile: nothing else is to be read between statements."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class Sessions:
     """The connections of a sink in one process: one, unless two writers are at work."""
 
@@ -124,8 +134,10 @@ class Sessions:
 
     def take(self) -> Connection[Any]:
         kept, self._idle = self._idle, None
-        if kept is None or kept.closed:
-            kept = connect(self._dsn, self._name)
+        if kept is not None and _is_broken(kept):
+            kept.close()
+            kept = None
+        kept = kept or connect(self._dsn, self._name)
         self._taken.append(kept)
         return kept
 

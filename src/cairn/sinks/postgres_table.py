@@ -91,17 +91,24 @@ def _fits(type: pa.DataType, found: str, kind: str) -> bool:
     if is_nested(type):
         return found in ("json", "jsonb")
     base, limits = re.sub(r"\([\d,]+\)", "", found), re.search(r"\(([\d,]+)\)", found)
-    if pa.types.is_decimal(type):
-        if base != "numeric" or limits is None:
-            return base == "numeric"
-        precision, scale = (int(n) for n in f"{limits[1]},0".split(",")[:2])
-        return bool(scale >= type.scale and precision - scale >= type.precision - type.scale)
     if pa.types.is_string(type):
         return kind == "e" or base in _TYPES[type]
-    if limits is not None:
-        # A numeric that is limited, a timestamp with fewer digits: values would be rounded.
-        return False
-    return base in _TYPES[type]
+    if base == "numeric" and limits is not None:
+        precision, scale = (int(n) for n in f"{limits[1]},0".split(",")[:2])
+        digits, fraction = _digits(type)
+        return scale >= fraction and precision - scale >= digits
+    if limits is not None and limits[1] != "6":
+        return False  # A timestamp or interval with fewer digits: values would be rounded.
+    return base == "numeric" if pa.types.is_decimal(type) else base in _TYPES[type]
+
+
+def _digits(type: pa.DataType) -> tuple[int, int]:
+    """How many digits values have before and after the point."""
+    if pa.types.is_decimal(type):
+        return type.precision - type.scale, type.scale
+    if pa.types.is_integer(type):
+        return len(str(2 ** (type.bit_width - 1))), 0
+    return 1000, 1000  # No number that numeric holds without loss.
 
 
 @dataclass(frozen=True)
