@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
-from cairn.sinks.postgres_ledger import MISSING, Ledger, alone, gone, key_of, literal
+from cairn.sinks.postgres_ledger import DROPS_MAX, MISSING, Ledger, alone, gone, key_of, literal
 from cairn.sinks.postgres_session import Dsn, Sessions, check_installed, session_name
 from cairn.sinks.postgres_table import (
     Table,
@@ -56,6 +56,8 @@ class Postgres(Sink):
     `dsn` is a libpq URI or conninfo; 'env:NAME' reads it from the environment of each process,
     a function is called there, and without one libpq's own variables (PGHOST …) and files
     (.pgpass) decide. Either keeps passwords out of what is sent to the slots.
+    `schema` is where cairn's own tables are, marks and staged rows: that of the table, if
+    nothing else is said.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Postgres(Sink):
         mode: Mode = "append",
         key: Sequence[str] | str = (),
         create: bool = False,
+        schema: str | None = None,
     ) -> None:
         if not table:
             raise PlanError("sinks.Postgres needs the name of a table: Postgres(dsn, 'orders')")
@@ -76,6 +79,7 @@ class Postgres(Sink):
         self.mode = mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.create = create
+        self.schema = schema
         if (mode == "upsert") != bool(self.key):
             raise PlanError(
                 "mode='upsert' needs key=, the columns of the primary key"
@@ -89,7 +93,7 @@ class Postgres(Sink):
         return f"Postgres(table={self.table!r}, mode={self.mode!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("table", "mode", "key", "create", "shows", "_dsn")
+        names = ("table", "mode", "key", "create", "schema", "shows", "_dsn")
         return {name: vars(self)[name] for name in names}
 
     def open(self, context: SinkContext) -> None:
@@ -118,7 +122,7 @@ class Postgres(Sink):
             raise PlanError(
                 f"sink {self.context.uid!r} cannot use PostgreSQL: {str(error).strip()}\n"
                 "  next: check the dsn, the server, and what the role may do: it creates tables in "
-                "the schema of the target",
+                "schema=, or where the target is",
                 sink=self.context.uid,
             ) from error
 
@@ -133,7 +137,7 @@ class Postgres(Sink):
             connection.execute(alone(statement).encode())
         table = table or self._found(connection)
         check_table(table, schema, self.key)
-        ledger = Ledger(self.context, table.schema)
+        ledger = Ledger(self.context, self.schema or table.schema)
         connection.execute(ledger.create().encode())
         return table, ledger
 
@@ -168,7 +172,7 @@ class Postgres(Sink):
             except psycopg.Error as error:
                 uid, said = self.context.uid, str(error).strip()
                 raise EpochError(f"sink {uid!r} could not be reached: {said}", sink=uid) from error
-            self._target = table, Ledger(self.context, table.schema)
+            self._target = table, Ledger(self.context, self.schema or table.schema)
         return self._target
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
@@ -203,6 +207,9 @@ class Postgres(Sink):
                 why = error.diag.message_primary or "staged rows are gone"
                 raise gone(self.context.uid, epoch, why) from error
             raise
+        if len(pieces) > DROPS_MAX:
+            for drop in ledger.drop(epoch, pieces):
+                connection.execute(drop.encode())
         self._trim(connection, ledger)
 
     def _commit_prepared(
@@ -244,7 +251,8 @@ class Postgres(Sink):
         for gid in prepared_gids(connection, gid_of(ledger.key)):
             if epoch_of(gid) < before_epoch:
                 roll_back_prepared(connection, gid)
-        connection.execute(ledger.drop_staged(before_epoch).encode())
+        ledger.drop_staged(connection, before_epoch)
+        connection.execute(ledger.forget_proofs(before_epoch).encode())
 
     def _reaching(self, what: str, act: Callable[[Connection[Any]], None]) -> None:
         import psycopg

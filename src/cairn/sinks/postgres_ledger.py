@@ -10,8 +10,9 @@ in a table of its own: publishing never waits for an abandoned session that stil
 dropping it leaves no dead rows behind.
 
 Always true here:
-- rows, mark and the end of the staged pieces are one transaction, and that is one statement:
-  a driver that stops halfway holds no lock;
+- the rows of an epoch and its mark are one transaction, and that is one statement: a driver
+  that stops halfway holds no lock;
+- a piece is listed as long as its table is there, and dropped when it is published or given up;
 - a mark is written once; whoever comes second waits for the first and finds it;
 - a proof is written once, so a transaction prepared again after its commit cannot be committed;
 - an epoch below `marks_from` has been published: epochs are published in order, each
@@ -22,7 +23,9 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CommitError
@@ -36,12 +39,16 @@ if TYPE_CHECKING:
 MARKS_KEPT = 1000
 """Epochs whose marks stay, per job and sink."""
 
+DROPS_MAX = 50
+"""Tables dropped in one transaction: each takes several of the server's locks, which are few."""
+
 MISSING = "CA001"
 """The SQLSTATE of a publication that does not find what was staged."""
 
 POSITION = "cairn position"
 """The column of a piece that tells which row of a key is the last."""
 
+_LITTLE_MEMORY = "where pg_size_bytes(current_setting('work_mem')) < 64 * 1024 * 1024"
 _CREATE_LOCK = 0x636169726E  # "cairn"
 
 
@@ -122,18 +129,6 @@ class Ledger:
             f" {piece['rows']}, {literal(place)})"
         )
 
-    def drop_piece(self, epoch: int, piece: Committable) -> str:
-        return block(
-            f"""
-            declare place_ text;
-            begin
-              delete from {self.staged} where {self._mine} and epoch = {epoch}
-                and (pass, subtask, digest) = ({_place(piece)})
-                returning place into place_;
-              if found then execute 'drop table ' || place_; end if;
-            end"""
-        )
-
     def prove(self, epoch: int, gid: str) -> str:
         return f"insert into {self.proofs} values ({self._who}, {epoch}, {literal(gid)})"
 
@@ -143,7 +138,10 @@ class Ledger:
         self, table: Table, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
         pieces: Sequence[Committable],
     ) -> str:  # fmt: skip
-        """Everything of an epoch into the table, with its mark, as one statement."""
+        """Everything of an epoch into the table, with its mark, as one statement.
+
+        Pieces are dropped in it too, unless they are many: then `drop` follows.
+        """
         wanted = ", ".join(
             f"({i}, {_place(piece)}, {piece['rows']})" for i, piece in enumerate(pieces)
         )
@@ -151,8 +149,13 @@ class Ledger:
         move = f"execute {literal(before)} || place_ || {literal(after)};"
         count = "get diagnostics rows_ = row_count;"
         if key:
-            # Rows of one key are one row there, so how many are moved says nothing.
-            move, count = "execute 'select count(*) from ' || place_ into rows_;", move
+            # Rows of one key are one row there, so how many are moved says nothing. They are
+            # sorted, and the server's own limit is small for that.
+            count = f"perform set_config('work_mem', '64MB', true) {_LITTLE_MEMORY}; {move}"
+            move = "execute 'select count(*) from ' || place_ into rows_;"
+        drop = ""
+        if len(pieces) <= DROPS_MAX:
+            drop = f"{self._delete_piece(epoch)}; execute 'drop table ' || place_;"
         return block(
             f"""
             declare
@@ -171,10 +174,9 @@ class Ledger:
               for piece in select * from (values {wanted})
                 as w(place, pass, subtask, digest, rows) order by place
               loop
-                delete from {self.staged} s where {self._mine} and epoch = {epoch}
-                  and s.pass = piece.pass and s.subtask = piece.subtask
-                  and s.digest = piece.digest
-                  returning s.place into place_;
+                select s.place into place_ from {self.staged} s
+                  where {self._mine} and epoch = {epoch} and s.pass = piece.pass
+                  and s.subtask = piece.subtask and s.digest = piece.digest;
                 if not found then
                   raise exception using errcode = '{MISSING}', message =
                     format('what subtask %s staged in pass %s is gone', piece.subtask, piece.pass);
@@ -186,10 +188,36 @@ class Ledger:
                     'subtask %s staged %s rows in pass %s, of which %s are there',
                     piece.subtask, piece.rows, piece.pass, rows_);
                 end if;
-                execute 'drop table ' || place_;
+                {drop}
               end loop;
             end"""
         )
+
+    def _delete_piece(self, epoch: int) -> str:
+        return (
+            f"delete from {self.staged} s where {self._mine} and epoch = {epoch}"
+            " and s.pass = piece.pass and s.subtask = piece.subtask and s.digest = piece.digest"
+        )
+
+    def drop(self, epoch: int, pieces: Sequence[Committable]) -> Iterator[str]:
+        """Drops what is there of these pieces, a few at a time."""
+        for start in range(0, len(pieces), DROPS_MAX):
+            wanted = ", ".join(f"({_place(piece)})" for piece in pieces[start : start + DROPS_MAX])
+            yield block(
+                f"""
+                declare
+                  piece record;
+                  place_ text;
+                begin
+                  for piece in select * from (values {wanted}) as w(pass, subtask, digest)
+                  loop
+                    {self._delete_piece(epoch)} returning s.place into place_;
+                    if found then
+                      execute 'drop table if exists ' || place_;
+                    end if;
+                  end loop;
+                end"""
+            )
 
     def is_published(self, connection: Connection[Any], epoch: int, part: int) -> bool:
         found = connection.execute(
@@ -237,19 +265,19 @@ class Ledger:
             f" and staged_from < {before_epoch}"
         )
 
-    def drop_staged(self, before_epoch: int) -> str:
-        return block(
-            f"""
-            declare place_ text;
-            begin
-              for place_ in delete from {self.staged}
-                where {self._mine} and epoch < {before_epoch} returning place
-              loop
-                execute 'drop table if exists ' || place_;
-              end loop;
-              delete from {self.proofs} where {self._mine} and epoch < {before_epoch};
-            end"""
+    def drop_staged(self, connection: Connection[Any], before_epoch: int) -> None:
+        found = connection.execute(
+            f"select epoch, pass, subtask, digest from {self.staged}"
+            f" where {self._mine} and epoch < {before_epoch} order by epoch".encode()
         )
+        names = ("pass", "subtask", "digest")
+        for epoch, rows in groupby(found.fetchall(), key=itemgetter(0)):
+            pieces = [dict(zip(names, row[1:], strict=True)) for row in rows]
+            for statement in self.drop(epoch, pieces):
+                connection.execute(statement.encode())
+
+    def forget_proofs(self, before_epoch: int) -> str:
+        return f"delete from {self.proofs} where {self._mine} and epoch < {before_epoch}"
 
     def end_sessions(self, before_epoch: int) -> str:
         """Ends sessions of slots that are inside a transaction of a closed epoch.

@@ -215,7 +215,8 @@ class StagedWriter(CopyWriter):
             connection.execute("rollback")
             listed = connection.execute(self._ledger.staged_from().encode())
         if _last(listed) > self._epoch:
-            connection.execute(self._ledger.drop_piece(self._epoch, piece).encode())
+            for statement in self._ledger.drop(self._epoch, [piece]):
+                connection.execute(statement.encode())
             raise self._closed()
         return piece
 

@@ -360,6 +360,46 @@ def test_a_staged_row_that_is_missing_fails_the_whole_epoch(tmp_path: Path) -> N
             opened.close()
 
 
+def test_many_pieces_are_published_and_dropped_a_few_at_a_time(
+    append: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that drops a table holds several locks, of which a server has few."""
+    for module in (postgres_ledger, postgres_sink):
+        monkeypatch.setattr(module, "DROPS_MAX", 2)
+    driver, slot = _sinks(append)
+    pieces = [prepared(slot, 2, (s, "a"), subtask=s) for s in range(5)]
+    with monkeypatch.context() as dying:
+        dying.setattr(postgres_ledger.Ledger, "drop", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            driver.commit(2, pieces)
+    assert len(append.rows(driver)) == 5 and len(append.leftovers()) == 10
+    driver.commit(2, pieces)
+    assert len(append.rows(driver)) == 5 and append.leftovers() == []
+    for epoch in (3, 4):
+        for s in range(3):
+            prepared(slot, epoch, (s, "given up"), subtask=s)
+    driver.recover(5)
+    assert append.leftovers() == []
+    slot.close()
+    driver.close()
+
+
+def test_marks_and_staged_rows_may_be_in_a_schema_of_their_own(append: PostgresPlace) -> None:
+    append.outside.execute("drop schema if exists aside cascade; create schema aside")
+    sink = Postgres(append.uri, f"{append.schema}.rows", create=True, schema="aside")
+    sink.open(append.context(in_slot=False))
+    piece = prepared(sink, 2, (1, "a"))
+    found = append._asked("select c.relname from pg_class c where relname like 'cairn_piece%'")
+    assert append._asked("select place from aside.cairn_staged") == [
+        (f'"aside"."{name}"',) for (name,) in found if not name.endswith("_pkey")
+    ]
+    sink.commit(2, [piece])
+    assert append.seen(sink) == [(1, "a")]
+    made = "select tablename from pg_tables where schemaname = %s"
+    assert append._asked(made, append.schema) == [("rows",)]
+    sink.close()
+
+
 def test_rules_for_single_rows_fail_the_epoch_not_the_publication(append: PostgresPlace) -> None:
     driver, slot = _sinks(append)
     append.outside.execute(
