@@ -178,6 +178,7 @@ def test_exported_names_are_these() -> None:
         "Console",
         "Files",
         "Noop",
+        "Postgres",
         "Sink",
         "SinkContext",
         "Writer",
