@@ -7,11 +7,18 @@ its places, and their names here.
 from tests.places.base import SCHEMA, Place, batch, context
 from tests.places.driver import CollectPlace
 from tests.places.files import FilesPlace, OneRowFilesPlace
+from tests.places.redis import RedisHashPlace, RedisStringPlace
+from tests.places.wal import ForeachBatchPlace, ForeachPlace, WalPlace
 
 PLACES: dict[str, type[Place]] = {
     "files": FilesPlace,
     "files, one a row": OneRowFilesPlace,
     "collect": CollectPlace,
+    "wal": WalPlace,
+    "foreach": ForeachPlace,
+    "foreach, all at once": ForeachBatchPlace,
+    "redis hash": RedisHashPlace,
+    "redis string": RedisStringPlace,
 }
 
 __all__ = ["PLACES", "SCHEMA", "Place", "batch", "context"]

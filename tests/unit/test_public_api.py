@@ -171,9 +171,14 @@ def test_exported_names_are_these() -> None:
         "Committable",
         "Console",
         "Files",
+        "Foreach",
         "Noop",
+        "PublishedEpoch",
+        "Redis",
         "Sink",
         "SinkContext",
+        "Spark",
+        "Wal",
         "Writer",
     ]
     declared = {

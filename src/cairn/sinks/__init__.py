@@ -3,5 +3,23 @@
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
 from cairn.sinks.driver import Collect, Console, Noop
 from cairn.sinks.files import Files
+from cairn.sinks.foreach import Foreach
+from cairn.sinks.redis import Redis
+from cairn.sinks.staged import PublishedEpoch
+from cairn.sinks.wal import Spark, Wal
 
-__all__ = ["Collect", "Committable", "Console", "Files", "Noop", "Sink", "SinkContext", "Writer"]
+__all__ = [
+    "Collect",
+    "Committable",
+    "Console",
+    "Files",
+    "Foreach",
+    "Noop",
+    "PublishedEpoch",
+    "Redis",
+    "Sink",
+    "SinkContext",
+    "Spark",
+    "Wal",
+    "Writer",
+]

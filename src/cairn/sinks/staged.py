@@ -1,0 +1,237 @@
+"""Rows that ride in the epoch: kept in the checkpoint until the driver has published them.
+
+    <checkpoint>/wal/<job>/<sink>/staged/<epoch>-<pass>-<subtask>-<index>-<digest>.parquet
+    <checkpoint>/wal/<job>/<sink>/published/<epoch>-<part>
+
+For targets that slots cannot prepare anything in. The slots write their rows into the
+checkpoint's own store. After the commit the driver reads them from there and publishes them,
+in order of pass and subtask; then it writes a mark and removes the files.
+
+Always true here:
+- a file is named by its place and its content, so an attempt that runs again cannot change one,
+  and a damaged one is noticed;
+- nothing is published unless every file that the commit names is there;
+- a mark is written after the rows are published, and the files go after that: a crash between
+  leaves rows to be published again, never rows that nobody published;
+- the newest marks are kept, so what is older than the oldest of them was published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.crash import crash_point
+from cairn.errors import CommitError, CorruptFileError
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.storage.store import NotFoundError, Store, open_store
+from cairn.storage.wal import WAL_FOLDER
+
+FILE_BYTES_TARGET: Final = 64 << 20
+MARKS_KEPT: Final = 100
+"""Old marks are removed down to this many, when there are twice as many."""
+BATCH_ROWS: Final = 65_536
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """Some rows of an epoch, in the checkpoint."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+class PublishedEpoch(int):
+    """The number of an epoch, with what makes its publication unlike any other.
+
+    A number, because that is all a target needs when an epoch is published as a whole. A job
+    that publishes before it commits (at-least-once, at-most-once) publishes each batch of an
+    epoch by itself: they share the number and differ in `part`. `key` has all of it in
+    one string, equal when the same rows come again and never otherwise, also for other jobs
+    and sinks: what a target needs to reject a repetition.
+    """
+
+    part: int
+    key: str
+
+    def __new__(cls, epoch: int, part: int, key: str) -> PublishedEpoch:
+        self = super().__new__(cls, epoch)
+        self.part = part
+        self.key = key
+        return self
+
+    def __reduce__(self) -> Any:
+        return PublishedEpoch, (int(self), self.part, self.key)
+
+
+class Staged(Sink):
+    """A sink whose rows ride in the epoch. Subclasses say how they are published."""
+
+    driver_only: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that do not travel to the slots: functions, and what holds secrets."""
+
+    home: str
+    _store: Store
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        assert context.checkpoint, "rows cannot ride in an epoch without a checkpoint"
+        self._store = open_store(context.checkpoint)
+        self.home = f"{WAL_FOLDER}/{context.job_id}/{context.uid}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        handles = {"context", "_store", "home"} | self.driver_only
+        return {name: value for name, value in vars(self).items() if name not in handles}
+
+    @abstractmethod
+    def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
+        """Make the rows of these files visible. Called again after any failure.
+
+        Once it has returned and the mark is written it is not called again, but by a driver
+        that looked for the mark before and has not noticed yet that another one leads.
+        """
+
+    # In a slot
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):05d}-{subtask:05d}")
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows as they are to be kept; unlike those of the stream where that saves work."""
+        return batch
+
+    def stage(self, name: str, local_file: str) -> None:
+        self._store.put_file(self.staged_path(name), local_file)
+
+    # In the driver
+
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+        files = [StagedFile(**file) for found in committables for file in found["files"]]
+        if not files:
+            return
+        files.sort(key=lambda file: file.name)
+        there = {found.path for found in self._store.list(self.home)}
+        marks = sorted(path for path in there if path.startswith(self._mark_path("")))
+        mark = self._mark_path(f"{epoch:012d}-{part:05d}")
+        if mark not in marks and not (len(marks) >= MARKS_KEPT and mark < marks[0]):
+            for file in files:
+                if self.staged_path(file.name) not in there:
+                    raise self._gone(file)
+            key = f"{self.context.job_id}/{self.context.uid}/{epoch}/{part}"
+            self.publish(PublishedEpoch(epoch, part, key), files)
+            crash_point("driver.sink.unmarked")
+            self._store.put(mark, msgspec.json.encode({"rows": sum(f.rows for f in files)}))
+            if len(marks) >= 2 * MARKS_KEPT:
+                self._store.delete(marks[: 1 - MARKS_KEPT])
+        self._store.delete([self.staged_path(file.name) for file in files])
+
+    def recover(self, before_epoch: int) -> None:
+        # Names sort by epoch, so those of earlier ones compare lower.
+        end = self.staged_path(f"{before_epoch:012d}")
+        staged = self._store.list(self.staged_path(""))
+        self._store.delete([found.path for found in staged if found.path < end])
+
+    def batches(self, file: StagedFile) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, checked first."""
+        parquet = pq.ParquetFile(pa.BufferReader(self._checked(file)))
+        yield from parquet.iter_batches(batch_size=BATCH_ROWS)
+
+    def staged_path(self, name: str) -> str:
+        return f"{self.home}/staged/{name}"
+
+    def _mark_path(self, name: str) -> str:
+        return f"{self.home}/published/{name}"
+
+    def _checked(self, file: StagedFile) -> bytes:
+        try:
+            data = self._store.get(self.staged_path(file.name))
+        except NotFoundError:
+            raise self._gone(file) from None
+        check_content(file.name, data, self._store.url, self.staged_path(file.name))
+        return data
+
+    def _gone(self, file: StagedFile) -> CommitError:
+        path = f"{self._store.url}/{self.staged_path(file.name)}"
+        return CommitError(
+            f"sink {self.context.uid!r}: rows to be published are gone, so nothing is published\n"
+            f"  expected: {path}\n"
+            "  next: if another driver runs this job, it has removed them and this one will stop; "
+            "otherwise put the file back",
+            sink=self.context.uid,
+            file=path,
+        )
+
+
+def check_content(name: str, data: bytes, url: str, path: str) -> None:
+    """CorruptFileError unless the content is that of the name."""
+    found = hashlib.blake2b(data, digest_size=16).hexdigest()
+    expected = name.rpartition("-")[2].removesuffix(".parquet")
+    if found != expected:
+        raise CorruptFileError(
+            f"rows to be published are damaged\n  file: {url}/{path}\n"
+            f"  expected: content with the digest {expected}\n  found: {found}\n"
+            "  next: put the file back as it was",
+            file=f"{url}/{path}",
+        )
+
+
+class StagedWriter(Writer):
+    """Writes to local scratch, then stages whole files under their digest."""
+
+    def __init__(self, sink: Staged, prefix: str) -> None:
+        self._sink = sink
+        self._prefix = prefix
+        self._local: str | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = 0
+        self._files: list[StagedFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        batch = self._sink.encoded(batch)
+        if self._writer is None:
+            handle, self._local = tempfile.mkstemp(dir=self._sink.context.scratch, prefix="wal-")
+            os.close(handle)
+            self._writer = pq.ParquetWriter(self._local, batch.schema)
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+        assert self._local is not None
+        if os.path.getsize(self._local) >= FILE_BYTES_TARGET:
+            self._stage()
+
+    def prepare(self) -> Committable | None:
+        if self._writer is not None:
+            self._stage()
+        return {"files": msgspec.to_builtins(self._files)} if self._files else None
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._forget_local()
+        # What is staged stays until `recover`: equal rows have equal names, so by now it may
+        # be the work of the attempt that came after this one.
+        self._files = []
+
+    def _stage(self) -> None:
+        assert self._writer is not None and self._local is not None
+        self._writer.close()
+        with open(self._local, "rb") as file:
+            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+        name = f"{self._prefix}-{len(self._files):05d}-{content.hexdigest()}.parquet"
+        self._sink.stage(name, self._local)
+        self._files.append(StagedFile(name, self._rows, os.path.getsize(self._local)))
+        self._forget_local()
+
+    def _forget_local(self) -> None:
+        if self._local is not None:
+            os.unlink(self._local)
+        self._local, self._writer, self._rows = None, None, 0
