@@ -1,9 +1,8 @@
-"""Keys of a real Redis server."""
+"""Keys of a real Redis server. There is one place at a time: each begins with an empty server."""
 
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from tests import servers
 from tests.places.base import Place, Row
 from tests.places.wal import staged
 
+PREFIX = "row:"
+
 
 class RedisHashPlace(Place):
     is_keyed = True
@@ -20,42 +21,38 @@ class RedisHashPlace(Place):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.server: Any = servers.redis()
-        self.prefix = f"place-{uuid.uuid4().hex[:12]}:"
-        self._jobs: set[tuple[str, str]] = set()
+        self.server.flushall()
 
     @property
     def url(self) -> str:
         return f"unix://{self.server.socket_file}?db=0"
 
     def make(self) -> Sink:
-        # Chunks of one row, so that an epoch has pieces.
-        return Redis(self.url, key=self.prefix + "{k}", chunk_rows=1)
-
-    def opened(self, job_id: str = "job", uid: str = "out", *, in_slot: bool = False) -> Sink:
-        # Fences are by job and sink: of another place they are others.
-        return super().opened(f"{job_id}-{self.prefix[:-1]}", uid, in_slot=in_slot)
+        # Chunks of one row, so that an epoch has pieces. With `k`, as a hash of nulls is none.
+        return Redis(self.url, key=PREFIX + "{k}", value=("k", "s"), chunk_rows=1)
 
     def rows(self, driver: Sink) -> list[Row]:
-        return [(int(key.decode().removeprefix(self.prefix)), self._s(key)) for key in self._keys()]
+        keys = self.server.keys(f"{PREFIX}*")
+        return [(int(key.decode().removeprefix(PREFIX)), self.value(key)) for key in keys]
 
-    def _s(self, key: bytes) -> Any:
-        value = self.server.hget(key, "s")
-        return None if value is None else value.decode()
+    def value(self, key: bytes) -> Any:
+        found = self.server.hget(key, "s")
+        return None if found is None else found.decode()
 
     def leftovers(self) -> list[str]:
         return staged(self.folder) + [str(path) for path in self.scratch.iterdir()]
 
-    def close(self) -> None:
-        for key in [*self._keys(), *self.server.scan_iter(f"cairn:*{self.prefix[:-1]}*")]:
-            self.server.delete(key)
+    def connections(self) -> list[str]:
+        clients = self.server.client_list()
+        return [client["name"] for client in clients if client["name"].startswith("cairn:")]
 
-    def _keys(self) -> list[bytes]:
-        return list(self.server.scan_iter(f"{self.prefix}*"))
+    def close(self) -> None:
+        self.server.flushall()
 
 
 class RedisStringPlace(RedisHashPlace):
     def make(self) -> Sink:
-        return Redis(self.url, key=self.prefix + "{k}", kind="string", chunk_rows=1)
+        return Redis(self.url, key=PREFIX + "{k}", kind="string", chunk_rows=1)
 
-    def _s(self, key: bytes) -> Any:
+    def value(self, key: bytes) -> Any:
         return json.loads(self.server.get(key))["s"]

@@ -19,8 +19,6 @@ Always true here:
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
@@ -35,7 +33,7 @@ from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.wal import WAL_FOLDER
 
-FILE_BYTES_TARGET: Final = 64 << 20
+FILE_BYTES_TARGET: Final = 32 << 20
 MARKS_KEPT: Final = 100
 """Old marks are removed down to this many, when there are twice as many."""
 BATCH_ROWS: Final = 65_536
@@ -102,14 +100,14 @@ class Staged(Sink):
     # In a slot
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):05d}-{subtask:05d}")
+        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):08d}-{subtask:05d}")
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows as they are to be kept; unlike those of the stream where that saves work."""
         return batch
 
-    def stage(self, name: str, local_file: str) -> None:
-        self._store.put_file(self.staged_path(name), local_file)
+    def stage(self, name: str, data: bytes) -> None:
+        self._store.put(self.staged_path(name), data)
 
     # In the driver
 
@@ -172,7 +170,7 @@ class Staged(Sink):
 
 def check_content(name: str, data: bytes, url: str, path: str) -> None:
     """CorruptFileError unless the content is that of the name."""
-    found = hashlib.blake2b(data, digest_size=16).hexdigest()
+    found = _digest(data)
     expected = name.rpartition("-")[2].removesuffix(".parquet")
     if found != expected:
         raise CorruptFileError(
@@ -184,12 +182,12 @@ def check_content(name: str, data: bytes, url: str, path: str) -> None:
 
 
 class StagedWriter(Writer):
-    """Writes to local scratch, then stages whole files under their digest."""
+    """Encodes rows in memory, then stages them as whole files under their digest."""
 
     def __init__(self, sink: Staged, prefix: str) -> None:
         self._sink = sink
         self._prefix = prefix
-        self._local: str | None = None
+        self._buffer: Any = None
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
         self._files: list[StagedFile] = []
@@ -199,13 +197,11 @@ class StagedWriter(Writer):
             return
         batch = self._sink.encoded(batch)
         if self._writer is None:
-            handle, self._local = tempfile.mkstemp(dir=self._sink.context.scratch, prefix="wal-")
-            os.close(handle)
-            self._writer = pq.ParquetWriter(self._local, batch.schema)
+            self._buffer = pa.BufferOutputStream()
+            self._writer = pq.ParquetWriter(self._buffer, batch.schema)
         self._writer.write_batch(batch)
         self._rows += batch.num_rows
-        assert self._local is not None
-        if os.path.getsize(self._local) >= FILE_BYTES_TARGET:
+        if self._buffer.tell() >= FILE_BYTES_TARGET:
             self._stage()
 
     def prepare(self) -> Committable | None:
@@ -214,24 +210,19 @@ class StagedWriter(Writer):
         return {"files": msgspec.to_builtins(self._files)} if self._files else None
 
     def abort(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._forget_local()
         # What is staged stays until `recover`: equal rows have equal names, so by now it may
         # be the work of the attempt that came after this one.
-        self._files = []
+        self._buffer, self._writer, self._rows, self._files = None, None, 0, []
 
     def _stage(self) -> None:
-        assert self._writer is not None and self._local is not None
+        assert self._writer is not None
         self._writer.close()
-        with open(self._local, "rb") as file:
-            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        name = f"{self._prefix}-{len(self._files):05d}-{content.hexdigest()}.parquet"
-        self._sink.stage(name, self._local)
-        self._files.append(StagedFile(name, self._rows, os.path.getsize(self._local)))
-        self._forget_local()
+        data = self._buffer.getvalue().to_pybytes()
+        name = f"{self._prefix}-{len(self._files):05d}-{_digest(data)}.parquet"
+        self._sink.stage(name, data)
+        self._files.append(StagedFile(name, self._rows, len(data)))
+        self._buffer, self._writer, self._rows = None, None, 0
 
-    def _forget_local(self) -> None:
-        if self._local is not None:
-            os.unlink(self._local)
-        self._local, self._writer, self._rows = None, None, 0
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
