@@ -202,6 +202,8 @@ class Redis(Staged):
     def _connect(self) -> None:
         try:
             import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
         except ImportError:
             raise PlanError(
                 "sinks.Redis needs the redis package\n  next: pip install 'cairn-state[redis]'"
@@ -211,6 +213,8 @@ class Redis(Staged):
                 self._resolved_url(),
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=ANSWER_TIMEOUT_S,
+                # Once, for a connection that broke while it was idle. The rest is up to who calls.
+                retry=Retry(NoBackoff(), 1),
                 client_name=f"cairn:{self.context.uid}",
             )
             is_cluster = self._client.info("cluster").get("cluster_enabled")

@@ -36,7 +36,7 @@ from cairn.storage.wal import WAL_FOLDER
 FILE_BYTES_TARGET: Final = 32 << 20
 MARKS_KEPT: Final = 100
 """Old marks are removed down to this many, when there are twice as many."""
-BATCH_ROWS: Final = 65_536
+GROUP_ROWS: Final = 65_536
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class Staged(Sink):
     def batches(self, file: StagedFile) -> Iterator[pa.RecordBatch]:
         """The rows of a file, checked first."""
         parquet = pq.ParquetFile(pa.BufferReader(self._checked(file)))
-        yield from parquet.iter_batches(batch_size=BATCH_ROWS)
+        yield from parquet.iter_batches(batch_size=GROUP_ROWS)
 
     def staged_path(self, name: str) -> str:
         return f"{self.home}/staged/{name}"
@@ -182,11 +182,17 @@ def check_content(name: str, data: bytes, url: str, path: str) -> None:
 
 
 class StagedWriter(Writer):
-    """Encodes rows in memory, then stages them as whole files under their digest."""
+    """Encodes rows in memory, then stages them as whole files under their digest.
+
+    Row groups are cut by number, not where batches end: equal rows make equal files.
+    """
 
     def __init__(self, sink: Staged, prefix: str) -> None:
         self._sink = sink
         self._prefix = prefix
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
         self._buffer: Any = None
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
@@ -196,15 +202,16 @@ class StagedWriter(Writer):
         if not batch.num_rows:
             return
         batch = self._sink.encoded(batch)
-        if self._writer is None:
-            self._buffer = pa.BufferOutputStream()
-            self._writer = pq.ParquetWriter(self._buffer, batch.schema)
-        self._writer.write_batch(batch)
-        self._rows += batch.num_rows
-        if self._buffer.tell() >= FILE_BYTES_TARGET:
-            self._stage()
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= GROUP_ROWS:
+            self._write_groups()
+        elif self._waiting_bytes >= FILE_BYTES_TARGET:
+            self._write_groups(all_rows=True)
 
     def prepare(self) -> Committable | None:
+        self._write_groups(all_rows=True)
         if self._writer is not None:
             self._stage()
         return {"files": msgspec.to_builtins(self._files)} if self._files else None
@@ -212,7 +219,25 @@ class StagedWriter(Writer):
     def abort(self) -> None:
         # What is staged stays until `recover`: equal rows have equal names, so by now it may
         # be the work of the attempt that came after this one.
-        self._buffer, self._writer, self._rows, self._files = None, None, 0, []
+        self._waiting, self._files = [], []
+        self._buffer = self._writer = None
+
+    def _write_groups(self, *, all_rows: bool = False) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        while table.num_rows >= GROUP_ROWS or (all_rows and table.num_rows):
+            group = table.slice(0, GROUP_ROWS).combine_chunks()
+            table = table.slice(GROUP_ROWS)
+            if self._writer is None:
+                self._buffer = pa.BufferOutputStream()
+                self._writer = pq.ParquetWriter(self._buffer, table.schema)
+            self._writer.write_table(group)
+            self._rows += group.num_rows
+            if self._buffer.tell() >= FILE_BYTES_TARGET:
+                self._stage()
+        self._waiting = table.to_batches()
+        self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
 
     def _stage(self) -> None:
         assert self._writer is not None

@@ -24,11 +24,12 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.base import Promise
-from cairn.sinks.staged import BATCH_ROWS, PublishedEpoch, Staged, StagedFile, check_content
+from cairn.sinks.staged import GROUP_ROWS, PublishedEpoch, Staged, StagedFile, check_content
 from cairn.storage.store import open_store
 from cairn.types import parse_schema, schema_ddl
 
 _SECRET: Final = re.compile(r"pass|pwd|secret|token|key|url|user|credential|jaas|auth", re.I)
+_PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
 _TEXT_CHARS_MAX: Final = 2000
 
 
@@ -68,9 +69,10 @@ class Wal(Staged):
         ddl = schema_ddl(parse_schema(self._schema(files[0])))
         local = [self._store.local_path(self.staged_path(file.name)) for file in files]
         if all(local):
-            # By their names as they are: a folder may be called `a*` or `{b}`.
-            plain = spark.read.schema(ddl).option("__globPaths__", "false")
-            return plain.parquet(*(f"file://{path}" for path in local))
+            # By their names as they are: a folder may be called `a*` or `{b}`. Spark has an option
+            # against patterns, with which it reads files of such a folder twice.
+            paths = [_PATTERN.sub(r"\\\g<0>", f"file://{path}") for path in local]
+            return spark.read.schema(ddl).parquet(*paths)
         # Spark may not have the file system of the checkpoint; cairn has, wherever it runs.
         read = _Reader(self._store.url, self.staged_path(""))
         names = spark.createDataFrame([(file.name,) for file in files], "name string")
@@ -95,7 +97,7 @@ class _Reader:
             for name in batch.column(0).to_pylist():
                 data = store.get(self.folder + name)
                 check_content(name, data, self.url, self.folder + name)
-                yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH_ROWS)
+                yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(GROUP_ROWS)
 
 
 class Spark(Wal):

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import pickle
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -298,12 +299,18 @@ def test_a_job_can_start_while_the_server_is_away(tmp_path: Path, server: Any) -
 
 def test_no_connection_is_left_when_it_is_closed(tmp_path: Path, server: Any) -> None:
     def ours() -> int:
-        return sum(client["name"] == "cairn:out" for client in server.client_list())
+        return sum(client["name"] == "cairn:closing" for client in server.client_list())
 
-    sink = opened(tmp_path, server)
+    sink = Redis(url(server), key="row:{k}")
+    sink.open(context(tmp_path, "job", "closing", None))
     sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert ours() == 1
     sink.close()
+    # The server notices a little later.
+    for _ in range(500):
+        if ours() == 0:
+            break
+        time.sleep(0.01)
     assert ours() == 0
 
 

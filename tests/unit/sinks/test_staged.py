@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,11 +73,28 @@ def test_parts_of_an_epoch_are_published_one_by_one_and_once(tmp_path: Path) -> 
 
 def test_many_rows_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.sinks.staged.FILE_BYTES_TARGET", 1)
+    monkeypatch.setattr("cairn.sinks.staged.GROUP_ROWS", 1)
     sink = opened(tmp_path)
     rows = [(n, "x") for n in range(12)]
     found = prepared(sink, 2, *rows)
     assert len(found["files"]) == len(there(tmp_path)) == 12
     sink.commit(2, [found])
+    assert sink.published[0][1] == rows
+
+
+def test_files_do_not_depend_on_how_rows_came_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.sinks.staged.GROUP_ROWS", 4)
+    sink = opened(tmp_path)
+    rows = [(n, "x" * n) for n in range(11)]
+    one_by_one = prepared(sink, 2, *rows)
+    for cuts in ([0, 11], [0, 3, 5, 11], [0, 4, 8, 11]):
+        writer = sink.writer(2, 0, 1)
+        for start, end in itertools.pairwise(cuts):
+            writer.write(batch(*rows[start:end]))
+        assert writer.prepare() == one_by_one
+    sink.commit(2, [one_by_one])
     assert sink.published[0][1] == rows
 
 
