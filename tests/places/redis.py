@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ class RedisHashPlace(Place):
         super().__init__(folder)
         self.server: Any = servers.redis()
         self.server.flushall()
+        for client in self._clients():
+            self.server.client_kill_filter(_id=client["id"])
 
     @property
     def url(self) -> str:
@@ -43,8 +46,16 @@ class RedisHashPlace(Place):
         return staged(self.folder) + [str(path) for path in self.scratch.iterdir()]
 
     def connections(self) -> list[str]:
+        # The server notices a little later that a connection is closed.
+        for _ in range(200):
+            if not self._clients():
+                return []
+            time.sleep(0.01)
+        return [client["name"] for client in self._clients()]
+
+    def _clients(self) -> list[Any]:
         clients = self.server.client_list()
-        return [client["name"] for client in clients if client["name"].startswith("cairn:")]
+        return [client for client in clients if client["name"].startswith("cairn:")]
 
     def close(self) -> None:
         self.server.flushall()
