@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -78,9 +78,9 @@ class Writer(ABC):
 class Sink(ABC):
     """Where a stream ends. Objects are pickled to the slots, so they hold settings only."""
 
-    promise: ClassVar[Promise] = "exactly-once"
+    promise: Promise = "exactly-once"
     """What a reader finds of each row, when a commit is repeated until it succeeds."""
-    shows: ClassVar[Shows] = "epochs"
+    shows: Shows = "epochs"
     """Readers see whole epochs, in order; or an epoch may appear piece by piece."""
 
     context: SinkContext
