@@ -5,6 +5,7 @@ its places, and their names here.
 """
 
 from tests.places.base import SCHEMA, Place, batch, context
+from tests.places.delta import DeltaPlace, MergedDeltaPlace, PartitionedDeltaPlace
 from tests.places.driver import CollectPlace
 from tests.places.files import FilesPlace, OneRowFilesPlace
 
@@ -12,6 +13,9 @@ PLACES: dict[str, type[Place]] = {
     "files": FilesPlace,
     "files, one a row": OneRowFilesPlace,
     "collect": CollectPlace,
+    "delta": DeltaPlace,
+    "delta, partitioned": PartitionedDeltaPlace,
+    "delta, merged": MergedDeltaPlace,
 }
 
 __all__ = ["PLACES", "SCHEMA", "Place", "batch", "context"]
