@@ -39,6 +39,7 @@ class DeltaPlace(Place):
 
 class PartitionedDeltaPlace(DeltaPlace):
     settings: ClassVar[dict[str, Any]] = {"partition_by": "s", "buffer_bytes_max": 1}
+    has_no_empty_text = True
 
 
 class MergedDeltaPlace(DeltaPlace):

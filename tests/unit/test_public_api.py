@@ -170,6 +170,7 @@ def test_exported_names_are_these() -> None:
         "Collect",
         "Committable",
         "Console",
+        "Delta",
         "Files",
         "Noop",
         "Sink",
