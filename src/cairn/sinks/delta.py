@@ -42,7 +42,7 @@ from cairn.sinks.delta_schema import (
     check_table,
     missing_columns,
 )
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import NotFoundError, Store, file_path, open_store
 
 PART_BITS = 20
 CONFLICTS_MAX = 10
@@ -72,7 +72,13 @@ class Delta(Sink):
         compression: str = "snappy",
         buffer_bytes_max: int = 64 * 1024 * 1024,
     ) -> None:
-        self.path = str(path) if "://" in str(path) else os.path.abspath(path)
+        local = file_path(str(path))
+        self.path = local if "://" in local else os.path.abspath(local)
+        if "%" in self.path:
+            raise PlanError(
+                f"Delta: the path holds a '%', which deltalake takes for an escape: {self.path}\n"
+                "  next: name the table's folder without it"
+            )
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.partition_by = (
             (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
@@ -138,11 +144,12 @@ class Delta(Sink):
             if self._committed(table) >= mark:
                 break
             self._check_allowed(table, epoch, files)
-            crash_point("driver.sink.unmarked")
             try:
-                self._publish(table, files, self._transactions({self._app: mark}))
+                rows = self._merged_rows(files) if self.mode == "merge" else None
+                crash_point("driver.sink.unmarked")
+                self._publish(table, files, rows, self._transactions({self._app: mark}))
                 break
-            except self._delta.exceptions.CommitFailedError:
+            except (self._delta.exceptions.CommitFailedError, NotFoundError):
                 # Somebody else was first: a driver with this very epoch, or another writer.
                 if not tries_left:
                     raise
@@ -165,8 +172,14 @@ class Delta(Sink):
 
     # The table's log
 
-    def _publish(self, table: Any, files: Sequence[dict[str, Any]], properties: Any) -> None:
-        if self.mode == "append":
+    def _publish(
+        self,
+        table: Any,
+        files: Sequence[dict[str, Any]],
+        rows: pa.Table | None,
+        properties: Any,
+    ) -> None:
+        if rows is None:
             now_ms = time.time_ns() // 1_000_000
             actions = [
                 self._delta.transaction.AddAction(
@@ -190,7 +203,7 @@ class Delta(Sink):
         columns = {_quoted(name): f"source.{_quoted(name)}" for name in self.context.schema.names}
         values = {name: value for name, value in columns.items() if name not in self._key_columns}
         merge = table.merge(
-            self._merged_rows(files),
+            rows,
             " and ".join(f"target.{name} = source.{name}" for name in self._key_columns),
             source_alias="source",
             target_alias="target",

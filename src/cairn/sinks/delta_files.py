@@ -10,7 +10,6 @@ Always true here:
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import json
 import math
 from collections.abc import Iterator
@@ -193,6 +192,4 @@ def _text(value: Any) -> str | None:
         return None
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, decimal.Decimal):
-        return format(value, "f")
     return value.isoformat() if isinstance(value, dt.date) else str(value)
