@@ -98,7 +98,7 @@ def test_partitions_are_read_back_from_the_log(tmp_path: Path) -> None:
     sink.commit(2, [committable])
     assert seen(tmp_path) == sorted(rows, key=str)
     assert len(committable["files"]) == 3
-    read = DeltaTable(str(tmp_path)).to_pyarrow_table(partitions=[("day", "=", "2026-01-01")])
+    read = DeltaTable(str(tmp_path)).to_pyarrow_table(filters=[("day", "=", "2026-01-01")])
     assert sorted(pa.table(read)["k"].to_pylist()) == list(range(0, 30, 3))
 
 
