@@ -108,12 +108,11 @@ class OutletDriver(Driver):
 
     @property
     def sink(self) -> Sink:
-        return self.coordinator._sinks["out"]
+        return self.coordinator._publisher.sinks["out"]
 
     def close(self) -> None:
-        for number in list(self.cluster.slots):
-            for level in self.cluster.slots[number].levels:
-                for outlet in level.sinks.values():
-                    outlet.sink.close()
-            self.cluster.kill(number)
+        for slot in self.cluster.slots.values():
+            for outlet in slot.level(0).sinks.values():
+                outlet.sink.close()
+        self.cluster.slots.clear()
         self.sink.close()

@@ -22,7 +22,7 @@ LASTING = [name for name, place in PLACES.items() if place.is_shared]
 # Rounds, idle epochs, other parallelism, savepoints and bases have no part in publishing.
 ELSEWHERE = (
     "driver.savepoint.loaded", "driver.round.ran", "driver.idle.due", "driver.idle.ended",
-    "driver.deployed", "slot.base.begun", "slot.base.written", "slot.sst.uploaded",
+    "driver.deployed", "driver.batch.published", "slot.base.begun", "slot.base.written", "slot.sst.uploaded",
 )  # fmt: skip
 POINTS = [(point, 1) for point in crash_points() if point not in ELSEWHERE]
 POINTS.append(("driver.sink.piece", 2))

@@ -72,16 +72,16 @@ class Collect(Sink):
         return {"_parts": {}}
 
     @property
+    def rows(self) -> list[Any]:
+        return [row for part in sorted(self._parts) for row in self._parts[part]]
+
+    @property
     def epochs(self) -> dict[int, list[Any]]:
-        """The rows of each epoch that was committed, in the order of its parts."""
+        """The rows of each epoch."""
         found: dict[int, list[Any]] = {}
         for epoch, part in sorted(self._parts):
             found.setdefault(epoch, []).extend(self._parts[epoch, part])
         return found
-
-    @property
-    def rows(self) -> list[Any]:
-        return [row for rows in self.epochs.values() for row in rows]
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return RowsWriter()
