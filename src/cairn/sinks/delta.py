@@ -141,7 +141,10 @@ class Delta(Sink):
         mark = epoch << PART_BITS | part
         for tries_left in reversed(range(CONFLICTS_MAX)):
             table = self._refreshed()
-            if self._committed(table) >= mark:
+            committed = self._committed(table)
+            if committed > mark:
+                return  # Long done, or abandoned by then: `recover` can tell by the log.
+            if committed == mark:
                 break
             self._check_allowed(table, epoch, files)
             try:
