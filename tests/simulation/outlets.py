@@ -1,6 +1,6 @@
 """The smallest job that ends in a place: rows are numbered by key and published.
 
-    rows (k, seq) -> number (state: how many of k) -> (k, "<seq>: <number>") -> the place
+    rows (k, seq) -> number (state: how many of k) -> (k, "<seq>-<number>") -> the place
 
 Every row that is published is another one, so what is lost or repeated can be told.
 """
@@ -41,7 +41,7 @@ class Number(KeyedProcess[Any]):
 
     def process(self, row: Any, ctx: Any) -> Any:
         self.count.set(self.count.get() + 1)
-        return row.k, f"{row.seq}: {self.count.get()}"
+        return row.k, f"{row.seq}-{self.count.get()}"
 
 
 def numbered_graph(group_count: int, sink: Sink) -> Graph:
@@ -68,6 +68,12 @@ class OutletWorld(World):
         self._drivers.append(OutletDriver(self, **how))
         return self._drivers[-1]
 
+    def end(self, *drivers: OutletDriver) -> None:
+        """Their processes are gone, and so are the connections they had."""
+        for driver in drivers or tuple(self._drivers):
+            driver.close()
+            self._drivers.remove(driver)
+
     def arrow(self, start: int, stop: int) -> pa.StructArray:
         keys = random.Random(f"keys {self.seed}").choices(range(KEYS), k=stop)
         rows_codec = codec(pa.struct(list(ROW)))
@@ -79,7 +85,7 @@ class OutletWorld(World):
         found = []
         for row in self.arrow(0, self.committed_rows()).to_pylist():
             counts[row["k"]] += 1
-            found.append((row["k"], f"{row['seq']}: {counts[row['k']]}"))
+            found.append((row["k"], f"{row['seq']}-{counts[row['k']]}"))
         return found
 
     def check_output(self) -> None:
@@ -99,13 +105,12 @@ class OutletWorld(World):
         assert not leftovers, leftovers
 
     def close(self) -> None:
-        for driver in self._drivers:
-            driver.close()
+        self.end()
         self.place.close()
 
 
 class OutletDriver(Driver):
-    """A driver that is closed when the test ends, however it ended itself."""
+    """A driver of this world, with its sink."""
 
     @property
     def sink(self) -> Sink:

@@ -45,10 +45,10 @@ def test_a_crash_at_any_point_publishes_every_row_as_promised(world: OutletWorld
             driver = world.driver()
             driver.start()
             driver.run_batch(4)
-            driver.run_batch(4)
 
         with simulated_crash(point, nth):
             lived = survive(lead)
+        world.end()
         try:
             assert lived == point.startswith("slot.") or point in WITHIN_A_COMMIT
             after = world.driver()
@@ -56,10 +56,11 @@ def test_a_crash_at_any_point_publishes_every_row_as_promised(world: OutletWorld
             world.check_output()
             after.run_batch(4)
             world.check_all()
+            world.end()
         except BaseException as error:
             error.add_note(f"after a crash at {point}, pass {nth}")
             raise
-    assert world.committed_rows() > len(POINTS) * 4
+    assert world.committed_rows() >= len(POINTS) * 4
 
 
 @pytest.mark.parametrize("seed", seeds(1))
@@ -91,7 +92,8 @@ def test_whatever_fails_every_row_is_published_as_promised(
         with suppress(*DEATHS, Exception):
             old.sink.recover(old.coordinator.term)
         with suppress(*DEATHS):
-            old.run_batch(3)
+            if hasattr(old, "spark"):
+                old.run_batch(3)
 
     def lead() -> None:
         driver = world.driver(
@@ -107,8 +109,9 @@ def test_whatever_fails_every_row_is_published_as_promised(
                     driver.run_batch(chance.choice([0, 1, 5, 9]))
                     world.check_output()
         finally:
-            if hasattr(driver, "spark"):
-                fenced[:] = [*fenced, driver][-3:]
+            fenced.append(driver)
+            if len(fenced) > 3:
+                world.end(fenced.pop(0))
 
     try:
         for _ in range(8):
