@@ -176,6 +176,7 @@ def test_exported_names_are_these() -> None:
         "Collect",
         "Committable",
         "Console",
+        "Delta",
         "Files",
         "Foreach",
         "Noop",
