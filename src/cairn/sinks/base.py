@@ -28,12 +28,12 @@ Promise = Literal["exactly-once", "at-least-once"]
 Shows = Literal["epochs", "pieces"]
 
 ATTEMPTS_MAX = 1000
-"""More attempts than there are at an epoch."""
+"""More attempts than there are at a batch of an epoch."""
 
 
-def attempt_of(attempt: int, round_index: int) -> int:
-    """The number of an attempt, as writers get it: of another round it is another one."""
-    return attempt + round_index * ATTEMPTS_MAX
+def attempt_of(attempt: int, pass_index: int) -> int:
+    """The number of an attempt, as writers get it: of another pass it is another one."""
+    return attempt + pass_index * ATTEMPTS_MAX
 
 
 def round_of(attempt: int) -> int:
