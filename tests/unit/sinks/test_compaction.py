@@ -180,14 +180,14 @@ def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
 
     driver._store.put_file = counted  # type: ignore[method-assign]
     sizes = 0
-    for epoch in range(1, 90):
+    for epoch in range(1, 70):
         folder.commit(driver, epoch, *[(n, f"{epoch}") for n in range(50)])
         if epoch % 10 == 8:
             driver.close()
             driver._compacting().round()
     sizes = sum(os.path.getsize(folder.path / name) for name in folder.names())
-    assert len(folder.rows()) == 89 * 50
-    assert len(folder.names()) < 40
+    assert len(folder.rows()) == 69 * 50
+    assert len(folder.names()) < 35
     assert written < 6 * sizes
     driver.close()
 
@@ -198,7 +198,7 @@ def test_compaction_needs_a_list(tmp_path: Path) -> None:
 
 
 @mock.patch.object(compaction, "MERGE_FILES_MIN", 3)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_row_is_lost_or_doubled_under_faults_and_takeovers(tmp_path: Path, seed: int) -> None:
     """Drivers that fail anywhere, are followed by others, wake up, merge, and recover."""
     rng = random.Random(seed)
