@@ -29,7 +29,8 @@ def restored_operator(
     """One that owns every key group, as of an epoch."""
     operator = fresh_operator(spec, range(group_count), group_count)
     with tempfile.TemporaryDirectory() as scratch:
-        restore(operator.state, Log(store), store, epoch_number, [operator.state.groups], scratch)
+        epoch = Log(store).epoch(epoch_number)
+        restore(operator.state, store, epoch, [operator.state.groups], scratch)
     return operator
 
 

@@ -28,6 +28,7 @@ POINTS: dict[str, str] = {
     "driver.round.ran": "a round of a loop is done, the next one of the epoch has not begun",
     "driver.epoch.ran": "every subtask has acknowledged, nothing is written by the driver",
     "driver.pack.written": "the pack of small deltas is stored, the manifest is not",
+    "driver.batch.published": "a batch is published before its epoch is in the log",
     "driver.manifest.written": "the manifest is in the log: the epoch is committed",
     "driver.sink.begun": "a sink is told to publish the epoch, nothing of it is done",
     "driver.sink.piece": "a sink has put a piece of the epoch in place, others may be missing",

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
+from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.rounds import in_flight, is_pending
 from cairn.coordinator.ticker import Pace, is_due, is_event_due, is_idleness_due, pending
 from cairn.crash import crash_point
@@ -98,10 +99,35 @@ class IdleEpochs:
         self._name = name
 
     def tick(self) -> None:
-        """Run an epoch, if one is due and none is under way; in a loop, one after another."""
+        """Run an epoch, if one is due and none is under way; in a loop, one after another.
+
+        One that waits for batches which do not come is committed without them.
+        """
+        if self._coordinator.batches and self._pace.is_long_silent and self._turn.take_if_free():
+            self._commit()
         while self._is_due() and self._turn.take_if_free():
             if not self._epoch(self._is_due) or not is_pending(self._coordinator.newest):
                 return
+
+    def commit(self) -> None:
+        """Commit the epoch under way, however few batches it has."""
+        self._turn.take()
+        self._commit()
+
+    def _commit(self) -> None:
+        """The turn being ours, and give it up."""
+        try:
+            if not self._host.is_ending():
+                self._coordinator.commit_epoch()
+            return
+        except StoppedError as error:
+            _logger.warning("%s", error)
+            return
+        except BaseException as error:
+            self._host.fail(error)
+        finally:
+            self._turn.give_up()
+        self._host.stop()
 
     def run_out(self) -> None:
         """Until no timer waits for nothing but an epoch, and no record is on its way back."""
@@ -171,6 +197,9 @@ class IdleEpochs:
             self._host.run(newest.spark, is_draining)
             crash_point("driver.idle.ended")
             return True
+        except StoppedError as error:
+            _logger.warning("%s", error)
+            return False
         except BaseException as error:
             self._host.fail(error)
         finally:

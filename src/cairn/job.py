@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.connected import ConnectedStreams, connected
 from cairn.errors import PlanError
+from cairn.guarantees import Guarantee
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import KeyedStream, Stream
@@ -40,6 +41,7 @@ class Job:
         event_time: str | None = None,
         watermark: str | None = None,
         idle_after: str | None = "1 minute",
+        replayable: bool | None = None,
     ) -> Stream:
         """A streaming DataFrame. With `event_time`, rows of a key are processed in that order.
 
@@ -47,6 +49,9 @@ class Job:
         since 1970. `watermark` ("10 seconds") is how late rows may come: what is later still,
         or has no time, goes to `.side("late")`. A source without rows for `idle_after` does
         not hold back the watermark of the others; None: it always does.
+
+        `replayable` says whether rows can be read again once Spark has told the source that it is
+        done with them; `checkpoint_every` needs that. None: told by what the source is.
         """
         from cairn.plan.dataframe import dataframe_schema
 
@@ -62,7 +67,7 @@ class Job:
         where = f"source {name!r}"
         check_event_time(event_time, schema, where)
         mark = check_watermark(watermark, idle_after, event_time, where)
-        self._nodes[name] = SourceNode(name, dataframe, schema, event_time, mark)
+        self._nodes[name] = SourceNode(name, dataframe, schema, event_time, mark, replayable)
         return Stream(self, (Port(name),), schema)
 
     def connect(self, **streams: KeyedStream) -> ConnectedStreams:
@@ -121,6 +126,9 @@ class Job:
         spark_checkpoint: str | None = None,
         drain: bool = False,
         on_error: Literal["fail", "dead-letter"] = "fail",
+        guarantee: Guarantee = "exactly-once",
+        checkpoint_every: int = 1,
+        commit_timeout: str | None = None,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
@@ -140,6 +148,11 @@ class Job:
 
         With `on_error="dead-letter"` a row (or timer) that a function raises on does not fail the
         epoch: what it did is undone, and it goes to the operator's `.side("errors")`.
+
+        `guarantee` says what a crash may do to the output: see `cairn.guarantees`. An epoch has
+        `checkpoint_every` batches of Spark's: it is committed after the last of them, or when no
+        more come; a crash runs them again. A sink that cannot publish pauses the job until it
+        can, or for `commit_timeout` ("1 hour"), after which the run fails.
         """
         from cairn.options import Options
         from cairn.run import Run
@@ -161,6 +174,9 @@ class Job:
                 spark_checkpoint=None if spark_checkpoint is None else str(spark_checkpoint),
                 drain=drain,
                 on_error=on_error,
+                guarantee=guarantee,
+                checkpoint_every=checkpoint_every,
+                commit_timeout=commit_timeout,
             ),
         )
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, PartialProcess
+from cairn.guarantees import Guarantee, check_guarantee
 from cairn.letters import SCHEMA as LETTERS
 from cairn.letters import OnError, check_on_error
 from cairn.plan.graph import Graph, Port
+from cairn.plan.sources import check_replayable
 from cairn.session import check_session
 from cairn.types import schema_ddl
 
@@ -41,6 +43,9 @@ class Options:
     spark_checkpoint: str | None = None
     drain: bool = False
     on_error: OnError = "fail"
+    guarantee: Guarantee = "exactly-once"
+    checkpoint_every: int = 1
+    commit_timeout: str | None = None
 
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
@@ -58,6 +63,11 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         )
     if options.on_stop not in ("retain", "delete"):
         raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
+    check_guarantee(options.guarantee, options.checkpoint_every)
+    if options.commit_timeout is not None:
+        duration_ms(options.commit_timeout, "commit_timeout")
+    if options.checkpoint_every > 1 and options.guarantee != "at-most-once":
+        check_replayable(graph)
     check_on_error(options.on_error)
     if options.on_error == "dead-letter":
         check_letters(graph)

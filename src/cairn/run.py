@@ -13,6 +13,7 @@ import cloudpickle
 import msgspec
 
 from cairn.coordinator.measured import summary
+from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.resume import check_resume
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
@@ -41,7 +42,7 @@ from cairn.storage.spark_log import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Status = Literal["running", "finished", "stopped", "failed"]
+Status = Literal["running", "paused", "finished", "stopped", "failed"]
 
 _logger = logging.getLogger("cairn")
 
@@ -95,7 +96,7 @@ class Run:
             parallelism=started.coordinator.parallelism,
             run_id=started.coordinator.run_id,
         )
-        self.status: Status = "running"
+        self._ended_as: Status | None = None
         self.error: BaseException | None = None
         self._change_lock = threading.Lock()
         self._change: _Change | None = None
@@ -130,6 +131,11 @@ class Run:
         return self._driver.start_query(url, self._options.trigger, self._run_epoch)
 
     @property
+    def _gives_up(self) -> bool:
+        """What was read once is not read again, whatever became of it."""
+        return self._options.guarantee == "at-most-once"
+
+    @property
     def _is_bounded(self) -> bool:
         return self._options.trigger == "available-now"
 
@@ -143,6 +149,10 @@ class Run:
             crash_point("driver.epoch.ended")
         except _StoppingError:
             raise
+        except StoppedError as error:
+            # The epoch is in the log, or its batch is read again: nothing is lost.
+            _logger.warning("%s", error)
+            self._refuse_if_ending()
         except BaseException as error:
             self.error = self.error or error
             raise
@@ -171,7 +181,7 @@ class Run:
         if newest is not None and newest.spark.folder == folder:
             if newest.spark.batch_id == batch_id and same_offsets(newest.spark.offsets, offsets):
                 return  # Committed before a crash; its sinks were committed again at the start.
-            if batch_id != newest.spark.batch_id + 1:
+            if batch_id != newest.spark.batch_id + 1 and not self._gives_up:
                 raise EpochError(
                     f"Spark runs batch {batch_id} of {folder} after epoch {newest.number}, "
                     f"which is batch {newest.spark.batch_id}"
@@ -213,6 +223,7 @@ class Run:
         self._idle.run_out()
         if self._options.drain:
             self._idle.drain()
+        self._idle.commit()
 
     def _apply_change(self) -> None:
         """What was asked for since the last epoch takes effect: from here on, all of it."""
@@ -220,6 +231,8 @@ class Run:
             change, self._change = self._change, None
         if change is None:
             return
+        # It takes effect between two epochs.
+        self._coordinator.commit_epoch()
         for preparation in change.preparations:
             preparation.join()
         coordinator = self._coordinator
@@ -281,10 +294,11 @@ class Run:
         self._is_over = True
         if self._turn.take_at_once(STOP_PATIENCE_S):
             self._turn.give_up()
+        self._finish_epoch()
         if self.error is not None:
-            self.status = "failed"
+            self._ended_as = "failed"
         else:
-            self.status = "stopped" if self._stopping else "finished"
+            self._ended_as = "stopped" if self._stopping else "finished"
         try:
             # A slot that is being started would not hear the goodbye.
             for preparation in self._change.preparations if self._change else ():
@@ -301,6 +315,17 @@ class Run:
                 self.error = error
         self._ended.set()
 
+    def _finish_epoch(self) -> None:
+        """Commit what the last batches have left: the next start would run them again."""
+        if self.error is not None:
+            return
+        try:
+            self._coordinator.commit_epoch()
+        except StoppedError as error:
+            _logger.warning("%s", error)
+        except BaseException as error:
+            self.error = error
+
     def _delete(self) -> None:
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:
@@ -311,7 +336,7 @@ class Run:
         from cairn.coordinator.driver import is_concurrent_use
 
         coordinator = self._coordinator
-        if not is_concurrent_use(failure) or coordinator.newest is None:
+        if not is_concurrent_use(failure) or coordinator.newest is None or self._gives_up:
             return False
         if coordinator.log.newest_number() != coordinator.log.last:
             return False
@@ -343,6 +368,18 @@ class Run:
 
     # What users call
 
+    @property
+    def status(self) -> Status:
+        """How the run goes, or has ended; "paused" while a sink cannot publish."""
+        if self._ended_as is not None:
+            return self._ended_as
+        return "running" if self._coordinator.paused is None else "paused"
+
+    @property
+    def paused(self) -> str | None:
+        """Why no epoch begins, while a sink cannot publish; the job goes on when it can."""
+        return None if self._coordinator.paused is None else str(self._coordinator.paused)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Until the run has ended; raises what failed. False when `timeout` seconds passed."""
         # In slices, so that Ctrl-C is heard.
@@ -366,6 +403,7 @@ class Run:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error or error from error
         self._idle.run_out()
+        self._idle.commit()
         if self.error is not None:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error
@@ -398,7 +436,7 @@ class Run:
 
         The run goes on meanwhile.
         """
-        newest = self._coordinator.newest
+        newest = self._coordinator.committed
         if newest is None:
             raise EpochError(
                 f"job {self.name!r} has no committed epoch yet\n"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
 from cairn.coordinator.resume import check_resume, check_sources
-from cairn.coordinator.rewind import Position, settle
+from cairn.coordinator.rewind import Position, give_up, settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.ids import new_id
@@ -45,7 +45,7 @@ def start(graph: Graph, options: Options) -> Started:
     spark = graph.sources[0].dataframe.sparkSession
     parallelism = check_options(graph, options, spark)
     # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
-    retained = max(100, 2 * options.retained_epochs)
+    retained = max(100, 2 * options.retained_epochs * options.checkpoint_every)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
     store = open_store(options.checkpoint)
     spark_store = open_store(options.spark_checkpoint) if options.spark_checkpoint else store
@@ -70,6 +70,7 @@ def start(graph: Graph, options: Options) -> Started:
                 spark=spark,
             )
         )
+    commit_ms = options.commit_timeout and duration_ms(options.commit_timeout, "commit_timeout")
     keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
     coordinator = Coordinator(
         spec,
@@ -81,6 +82,9 @@ def start(graph: Graph, options: Options) -> Started:
         spark_store=spark_store,
         run_id=new_id(),
         origins=graph.watermarks,
+        guarantee=options.guarantee,
+        checkpoint_every=options.checkpoint_every,
+        commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
     )
     newest = coordinator.log.newest_epoch()
     rewrite = frozenset() if newest is None else _check(newest, graph, options, coordinator)
@@ -88,16 +92,24 @@ def start(graph: Graph, options: Options) -> Started:
     if newest is None and savepoint is not None:
         rewrite = _load(savepoint, graph, options, coordinator, spark_store)
     coordinator.deploy(spec, rewrite=rewrite)
-    position = settle(
-        coordinator.newest,
-        coordinator.term,
-        store=spark_store,
-        sources=graph.source_names,
-        reset_sources=options.reset_sources,
-    )
+    position = _settled(graph, options, coordinator, spark_store)
     crash_point("driver.rewind.laid")
     coordinator.recover()
     return Started(store, spark_store, coordinator, position)
+
+
+def _settled(
+    graph: Graph, options: Options, coordinator: Coordinator, spark_store: Store
+) -> Position:
+    """Where Spark is to go on."""
+    newest, term = coordinator.newest, coordinator.term
+    sources, reset = graph.source_names, options.reset_sources
+    if options.guarantee == "at-most-once":
+        since = coordinator.log.restored_by() or 0
+        return give_up(
+            newest, term, store=spark_store, sources=sources, reset_sources=reset, since=since
+        )
+    return settle(newest, term, store=spark_store, sources=sources, reset_sources=reset)
 
 
 def _check(

@@ -23,11 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.rewind import settle
+from cairn.coordinator.rewind import give_up, settle
 from cairn.coordinator.ticker import is_due, is_idleness_due
 from cairn.crash import crash_point
 from cairn.durations import MIN_MS
 from cairn.errors import CairnError
+from cairn.guarantees import Guarantee
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
@@ -60,7 +61,7 @@ class Transactional(Sink):
         return _StagedRows(self.store, f"{epoch:012d}-{subtask}-{round_of(attempt)}")
 
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        mark = f"published/{epoch:012d}"
+        mark = f"published/{epoch:012d}-{part}"
         if self.store.exists(mark):
             return
         rows = [
@@ -239,6 +240,9 @@ class World:
         self.check_log()
         report = verify(self.store)
         assert report.ok, report.damage
+        self.check_state()
+
+    def check_state(self) -> None:
         newest = self.newest()
         if newest is not None:
             stored = stored_state(self.store, self.graph(), newest)
@@ -301,8 +305,11 @@ class Driver:
         fault_rate: float = 0.0,
         trouble: float = 0.0,
         retained_epochs: int = 3,
+        guarantee: Guarantee = "exactly-once",
+        checkpoint_every: int = 1,
     ) -> None:
         self.world = world
+        self.guarantee = guarantee
         chance = random.Random(world.random.random())
         self.store = FaultyStore(
             world.store, faults, seed=chance.randrange(1 << 30), fault_rate=fault_rate
@@ -312,7 +319,9 @@ class Driver:
         spec = job_spec(graph, job_id=job.job_id, checkpoint=world.store.url, backend=world.backend)
         for sink in graph.sinks:
             schema = graph.schema(sink.inputs[0])
-            sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, schema))
+            sink.sink.open(
+                SinkContext(job.job_id, graph.name, sink.uid, schema, checkpoint=world.store.url)
+            )
             if isinstance(sink.sink, Transactional):
                 sink.sink.store = FaultyStore(
                     sink.sink.store, seed=chance.randrange(1 << 30), fault_rate=fault_rate
@@ -326,6 +335,8 @@ class Driver:
             clock=world.clock,
             sleep=world.clock.sleep,
             origins=graph.watermarks,
+            guarantee=guarantee,
+            checkpoint_every=checkpoint_every,
         )
         self.coordinator.log._sleep = world.clock.sleep
         self.cluster = Cluster(graph, spec, self.store, str(world.folder), Trouble(chance, trouble))
@@ -333,15 +344,19 @@ class Driver:
 
     def start(self) -> None:
         newest = self.coordinator.take_over()
-        self.folder = settle(
-            newest, self.coordinator.term, store=self.store, sources=["rows"]
-        ).folder
+        term = self.coordinator.term
+        if self.guarantee == "at-most-once":
+            position = give_up(newest, term, store=self.store, sources=["rows"])
+        else:
+            position = settle(newest, term, store=self.store, sources=["rows"])
+        self.folder = position.folder
         crash_point("driver.rewind.laid")
         self.coordinator.recover()
         self.spark = FakeSpark(self.world.store, self.folder)
 
     def rescale(self, parallelism: int) -> None:
         """As `Run.rescale`: from the next epoch on."""
+        self.coordinator.commit_epoch()
         self.coordinator.rescale(parallelism)
         crash_point("driver.deployed")
 
@@ -354,7 +369,8 @@ class Driver:
         if newest is not None and newest.spark.folder == self.folder:
             is_done = newest.spark.batch_id == batch_id
             assert not is_done or same_offsets(newest.spark.offsets, offsets)
-            if not is_done and batch_id != newest.spark.batch_id + 1:
+            is_next = batch_id == newest.spark.batch_id + 1
+            if not is_done and not is_next and self.guarantee != "at-most-once":
                 raise ConcurrentQueryError(f"batch {batch_id} after {newest.spark.batch_id}")
         if not is_done:
             rows = self.world.arrow(start, stop)

@@ -33,10 +33,16 @@ LAYERS = [
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
-    "window_functions", "letters", "deduplicate", "joins",
+    "window_functions", "letters", "guarantees", "deduplicate", "joins",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
-TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}
+TOUCHES_SPARK_WHEN_CALLED = {
+    "plan.sources",
+    "slot.forward",
+    "session",
+    "cli.job_file",
+    "demo.check",
+}
 
 
 class Imported(NamedTuple):
@@ -170,10 +176,17 @@ def test_exported_names_are_these() -> None:
         "Collect",
         "Committable",
         "Console",
+        "Delta",
         "Files",
+        "Foreach",
         "Noop",
+        "Postgres",
+        "PublishedEpoch",
+        "Redis",
         "Sink",
         "SinkContext",
+        "Spark",
+        "Wal",
         "Writer",
         "published",
     ]

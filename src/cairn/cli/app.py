@@ -95,6 +95,16 @@ def run(
     on_error: Annotated[
         str, typer.Option(help="fail, or dead-letter: put rows aside that a function fails on.")
     ] = "fail",
+    guarantee: Annotated[
+        str, typer.Option(help="exactly-once, at-least-once or at-most-once.")
+    ] = "exactly-once",
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Batches of an epoch: it is committed after the last.")
+    ] = 1,
+    commit_timeout: Annotated[
+        str | None,
+        typer.Option(help='How long a sink may fail to publish: "1 hour". Default: for ever.'),
+    ] = None,
     allow_dropped_state: Annotated[
         bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
@@ -133,6 +143,9 @@ def run(
                     "allow_dropped_state": allow_dropped_state,
                     "drain": drain,
                     "on_error": on_error,
+                    "guarantee": guarantee,
+                    "checkpoint_every": checkpoint_every,
+                    "commit_timeout": commit_timeout,
                 },
                 as_json=as_json,
             )

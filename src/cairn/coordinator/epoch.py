@@ -9,15 +9,19 @@
       commit    sinks publish, again and again until they have
       collect   what no kept epoch needs goes
 
-It knows nothing of Spark: how an epoch is executed is passed in.
+An epoch may have several batches (`checkpoint_every`): each is executed and packed, the last
+one is followed by manifest and commit. Until then the epoch is `newest`, and in this driver
+only. With a weaker guarantee each batch is published when it is packed.
+
+It knows nothing of Spark: how a batch is executed is passed in.
 
 Always true here:
 - nothing is aborted, collected or cut before the takeover is in the log;
-- sinks publish an epoch only after its manifest is written;
-- `now` and the watermark never go back, and are the same in every attempt at an epoch;
+- with exactly-once, sinks publish an epoch only after its manifest is written;
+- `now` and the watermark never go back, and are the same in every attempt at a batch;
 - parallelism and functions change between two epochs, never within one;
-- an epoch that failed before its manifest never happened, and is tried again whole, with
-  all its rounds.
+- an epoch that failed before its manifest never happened; a batch is tried again whole, with
+  all its rounds, on the state that the batch before has left.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ import msgspec
 
 from cairn.coordinator.acks import check_shared, complete
 from cairn.coordinator.compaction import due
-from cairn.coordinator.measured import announced, metrics_of, state_keys_of, timings_of
+from cairn.coordinator.measured import added, announced, metrics_of, state_keys_of, timings_of
+from cairn.coordinator.publisher import Paused, Publisher
 from cairn.coordinator.ranges import (
     lists_for,
     pieces_of,
@@ -48,9 +53,10 @@ from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
 from cairn.durations import MAX_MS
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
+from cairn.guarantees import Guarantee
 from cairn.ids import new_id
 from cairn.plan.graph import Watermark
-from cairn.sinks.base import Sink
+from cairn.sinks.base import Committable, Sink
 from cairn.slot.entry import EntrySpec, entries_of
 from cairn.slot.feedback import records_entry
 from cairn.slot.protocol import Ack, Begin, Compaction, Piece, Report
@@ -65,6 +71,7 @@ from cairn.storage.manifest import (
     StateDecl,
 )
 from cairn.storage.pack import Slice
+from cairn.storage.pending import PENDING_FOLDER, write_pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
 
@@ -72,7 +79,6 @@ _logger = logging.getLogger("cairn")
 
 INLINE_BYTES_MAX = 64 * 1024
 INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
-COMMIT_TRIES = 5
 
 
 class Outcome(NamedTuple):
@@ -111,6 +117,9 @@ class Coordinator:
         sleep: Callable[[float], None] = time.sleep,
         run_id: str | None = None,
         origins: Mapping[str, Watermark] | None = None,
+        guarantee: Guarantee = "exactly-once",
+        checkpoint_every: int = 1,
+        commit_timeout_s: float | None = None,
     ) -> None:
         self.origins = dict(origins or {})
         """Where event time and a watermark are declared."""
@@ -120,13 +129,28 @@ class Coordinator:
         self.slots = list(range(parallelism))
         """Which slot runs each subtask, in the epochs to come."""
         self.newest: Epoch | None = None
+        """What the next batch starts from: committed, or with batches still to come."""
+        self.committed: Epoch | None = None
+        """The newest epoch in the log."""
+        self.batches = 0
+        """How many of the epoch under way have run; none: the newest is committed."""
         self.term = 0
         self.awake_ms = 0
         """Since when this driver asks the sources for rows."""
-        self.last_commit_ms = 0.0
         self.is_stopping: Callable[[], bool] = lambda: False
-        """Then the next round is the last of its epoch: what is in flight is there to go on."""
-        self._sinks = dict(sinks)
+        """Then the next round is the last of its batch: what is in flight is there to go on.
+        And a sink that cannot publish is waited for no longer."""
+        self._guarantee = guarantee
+        self._checkpoint_every = checkpoint_every
+        self._publisher = Publisher(
+            sinks,
+            self.log,
+            guarantee=guarantee,
+            timeout_s=commit_timeout_s,
+            clock=clock,
+            sleep=sleep,
+        )
+        self._publisher.is_stopping = lambda: self.is_stopping()
         self._retained_epochs = retained_epochs
         self._retained_s = retained_s
         self._spark_store = spark_store
@@ -135,8 +159,20 @@ class Coordinator:
         self._sleep = sleep
         self._collector: Collector | None = None
         self._settled: list[str] = []
+        self._pending: list[str] = []
+        """Where the epoch under way is written down for slots that have lost its state."""
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
+
+    @property
+    def paused(self) -> Paused | None:
+        """Why no epoch begins, while a sink cannot publish."""
+        return self._publisher.paused
+
+    @property
+    def last_commit_ms(self) -> float:
+        """How long the sinks took to publish the last time."""
+        return self._publisher.last_ms
 
     @property
     def parallelism(self) -> int:
@@ -173,7 +209,7 @@ class Coordinator:
         )
         self.term = record.term
         self.awake_ms = self._clock()
-        self.newest = self.log.newest_epoch()
+        self.newest = self.committed = self.log.newest_epoch()
         self._collector = Collector(
             self.store,
             self.log,
@@ -189,16 +225,14 @@ class Coordinator:
     def adopt(self, epoch: Epoch) -> None:
         """Make an epoch that came from elsewhere the first one of an empty checkpoint."""
         assert self.newest is None and epoch.parent is None, "only into an empty checkpoint"
-        self.newest = self.log.append(lambda number: _numbered(epoch, number))
+        self.newest = self.committed = self.log.append(lambda number: _numbered(epoch, number))
         crash_point("driver.savepoint.loaded")
 
     def recover(self) -> None:
         """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
-        if self.newest is not None:
-            self._commit_sinks(self.newest)
-        for sink in self._sinks.values():
-            sink.recover(self.term)
         assert self._collector is not None, "recovery follows the takeover"
+        self._publisher.recover(self.committed, self.term)
+        self.store.delete_folder(PENDING_FOLDER)
         self._collector.sweep(time.time())
         crash_point("driver.recovered")
 
@@ -207,9 +241,10 @@ class Coordinator:
     def run_epoch(
         self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
     ) -> Epoch:
-        """Run the next epoch and commit it. Raises the first cause when every attempt failed.
+        """Run the next batch, and commit the epoch if it is the last of it.
 
-        `is_draining`: the input has ended, and every timer is due.
+        Raises the first cause when every attempt failed. `is_draining`: the input has ended,
+        and every timer is due.
         """
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
@@ -229,7 +264,8 @@ class Coordinator:
                 slices = packed(self.store, acks, compacted, self.term)
                 crash_point("driver.pack.written")
                 parts = taken_in(begin, ranges, compacted, slices)
-                epoch = self._manifest(begin, parts, position, rounds, slices, ran_ms)
+                prepared = committables_of(acks, self._publisher.sinks)
+                epoch = self._manifest(begin, parts, position, rounds, prepared, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -248,25 +284,43 @@ class Coordinator:
             assert first_error is not None
             first_error.facts["attempts"] = self._attempts_max
             raise first_error
-        try:
-            epoch = self.log.append(lambda appended: _numbered(epoch, appended))
-        except OSError as error:
-            raise CommitError(
-                f"epoch {number} is not published: {error}\n"
-                "  next: see to the store, then start the job again; it runs the epoch anew",
-                epoch=number,
-            ) from error
-        crash_point("driver.manifest.written")
+        for failure in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
+            _logger.warning("epoch %d: a base could not be written, %s", number, failure)
         self.newest = epoch
-        for failure in epoch.metrics["base_failures"]:
-            _logger.warning("epoch %d: a base could not be written, %s", epoch.number, failure)
+        self.batches += 1
         self._settled = [file.stored.id for file in compacted]
         self._rewrite -= frozenset(begin.rewrite)
-        self._commit_sinks(epoch)
+        if self._guarantee != "exactly-once":
+            self._publisher.publish(number, prepared, begin.batch)
+            crash_point("driver.batch.published")
+        if self.batches >= self._checkpoint_every:
+            self.commit_epoch()
+        return self.newest
+
+    def commit_epoch(self) -> None:
+        """Commit the epoch under way, if there is one: in the log, then by the sinks."""
+        if not self.batches:
+            return
+        assert self.newest is not None and self._collector is not None, "an epoch has run"
+        epoch = self.newest
+        try:
+            epoch = self.log.append(lambda number: _numbered(epoch, number))
+        except OSError as error:
+            raise CommitError(
+                f"epoch {epoch.number} is not published: {error}\n"
+                "  next: see to the store, then start the job again; it runs the epoch anew",
+                epoch=epoch.number,
+            ) from error
+        crash_point("driver.manifest.written")
+        self.newest = self.committed = epoch
+        self.batches = 0
+        if self._pending:
+            self.store.delete(self._pending)
+            self._pending.clear()
+        self._publisher.publish(epoch.number, epoch.committables)
         crash_point("driver.sinks.committed")
         self._collector.after_epoch()
         crash_point("driver.collected")
-        return epoch
 
     @property
     def watermark_ms(self) -> int | None:
@@ -335,6 +389,8 @@ class Coordinator:
                 if (compaction := self._due(uid, part)) is not None
             }
             for uid, parts in ranges.items()
+            # They are made from files of a committed epoch.
+            if not self.batches
         }
         shares = max(1, len(ranges) * self.parallelism)
         return Begin(
@@ -342,7 +398,9 @@ class Coordinator:
             term=self.term,
             epoch=number,
             attempt=attempt,
-            parent=None if self.newest is None else self.newest.number,
+            parent=None if self.committed is None else self.committed.number,
+            batch=self.batches,
+            pending=self._written_down() if self.batches and attempt else None,
             now_ms=now_ms,
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,
             passed_ms=None if self.newest is None else self.newest.passed_ms,
@@ -356,6 +414,14 @@ class Coordinator:
             settled=self._settled,
             rewrite=sorted(self._rewrite | self._redistributed(ranges)),
         )
+
+    def _written_down(self) -> str:
+        """Where slots that have lost the state of the epoch under way find what it is made of."""
+        assert self.newest is not None, "batches have run"
+        path = write_pending(self.store, self.newest, self.batches)
+        if path not in self._pending:
+            self._pending.append(path)
+        return path
 
     def _versions(self, uid: str, parts: list[RangeState]) -> list[str]:
         """Of each subtask; of shared state they all start from one."""
@@ -393,10 +459,13 @@ class Coordinator:
         ranges: dict[str, list[RangeState]],
         position: SparkPosition,
         rounds: Sequence[Outcome],
+        prepared: Mapping[str, list[Committable]],
         slices: Mapping[str, Slice],
         ran_ms: float,
     ) -> Epoch:
+        """The epoch as of this batch: of those before it what they did is counted in."""
         assert self._collector is not None
+        before = self.newest if self.batches else None
         last = rounds[-1]
         reports = [outcome.reports for outcome in rounds]
         acks = [ack for outcome in rounds for ack in outcome.acks]
@@ -420,6 +489,8 @@ class Coordinator:
             )
             for uid, entry in self.entries.items()
         }
+        timings = timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms)
+        metrics = metrics_of(self.spec, acks, reports, rounds[0].sources_ms)
         clocks = clocks_of(self.newest).after(
             rounds[0].event_times,
             self.origins,
@@ -442,34 +513,20 @@ class Coordinator:
             timers=timers_of(last.acks),
             spark=position,
             operators=operators,
-            committables=committables_of(acks, self._sinks),
-            timings=timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms),
-            metrics=metrics_of(self.spec, acks, reports, rounds[0].sources_ms),
+            committables=self._to_publish(prepared),
+            timings=added(None if before is None else before.timings, timings),
+            metrics=added(None if before is None else before.metrics, metrics),
             oldest_kept=self._collector.oldest_to_keep(),
         )
 
-    def _commit_sinks(self, epoch: Epoch) -> None:
-        started = time.perf_counter()
-        for uid, committables in epoch.committables.items():
-            sink = self._sinks.get(uid)
-            if sink is None:
-                continue  # Dropped from the job; what it prepared stays invisible.
-            for attempt in range(COMMIT_TRIES):
-                try:
-                    crash_point("driver.sink.begun")
-                    sink.commit(epoch.number, committables)
-                    break
-                except Exception as error:
-                    if attempt + 1 == COMMIT_TRIES:
-                        raise CommitError(
-                            f"sink {uid!r} did not publish epoch {epoch.number}: {error}\n"
-                            "  the epoch is committed; it is published when the job starts again",
-                            sink=uid,
-                            epoch=epoch.number,
-                        ) from error
-                    self._sleep(min(5.0, 0.2 * 3**attempt))
-            crash_point("driver.sink.committed")
-        self.last_commit_ms = (time.perf_counter() - started) * 1000
+    def _to_publish(
+        self, prepared: Mapping[str, list[Committable]]
+    ) -> dict[str, list[Committable]]:
+        """What the sinks publish when the epoch is in the log."""
+        if self._guarantee != "exactly-once":
+            return {}  # Published by then.
+        before = self.newest.committables if self.newest is not None and self.batches else {}
+        return {uid: [*before.get(uid, ()), *given] for uid, given in prepared.items()}
 
 
 def _failed(number: int, cause: Exception) -> EpochError:

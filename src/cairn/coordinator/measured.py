@@ -108,6 +108,32 @@ def metrics_of(
     }
 
 
+_LAST = frozenset({"state_keys"})
+
+
+def added(before: dict[str, Any] | None, last: dict[str, Any]) -> dict[str, Any]:
+    """Figures of several batches as those of one epoch.
+
+    What was done adds up, and so does the time it took; what is held is as of the last
+    batch, and so are subtasks.
+    """
+    if before is None:
+        return last
+    return {name: _sum(name, before.get(name), value) for name, value in last.items()}
+
+
+def _sum(name: str, before: Any, last: Any) -> Any:
+    if before is None or name in _LAST:
+        return last
+    if isinstance(last, dict):
+        return {key: _sum(key, before.get(key), value) for key, value in last.items()}
+    if isinstance(last, float | int):
+        return round(before + last, 1) if isinstance(last, float) else before + last
+    if name == "base_failures":
+        return sorted({*before, *last})
+    return last
+
+
 def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     """An epoch in figures, as `run.metrics()` gives it."""
     operators = epoch.metrics.get("operators", {})

@@ -6,20 +6,28 @@ behind it, Spark goes on; in every other case, and where the program reads other
 than the epoch was made from, a new folder is laid out from the offsets in the manifest,
 and Spark resumes after them.
 
+A job that never reads twice (at-most-once) goes on in Spark's folder instead, after the
+last batch that any driver has planned there: Spark lets one driver only plan the next.
+
 Always true here:
 - a folder is laid out under the new leader's term, so nobody else writes to it;
-- an old folder is read, never changed;
+- an old folder is read, never changed, but for the batch that at-most-once gives up;
 - a source keeps its position by its name, wherever it stands among the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from cairn.storage.manifest import Epoch
+import msgspec
+
+from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.spark_log import (
+    NO_WATERMARK,
+    SPARK_FOLDER,
     lay_out,
     lay_out_for,
     match_sources,
@@ -28,6 +36,8 @@ from cairn.storage.spark_log import (
     spark_folder,
 )
 from cairn.storage.store import NotFoundError, Store
+
+_PLANNED: Final = re.compile(rf"({SPARK_FOLDER}/[^/]+)/offsets/(\d+)")
 
 
 class Stand(Enum):
@@ -39,6 +49,7 @@ class Stand(Enum):
     AHEAD = "Spark has committed batches the log does not know"
     DIFFERENT = "the offsets of the batch differ"
     MISSING = "Spark does not know the batch"
+    GIVEN_UP = "what Spark has planned counts as read, whether it was processed or not"
     SOURCES = "the program reads other sources, or some from their beginning"
 
 
@@ -91,6 +102,56 @@ def settle(
         return Position(epoch.spark.folder, stand)
     lay_out(epoch, folder, source=store, target=store)
     return Position(folder, stand)
+
+
+def give_up(
+    epoch: Epoch | None,
+    term: int,
+    *,
+    store: Store,
+    sources: Sequence[str],
+    reset_sources: Collection[str] = (),
+    since: int = 0,
+) -> Position:
+    """As `settle`, for a job that never reads twice: what was planned is behind it.
+
+    `since` is the record of the last rollback: a position of before it counts no longer.
+    """
+    planned = _last_planned(epoch, store, since)
+    if planned is None:
+        return settle(epoch, term, store=store, sources=sources, reset_sources=reset_sources)
+    if epoch is not None:
+        change = match_sources(planned, sources, reset_sources)
+        if change is None or not change.is_same:
+            moved = msgspec.structs.replace(epoch, spark=planned)
+            return settle(moved, term, store=store, sources=sources, reset_sources=reset_sources)
+    store.put_if_absent(f"{planned.folder}/commits/{planned.batch_id}", NO_WATERMARK)
+    return Position(planned.folder, Stand.GIVEN_UP)
+
+
+def _last_planned(epoch: Epoch | None, store: Store, since: int) -> SparkPosition | None:
+    """The last batch that a driver has planned after an epoch, or since a rollback to it."""
+    first = (since, 0) if since or epoch is None else _order(epoch.spark.folder)
+    found = [
+        (_order(match[1]), match[1], int(match[2]))
+        for there in store.list(SPARK_FOLDER)
+        if (match := _PLANNED.fullmatch(there.path)) and _order(match[1]) >= first
+    ]
+    if not found:
+        return None
+    _, folder, batch_id = max(found)
+    return SparkPosition(
+        folder=folder,
+        batch_id=batch_id,
+        offsets=read_offsets(store, folder, batch_id),
+        sources=[] if epoch is None else epoch.spark.sources,
+    )
+
+
+def _order(folder: str) -> tuple[int, int]:
+    """Folders of later leaders, and later ones of a leader, compare greater."""
+    term, _, suffix = folder.rpartition("/")[2].partition("-")
+    return int(term), int(suffix) if suffix.isdigit() else 0
 
 
 def _numbers(store: Store, folder: str) -> set[int]:

@@ -1,4 +1,4 @@
-"""Rounds of an epoch: a job with loops may go around several times before it commits.
+"""Rounds of a batch: a job with loops may go around several times before it goes on.
 
 A round is an execution of its own. Every round but the first runs without rows of the
 sources, from the records that the round before sent back and on the state it left.

@@ -49,6 +49,8 @@ class SourceNode:
     schema: pa.Schema = field(repr=False)
     event_time: str | None
     watermark: Watermark | None
+    replayable: bool | None = None
+    """Whether rows that Spark is done with can be read again; None: nobody has said."""
 
 
 @dataclass(frozen=True)

@@ -66,20 +66,28 @@ class Collect(Sink):
     """
 
     def __init__(self) -> None:
-        self.epochs: dict[int, list[Any]] = {}
+        self._parts: dict[tuple[int, int], list[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"epochs": {}}
+        return {"_parts": {}}
 
     @property
     def rows(self) -> list[Any]:
-        return [row for epoch in sorted(self.epochs) for row in self.epochs[epoch]]
+        return [row for part in sorted(self._parts) for row in self._parts[part]]
+
+    @property
+    def epochs(self) -> dict[int, list[Any]]:
+        """The rows of each epoch."""
+        found: dict[int, list[Any]] = {}
+        for epoch, part in sorted(self._parts):
+            found.setdefault(epoch, []).extend(self._parts[epoch, part])
+        return found
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
         return RowsWriter()
 
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        self.epochs[epoch] = _rows(committables)
+        self._parts[epoch, part] = _rows(committables)
 
 
 class Console(Sink):

@@ -18,6 +18,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +38,7 @@ from cairn.slot.spec import FeedbackSpec
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
 from cairn.storage.files import StatePart
-from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, FileRef, RangeState
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, FileRef, RangeState
 from cairn.storage.store import Store
 from cairn.types import type_ddl
 
@@ -149,7 +149,7 @@ class Feedback:
 
 def take(
     spec: FeedbackSpec, in_flight: InFlight, begin: Begin, groups: range, subtask: int,
-    log: Log, store: Store, scratch: str,
+    parent: Callable[[], Epoch], store: Store, scratch: str,
 ) -> Rows | None:  # fmt: skip
     """What was sent back to an operator, in the order in which it is processed."""
     version = begin.versions[spec.uid][subtask]
@@ -163,8 +163,7 @@ def take(
                 f"operator {spec.operator!r}: subtask {subtask} has lost what was sent back to it "
                 f"in round {begin.round} of the epoch; the epoch runs again"
             )
-        assert begin.parent is not None, "records without a parent epoch"
-        rows = _restored(spec, begin.parent, groups, log, store, scratch)
+        rows = _restored(spec, parent(), groups, store, scratch)
     if rows is None or not len(rows.rows):
         return None
     times = times_of(pa.RecordBatch.from_struct_array(rows.rows), spec.inlet)
@@ -180,10 +179,10 @@ def take(
 
 
 def _restored(
-    spec: FeedbackSpec, epoch_number: int, groups: range, log: Log, store: Store, scratch: str
+    spec: FeedbackSpec, epoch: Epoch, groups: range, store: Store, scratch: str
 ) -> Rows | None:
     """What an epoch has left for these key groups, in the order in which it was sent."""
-    entry = log.epoch(epoch_number).operators[spec.uid]
+    entry = epoch.operators[spec.uid]
     wanted = records_entry(spec)
     key_type = _columns(wanted).key_type
     batches = []

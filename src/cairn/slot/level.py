@@ -51,8 +51,9 @@ from cairn.slot.spec import (
 )
 from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION
+from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.pack import write_segment
+from cairn.storage.pending import read_pending
 from cairn.storage.store import Store
 
 Send = Callable[[pa.RecordBatch], None]
@@ -231,7 +232,7 @@ class LevelRuntime:
                     begin,
                     groups_of(subtask, begin.parallelism, self._group_count),
                     subtask,
-                    self.log,
+                    lambda: self._parent(begin),
                     self.store,
                     self.scratch,
                 )
@@ -256,21 +257,32 @@ class LevelRuntime:
     def _read_parent(
         self, holding: Holding, missing: list[range], begin: Begin, subtask: int
     ) -> None:
-        assert begin.parent is not None, "state without a parent epoch"
+        parent = self._parent(begin)
         if holding.scope == "subtask":
-            held = self.log.epoch(begin.parent).operators.get(holding.uid)
+            held = parent.operators.get(holding.uid)
             if held is not None and len(held.ranges) != begin.parallelism:
                 redistribute(
                     holding,
-                    self.log,
                     self.store,
-                    begin.parent,
+                    parent,
                     subtask=subtask,
                     parallelism=begin.parallelism,
                     scratch=self.scratch,
                 )
                 return
-        restore(holding, self.log, self.store, begin.parent, missing, self.scratch, begin)
+        restore(holding, self.store, parent, missing, self.scratch, begin)
+
+    def _parent(self, begin: Begin) -> Epoch:
+        """What the attempt starts from, as far as it is stored."""
+        if begin.pending is not None:
+            return read_pending(self.store, begin.pending)
+        if begin.batch:
+            raise EpochError(
+                f"a slot has lost its state of batch {begin.batch} of epoch {begin.epoch}; "
+                "the next attempt restores it"
+            )
+        assert begin.parent is not None, "state without a parent epoch"
+        return self.log.epoch(begin.parent)
 
     def _write_base_now(self, holding: Holding, begin: Begin) -> Compacted:
         base = holding.backend.begin_base(holding.tables, holding.groups)

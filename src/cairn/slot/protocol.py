@@ -21,7 +21,11 @@ import msgspec
 from cairn.storage.pack import Stored as Stored
 
 ROUNDS_MAX = 1 << 20
-"""More rounds than an epoch can have."""
+"""More rounds than a batch of an epoch can have."""
+
+
+ATTEMPTS_MAX = 1000
+"""More attempts than there are at a batch."""
 
 
 class Token(NamedTuple):
@@ -80,16 +84,25 @@ class Begin(msgspec.Struct, frozen=True):
     is_draining: bool = False
     """The input has ended: every timer is due that was set before this epoch."""
 
+    batch: int = 0
+    """How many batches the epoch has run before; it is committed after the last of them."""
+    pending: str | None = None
+    """Where the driver has written down what these have stored, for slots that have lost it."""
     round: int = 0
-    """In a job with loops: how often the epoch has gone around before."""
+    """In a job with loops: how often the batch has gone around before."""
     is_last_round: bool = True
     """Records that are sent back are there for the next epoch; else they are processed in this one,
     and nobody but the slot has to keep them until then."""
 
     @property
     def step(self) -> int:
-        """Attempts and their rounds, in one number that rises."""
-        return self.attempt * ROUNDS_MAX + self.round
+        """Batches, attempts at them and their rounds, in one number that rises."""
+        return (self.batch * ATTEMPTS_MAX + self.attempt) * ROUNDS_MAX + self.round
+
+    @property
+    def pass_index(self) -> int:
+        """Which pass of the epoch this is: of its batches and their rounds, attempts aside."""
+        return self.batch * ROUNDS_MAX + self.round
 
     def slot(self, subtask: int) -> int:
         return self.slots[subtask] if self.slots else subtask

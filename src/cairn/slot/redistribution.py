@@ -22,8 +22,7 @@ from cairn.evolution import reshape
 from cairn.slot.holding import Holding
 from cairn.snapshots.reader import EpochReader
 from cairn.state import OperatorList
-from cairn.storage.log import Log
-from cairn.storage.manifest import StateDecl
+from cairn.storage.manifest import Epoch, StateDecl
 from cairn.storage.store import Store
 
 Item = tuple[int, Any]
@@ -54,16 +53,14 @@ def _once(lists: Sequence[Sequence[Item]]) -> Iterator[Item]:
 
 def redistribute(
     holding: Holding,
-    log: Log,
     store: Store,
-    epoch_number: int,
+    epoch: Epoch,
     *,
     subtask: int,
     parallelism: int,
     scratch: str,
 ) -> None:
     """Give a holding, which is empty, its share of the lists of a committed epoch."""
-    epoch = log.epoch(epoch_number)
     states = epoch.operators[holding.uid].states
     with EpochReader(store, epoch, scratch) as reader:
         for name in holding.tables.keys() & states.keys():

@@ -37,18 +37,16 @@ MERGE_ROWS = 32 * 1024
 
 def restore(
     holding: Holding,
-    log: Log,
     store: Store,
-    epoch_number: int,
+    epoch: Epoch,
     missing: Sequence[range],
     scratch: str,
     begin: Begin | None = None,
 ) -> None:
-    """Bring these key groups, which are empty, to a committed epoch.
+    """Bring these key groups, which are empty, to an epoch.
 
     What had expired before the epoch that begins is left out.
     """
-    epoch = log.epoch(epoch_number)
     entry = _entry(holding.uid, epoch.operators)
     names = holding.tables.keys() & entry.states.keys()
     revived = {n for n in names if revives(entry.states[n], holding.tables[n].declaration)}

@@ -33,7 +33,7 @@ class SinkRuntime:
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.committed(begin.parent)
-        attempt = attempt_of(begin.attempt, begin.round)
+        attempt = attempt_of(begin.attempt, begin.pass_index)
         self.writer = self.sink.writer(begin.epoch, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -151,6 +151,16 @@ class Log:
             number = record.previous
         return None
 
+    def restored_by(self) -> int | None:
+        """The record that made the newest epoch the newest again, if it is one of before."""
+        number = self._last if self._last is not None else self.newest_number()
+        while number is not None and number >= FIRST_NUMBER:
+            record = self.read(number)
+            if not isinstance(record, Takeover):
+                return record.number if isinstance(record, Restore) else None
+            number = record.previous
+        return None
+
     def retired_below(self) -> int:
         """Records below this number are retired: nobody may start from them any more.
 

@@ -278,10 +278,11 @@ def is_full(number: int, parent: int | None) -> bool:
     return parent is None or number // FULL_EVERY != parent // FULL_EVERY
 
 
-def encode_epoch(epoch: Epoch, parent: Epoch | None) -> bytes:
+def encode_epoch(epoch: Epoch, parent: Epoch | None, *, whole: bool = False) -> bytes:
     """The bytes of a manifest, relative to its parent where the numbers say so."""
-    base = None if is_full(epoch.number, epoch.parent) else parent
-    if not is_full(epoch.number, epoch.parent):
+    whole = whole or is_full(epoch.number, epoch.parent)
+    base = None if whole else parent
+    if not whole:
         assert parent is not None and parent.number == epoch.parent, "wrong parent"
     operators = {
         uid: _pack_operator(entry, base.operators.get(uid) if base else None)

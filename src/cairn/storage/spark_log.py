@@ -28,6 +28,8 @@ from cairn.storage.store import NotFoundError, Store
 
 SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
+NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
+"""A batch as committed, in Spark's words."""
 # Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
 COMPACT_INTERVAL: Final = 10
 _HEAD_LINES: Final = 2
@@ -95,7 +97,7 @@ def lay_out_from(
         target.put(f"{folder}/sources/{name}", data)
     target.put(f"{folder}/metadata", metadata or json.dumps({"id": str(uuid.uuid4())}).encode())
     batch_id, offsets = position.batch_id, position.offsets.encode()
-    target.put(f"{folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
+    target.put(f"{folder}/commits/{batch_id}", NO_WATERMARK)
     # Spark reads the batch before the last one too, but only to learn where the last began.
     for number in sorted({max(0, batch_id - 1), batch_id}):
         target.put(f"{folder}/offsets/{number}", offsets)

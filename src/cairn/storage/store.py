@@ -26,7 +26,7 @@ import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -170,12 +170,19 @@ def is_not_found(error: BaseException) -> bool:
     return isinstance(error, NotFoundError | FileNotFoundError | obstore_errors.NotFoundError)
 
 
-def open_store(url: str, *, retry: Retry | None = None, create: bool = True) -> Store:
+def open_store(
+    url: str,
+    *,
+    retry: Retry | None = None,
+    create: bool = True,
+    options: Mapping[str, str] | None = None,
+) -> Store:
     """A store for a local path, file://, s3://, gs://, az://, hdfs:// or memory: url.
 
     `memory:` is a new local folder in memory, `memory:name` the same one each time within
     this process; both go with it (see `memory`). A local folder that is not there is
-    made, or with `create=False` a NotFoundError.
+    made, or with `create=False` a NotFoundError. `options` are those of a bucket, by the
+    names that object_store has for them (`AWS_REGION` …); others are left aside.
     """
     retry = retry or Retry()
     parts = urlsplit(url)
@@ -184,7 +191,9 @@ def open_store(url: str, *, retry: Retry | None = None, create: bool = True) -> 
         return LocalStore(memory_folder(url[len("memory:") :].strip("/")), retry)
     if parts.scheme in _BUCKET_SCHEMES:
         # Retries are ours: inside obstore they would hide that a put may have been done twice.
-        bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0})
+        bucket: Any = obstore_stores.from_url(
+            url, retry_config={"max_retries": 0}, **_bucket_settings(options or {})
+        )
         return ObjectStore(url.rstrip("/"), bucket, retry)
     if parts.scheme in _RENAMING_SCHEMES:
         from cairn.storage.arrow_store import ArrowStore
@@ -197,6 +206,20 @@ def open_store(url: str, *, retry: Retry | None = None, create: bool = True) -> 
             "hdfs:// for files of a sink"
         )
     return LocalStore(file_path(url) if parts.scheme == "file" else url, retry, create=create)
+
+
+def _bucket_settings(options: Mapping[str, str]) -> dict[str, Any]:
+    given = {name.lower(): value for name, value in options.items()}
+    is_plain = given.get("allow_http", given.get("aws_allow_http", "false")).lower() == "true"
+    config = {
+        name: value
+        for name, value in given.items()
+        if name.startswith(("aws_", "azure_", "google_"))
+        and not name.startswith("aws_s3_")
+        and name != "aws_allow_http"
+    }
+    settings: dict[str, Any] = {"config": config} if config else {}
+    return settings | ({"client_options": {"allow_http": True}} if is_plain else {})
 
 
 @functools.lru_cache(maxsize=64)

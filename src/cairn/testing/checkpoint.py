@@ -68,7 +68,7 @@ class Checkpoint:
         missing = held.bring_to(version, range(GROUP_COUNT), [])
         if self.newest is not None:
             with tempfile.TemporaryDirectory() as scratch:
-                restore(held, self._log, self._store, self.newest.number, missing, scratch)
+                restore(held, self._store, self.newest, missing, scratch)
         held.version = version
 
     def write_delta(self, held: Holding, uid: str) -> Stored | None:

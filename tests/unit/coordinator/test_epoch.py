@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from cairn.coordinator import epoch as epoch_module
-from cairn.coordinator.epoch import COMMIT_TRIES, Coordinator, Outcome
+from cairn.coordinator.epoch import Coordinator, Outcome
 from cairn.coordinator.measured import summary
+from cairn.coordinator.publisher import TRIES_BEFORE_PAUSE
 from cairn.durations import MAX_MS
 from cairn.errors import (
     CommitConflictError,
@@ -44,14 +45,14 @@ class Recorder(Collect):
         self.failures = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"epochs": {}, "calls": [], "failures": 0}
+        return {"_parts": {}, "calls": [], "failures": 0}
 
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        self.calls.append(("commit", epoch))
+        self.calls.append(("commit", epoch) if part == 0 else ("commit", epoch, part))
         if self.failures:
             self.failures -= 1
             raise OSError("sink is away")
-        super().commit(epoch, committables)
+        super().commit(epoch, committables, part)
 
     def recover(self, before_epoch: int) -> None:
         self.calls.append(("recover", before_epoch))
@@ -66,6 +67,7 @@ class Lead:
         store: Any = None,
         parallelism: int = 1,
         origins: dict[str, Watermark] | None = None,
+        **options: Any,
     ) -> None:
         self.store = store or FaultyStore(open_store("memory:"))
         self.clock = ManualClock(1000)
@@ -83,6 +85,7 @@ class Lead:
             clock=self.clock,
             sleep=self.clock.sleep,
             origins=origins,
+            **options,
         )
         self.begins: list[Begin] = []
         self.scratch = scratch
@@ -266,19 +269,21 @@ def test_an_epoch_that_failed_never_happened(lead: Lead, tmp_path: Path) -> None
 
 
 def test_a_sink_that_fails_is_tried_until_it_has_published(lead: Lead) -> None:
-    lead.sink.failures = COMMIT_TRIES - 1
+    lead.sink.failures = 2 * TRIES_BEFORE_PAUSE
     lead.run_epoch((1, 5))
     assert lead.sink.rows == [(1, 1, 5)]
 
 
 def test_a_sink_that_keeps_failing_ends_the_run_and_is_published_by_the_next(
-    lead: Lead, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    lead.sink.failures = COMMIT_TRIES
+    lead = Lead(tmp_path, commit_timeout_s=60).start()
+    lead.sink.failures = 1000
     with pytest.raises(CommitError, match="sink 'out' did not publish epoch 2: sink is away"):
         lead.run_epoch((1, 5))
+    assert lead.clock() >= 61_000
     after = Lead(tmp_path, lead.store).start()
-    assert after.sink.calls == [("commit", 2), ("recover", 3)]
+    assert after.sink.calls == [("commit", 2), ("recover", 4)]
     assert after.sink.rows == [(1, 1, 5)]
 
 
@@ -290,7 +295,7 @@ def test_recovery_publishes_before_it_clears_and_clears_only_what_is_older(
     after.coordinator.take_over()
     assert after.sink.calls == [], "nothing is touched before the takeover is in the log"
     after.coordinator.recover()
-    assert after.sink.calls == [("commit", 2), ("recover", after.coordinator.term)]
+    assert after.sink.calls == [("commit", 2), ("recover", after.coordinator.term + 1)]
 
 
 def test_a_sink_that_left_the_job_is_not_committed(lead: Lead, tmp_path: Path) -> None:

@@ -118,8 +118,13 @@ class Slot:
 
     def take(self, begun: Begin, subtask: int = 0) -> Rows | None:
         groups = groups_of(subtask, begun.parallelism, GROUPS)
+
+        def parent() -> Epoch:
+            assert begun.parent is not None
+            return self.log.epoch(begun.parent)
+
         return take(
-            self.spec, self.in_flight, begun, groups, subtask, self.log, self.store, self.scratch
+            self.spec, self.in_flight, begun, groups, subtask, parent, self.store, self.scratch
         )
 
 

@@ -33,9 +33,8 @@ def fresh(checkpoint: Checkpoint, groups: range) -> Operator:
 
 def restore_all(operator: Operator, checkpoint: Checkpoint, epoch: Epoch, scratch: Path) -> None:
     store = checkpoint.store
-    restore(
-        operator.state, checkpoint.log, store, epoch.number, [operator.state.groups], str(scratch)
-    )
+    epoch = checkpoint.log.epoch(epoch.number)
+    restore(operator.state, store, epoch, [operator.state.groups], str(scratch))
 
 
 def keys_of(operator: Operator) -> set[Any]:

@@ -1,0 +1,171 @@
+"""Has the sinks publish, again and again until they have.
+
+A commit that keeps failing pauses the job: no epoch begins before it has succeeded. So
+does a slow sink slow the job down, and nothing is dropped.
+
+Always true here:
+- a commit ends by success, by the end of the run, by a takeover, or after `timeout_s`; and
+  what is committed in the log and not published is published by the next start;
+- with at-most-once, a sink that cannot tell a repeated commit is told once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from cairn.crash import crash_point
+from cairn.errors import CommitConflictError, CommitError
+from cairn.guarantees import Guarantee
+from cairn.sinks.base import Committable, Sink
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+
+_logger = logging.getLogger("cairn")
+
+TRIES_BEFORE_PAUSE = 5
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MAX_S = 5.0
+LISTEN_S = 0.2
+"""So often a commit that waits looks whether the run is to end."""
+
+
+class StoppedError(CommitError):
+    """The run is to end, and a sink has not published."""
+
+
+class Paused(NamedTuple):
+    """Why no epoch begins."""
+
+    sink: str
+    epoch: int
+    error: str
+    since_ms: int
+    tries: int
+
+    def __str__(self) -> str:
+        return (
+            f"sink {self.sink!r} cannot publish epoch {self.epoch}, tried {self.tries} times: "
+            f"{self.error}"
+        )
+
+
+class Publisher:
+    """The sinks of a job, as its leader talks to them."""
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        log: Log,
+        *,
+        guarantee: Guarantee = "exactly-once",
+        timeout_s: float | None = None,
+        clock: Callable[[], int],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.sinks = dict(sinks)
+        self.paused: Paused | None = None
+        self.last_ms = 0.0
+        """How long the last epoch took to be published."""
+        self.is_stopping: Callable[[], bool] = lambda: False
+        self._log = log
+        self._guarantee = guarantee
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+
+    def recover(self, newest: Epoch | None, term: int) -> None:
+        """Publish the newest epoch again, it may not have been; clear what nobody will publish."""
+        if newest is not None:
+            self.publish(newest.number, newest.committables, is_start=True)
+        for sink in self.sinks.values():
+            # The number of the takeover itself may have been tried by the driver before.
+            sink.recover(term + 1)
+
+    def publish(
+        self,
+        epoch: int,
+        committables: Mapping[str, Sequence[Committable]],
+        part: int = 0,
+        *,
+        is_start: bool = False,
+    ) -> None:
+        """Have every sink publish its part of an epoch. At a start, so many tries and no more."""
+        started = time.perf_counter()
+        for uid, prepared in committables.items():
+            sink = self.sinks.get(uid)
+            if sink is None:
+                continue  # Dropped from the job; what it prepared stays invisible.
+            self._commit(uid, sink, epoch, prepared, part, is_start)
+            crash_point("driver.sink.committed")
+        self.last_ms = (time.perf_counter() - started) * 1000
+
+    def _commit(
+        self,
+        uid: str,
+        sink: Sink,
+        epoch: int,
+        prepared: Sequence[Committable],
+        part: int,
+        is_start: bool,
+    ) -> None:
+        began_ms, tries = self._clock(), 0
+        while True:
+            crash_point("driver.sink.begun")
+            try:
+                sink.commit(epoch, prepared, part)
+                break
+            except AssertionError:
+                raise
+            except Exception as error:
+                tries += 1
+                if self._guarantee == "at-most-once" and sink.promise != "exactly-once":
+                    _logger.warning(
+                        "sink %r failed to publish epoch %d and is not told again "
+                        "(at-most-once): %s", uid, epoch, error,
+                    )  # fmt: skip
+                    break
+                self._give_up(uid, epoch, error, tries, began_ms, is_start)
+            self._wait(uid, epoch, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 3 ** (tries - 1)))
+        if self.paused is not None:
+            self.paused = None
+            _logger.warning("sink %r has published epoch %d: the job goes on", uid, epoch)
+
+    def _give_up(
+        self, uid: str, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool
+    ) -> None:
+        """Pause, or raise when trying on is of no use."""
+        if tries < TRIES_BEFORE_PAUSE:
+            return
+        was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), began_ms, tries)
+        if self._log.newest_number() != self._log.last:
+            raise CommitConflictError(
+                f"another driver has taken over; it publishes epoch {epoch}", epoch=epoch
+            ) from error
+        waited_s = (self._clock() - began_ms) / 1000
+        if is_start or (self._timeout_s is not None and waited_s >= self._timeout_s):
+            raise CommitError(
+                f"sink {uid!r} did not publish epoch {epoch}: {error}\n"
+                f"  tried {tries} times; it is published when the job starts again",
+                sink=uid,
+                epoch=epoch,
+            ) from error
+        if was_paused is None:
+            _logger.warning("the job is paused until this is over: %s", self.paused)
+
+    def _wait(self, uid: str, epoch: int, seconds: float) -> None:
+        while seconds > 0:
+            if self.is_stopping():
+                raise StoppedError(
+                    f"sink {uid!r} has not published epoch {epoch} when the run was stopped; "
+                    "the next start does",
+                    sink=uid,
+                    epoch=epoch,
+                )
+            self._sleep(min(LISTEN_S, seconds))
+            seconds -= LISTEN_S
+
+
+__all__ = ["Paused", "Publisher", "StoppedError"]

@@ -1,0 +1,187 @@
+"""What each guarantee lets a crash do, and nothing more.
+
+Every row of the input has a number, which its output carries: so it can be told which were
+lost and which came twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cairn.guarantees import Guarantee
+from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from tests.simulation.test_exactly_once import POINTS, seeds, survive
+from tests.simulation.world import Driver, World
+
+BATCH = 10
+EVERY = 3
+DRIVER_POINTS = [p for p in crash_points("driver") if p in POINTS or p == "driver.batch.published"]
+
+
+def published(world: World) -> Counter[int]:
+    """How often each row of the input was published, by its number."""
+    found: Counter[int] = Counter()
+    for row, times in world.seen().items():
+        found[row[1]] += times
+    return found
+
+
+def expected(world: World, rows: int) -> Iterator[int]:
+    """The rows that are published, of so many of the input."""
+    return (row.seq for row in world.rows(0, rows) if row.op != "noop")
+
+
+def led(world: World, guarantee: Guarantee, every: int) -> Driver:
+    driver = Driver(world, guarantee=guarantee, checkpoint_every=every)
+    driver.start()
+    return driver
+
+
+# Exactly-once, with several batches in an epoch
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4])
+@pytest.mark.parametrize("point", [p for p in POINTS if not p.startswith("driver.idle")])
+def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
+    point: str, nth: int, tmp_path: Path
+) -> None:
+    world = World(5, tmp_path)
+    led(world, "exactly-once", EVERY).run_batch()
+
+    def lead() -> None:
+        driver = led(world, "exactly-once", EVERY)
+        for _ in range(2 * EVERY + 1):
+            driver.run_batch()
+        driver.rescale(3)
+        driver.run_batch()
+
+    with simulated_crash(point, nth):
+        survive(lead)
+    after = led(world, "exactly-once", EVERY)
+    world.check_output()
+    for _ in range(EVERY):
+        after.run_batch()
+    world.check_all()
+    assert world.committed_rows() >= EVERY * BATCH
+
+
+# At-least-once
+
+
+@pytest.mark.parametrize("every", [1, EVERY])
+@pytest.mark.parametrize("point", DRIVER_POINTS)
+def test_at_least_once_repeats_what_followed_the_last_commit_and_loses_nothing(
+    point: str, every: int, tmp_path: Path
+) -> None:
+    world = World(3, tmp_path)
+    first = led(world, "at-least-once", every)
+    for _ in range(every):
+        first.run_batch(BATCH)
+
+    def lead() -> None:
+        driver = led(world, "at-least-once", every)
+        for _ in range(2 * every):
+            driver.run_batch(BATCH)
+        driver.coordinator.commit_epoch()
+
+    with simulated_crash(point):
+        survive(lead)
+    committed = world.committed_rows()
+    after = led(world, "at-least-once", every)
+    for _ in range(2 * every):
+        after.run_batch(BATCH)
+    rows = world.committed_rows()
+    found = published(world)
+    assert set(found) >= set(expected(world, rows)), "a row was lost"
+    repeated = {seq for seq, times in found.items() if times > 1}
+    # Only rows that were published and not committed when the driver died.
+    assert all(committed <= seq < committed + every * BATCH for seq in repeated)
+    assert max(found.values()) <= 2
+    if point == "driver.batch.published":
+        assert repeated, "published before the commit, it is published again"
+    world.check_log()
+
+
+def test_state_counts_each_row_once_with_at_least_once(tmp_path: Path) -> None:
+    world = World(4, tmp_path)
+
+    def lead() -> None:
+        driver = led(world, "at-least-once", 2)
+        for _ in range(6):
+            driver.run_batch(BATCH)
+
+    for nth in (1, 3, 2):
+        with simulated_crash("driver.batch.published", nth):
+            survive(lead)
+    led(world, "at-least-once", 1).run_batch(BATCH)
+    newest = world.newest()
+    assert newest is not None
+    world.check_state()
+
+
+# At-most-once
+
+
+@pytest.mark.parametrize("every", [1, EVERY])
+@pytest.mark.parametrize("point", DRIVER_POINTS)
+def test_at_most_once_loses_what_followed_the_last_commit_and_repeats_nothing(
+    point: str, every: int, tmp_path: Path
+) -> None:
+    world = World(3, tmp_path)
+    first = led(world, "at-most-once", every)
+    for _ in range(every):
+        first.run_batch(BATCH)
+
+    def lead() -> None:
+        driver = led(world, "at-most-once", every)
+        for _ in range(2 * every):
+            driver.run_batch(BATCH)
+        driver.coordinator.commit_epoch()
+
+    with simulated_crash(point):
+        survive(lead)
+    after = led(world, "at-most-once", every)
+    for _ in range(2 * every):
+        after.run_batch(BATCH)
+    found = published(world)
+    assert set(found.values()) == {1}, "a row was repeated"
+    rows = world.committed_rows()
+    lost = set(expected(world, rows)) - set(found)
+    # One batch, planned and not published: the rest of the epoch had been published.
+    assert len(lost) <= BATCH
+    if point == "driver.batch.published":
+        assert not lost, "it had been published"
+    if point == "driver.epoch.ran":
+        assert lost, "it had been planned"
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_at_most_once_repeats_nothing_whatever_fails(seed: int, tmp_path: Path) -> None:
+    world = World(seed, tmp_path)
+    chance = world.random
+
+    def crash_at_times(point: str) -> None:
+        if chance.random() < 0.02:
+            raise SimulatedCrash(point)
+
+    def lead() -> None:
+        with told_of_passes(crash_at_times):
+            driver = Driver(
+                world,
+                guarantee="at-most-once",
+                checkpoint_every=chance.choice([1, 2, 5]),
+                fault_rate=chance.choice([0.0, 0.01]),
+                trouble=0.05,
+            )
+            driver.start()
+            for _ in range(6):
+                driver.run_batch(BATCH)
+
+    for _ in range(6):
+        survive(lead)
+    led(world, "at-most-once", 1).run_batch(BATCH)
+    assert set(published(world).values()) == {1}

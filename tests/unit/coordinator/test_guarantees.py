@@ -1,0 +1,206 @@
+"""Epochs of several batches, and output that is published before they commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.coordinator.publisher import TRIES_BEFORE_PAUSE, StoppedError
+from cairn.errors import CommitConflictError, CommitError
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+from cairn.testing import SimulatedCrash, simulated_crash
+from tests.unit.coordinator.test_epoch import Lead
+
+
+def committed(lead: Lead) -> list[int]:
+    return [r.number for r in Log(lead.store).records() if isinstance(r, Epoch)]
+
+
+# Exactly-once, with several batches in an epoch
+
+
+def every(tmp_path: Path, batches: int, **options: Any) -> Lead:
+    return Lead(tmp_path, checkpoint_every=batches, **options).start()
+
+
+def test_an_epoch_is_committed_after_its_last_batch(tmp_path: Path) -> None:
+    lead = every(tmp_path, 3)
+    for _ in range(2):
+        lead.run_epoch((1, 5))
+        assert committed(lead) == [] and lead.sink.calls == [("recover", 2)]
+    lead.run_epoch((1, 5))
+    assert committed(lead) == [2]
+    assert lead.sink.rows == [(1, 1, 5), (1, 2, 10), (1, 3, 15)]
+    assert [(b.epoch, b.batch, b.parent) for b in lead.begins] == [
+        (2, 0, None), (2, 1, None), (2, 2, None),
+    ]  # fmt: skip
+    lead.run_epoch((1, 5))
+    assert (lead.begins[-1].epoch, lead.begins[-1].batch, lead.begins[-1].parent) == (3, 0, 2)
+
+
+def test_what_an_epoch_did_is_the_sum_of_its_batches(tmp_path: Path) -> None:
+    lead = every(tmp_path, 2)
+    lead.run_epoch((1, 5), (2, 5))
+    epoch = lead.run_epoch((1, 5))
+    metrics = epoch.metrics["operators"]["count"]
+    assert (metrics["rows_in"], metrics["state_keys"]) == (3, 2)
+    assert epoch.timings["attempts"] == 2 and len(epoch.timings["subtasks"]) == 1
+
+
+def test_a_driver_that_dies_within_an_epoch_leaves_none_of_it(tmp_path: Path) -> None:
+    lead = every(tmp_path, 2)
+    lead.run_epoch((1, 5))
+    lead.run_epoch((1, 5))
+    lead.run_epoch((1, 5))
+    after = Lead(tmp_path, lead.store, checkpoint_every=2).start()
+    assert after.sink.rows == [(1, 1, 5), (1, 2, 10)], "the newest epoch again, no more"
+    after.run_epoch((1, 5))
+    after.run_epoch((1, 5))
+    assert after.sink.rows[2:] == [(1, 3, 15), (1, 4, 20)]
+
+
+def test_a_slot_that_dies_within_an_epoch_is_restored_to_the_batch_before(tmp_path: Path) -> None:
+    lead = every(tmp_path, 3)
+    lead.run_epoch((1, 5))
+    lead.run_epoch((1, 5), (2, 1))
+    lead.slots.clear()
+    lead.run_epoch((1, 5), (2, 1))
+    assert [(b.batch, b.attempt, b.pending is None) for b in lead.begins] == [
+        (0, 0, True), (1, 0, True), (2, 0, True), (2, 1, False),
+    ]  # fmt: skip
+    assert lead.sink.rows[-2:] == [(1, 3, 15), (2, 2, 2)]
+    assert lead.store.list("pending/") == []
+
+
+def test_what_is_written_down_of_an_epoch_goes_with_the_driver(tmp_path: Path) -> None:
+    lead = every(tmp_path, 5)
+    lead.run_epoch((1, 5))
+    lead.slots.clear()
+    lead.run_epoch((1, 5))
+    assert len(lead.store.list("pending/")) == 1
+    Lead(tmp_path, lead.store).start()
+    assert lead.store.list("pending/") == []
+
+
+def test_an_epoch_can_be_committed_before_its_last_batch(tmp_path: Path) -> None:
+    lead = every(tmp_path, 5)
+    lead.run_epoch((1, 5))
+    lead.coordinator.commit_epoch()
+    assert committed(lead) == [2] and lead.sink.rows == [(1, 1, 5)]
+    lead.coordinator.commit_epoch()
+    assert committed(lead) == [2], "there is none under way"
+    lead.run_epoch((1, 5))
+    assert lead.begins[-1].batch == 0
+
+
+def test_bases_are_asked_for_in_the_first_batch_only(tmp_path: Path) -> None:
+    lead = every(tmp_path, 2)
+    for value in range(40):
+        lead.run_epoch((value % 7, value))
+    asked = {begin.batch for begin in lead.begins if any(begin.compactions.values())}
+    assert asked == {0}
+    lead.slots.clear()
+    lead.run_epoch((0, 1))
+    assert lead.coordinator.newest is not None
+    lead.run_epoch((0, 1))
+    assert lead.sink.rows[-1] == (0, 8, sum(range(0, 40, 7)) + 2)
+
+
+# Publishing before the commit
+
+
+def test_at_least_once_publishes_each_batch_before_the_epoch_is_in_the_log(tmp_path: Path) -> None:
+    lead = every(tmp_path, 2, guarantee="at-least-once")
+    lead.run_epoch((1, 5))
+    assert committed(lead) == [] and lead.sink.rows == [(1, 1, 5)]
+    lead.run_epoch((1, 5))
+    assert lead.sink.calls == [("recover", 2), ("commit", 2), ("commit", 2, 1)]
+    epoch = lead.coordinator.committed
+    assert epoch is not None and epoch.committables == {}
+    after = Lead(tmp_path, lead.store, guarantee="at-least-once").start()
+    assert after.sink.calls == [("recover", 4)], "published once is enough"
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_a_crash_after_publishing_leaves_the_batch_out_of_the_log(
+    tmp_path: Path, guarantee: str
+) -> None:
+    lead = every(tmp_path, 1, guarantee=guarantee)
+    with simulated_crash("driver.batch.published"), pytest.raises(SimulatedCrash):
+        lead.run_epoch((1, 5))
+    assert lead.sink.rows == [(1, 1, 5)] and committed(lead) == []
+
+
+def test_at_most_once_tells_a_sink_that_may_repeat_once_only(tmp_path: Path) -> None:
+    lead = every(tmp_path, 1, guarantee="at-most-once")
+    lead.sink.failures = 1
+    type(lead.sink).promise = "at-least-once"
+    try:
+        lead.run_epoch((1, 5))
+        assert lead.sink.calls[1:] == [("commit", 2)] and lead.sink.rows == []
+    finally:
+        type(lead.sink).promise = "exactly-once"
+    lead.sink.failures = 1
+    lead.run_epoch((1, 5))
+    assert lead.sink.calls[2:] == [("commit", 3), ("commit", 3)], "one that can tell is told again"
+
+
+# Pausing
+
+
+def test_a_commit_that_keeps_failing_pauses_the_job_until_it_succeeds(tmp_path: Path) -> None:
+    lead = Lead(tmp_path).start()
+    lead.sink.failures = TRIES_BEFORE_PAUSE + 3
+    seen = []
+    sleep = lead.clock.sleep
+
+    def look(seconds: float) -> None:
+        seen.append(lead.coordinator.paused)
+        sleep(seconds)
+
+    lead.coordinator._publisher._sleep = look
+    lead.run_epoch((1, 5))
+    paused = [each for each in seen if each is not None]
+    assert seen[0] is None and paused
+    assert (paused[0].sink, paused[0].epoch, paused[0].error) == ("out", 2, "sink is away")
+    assert "cannot publish epoch 2" in str(paused[0])
+    assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
+
+
+def test_a_paused_job_can_be_stopped_and_the_next_start_publishes(tmp_path: Path) -> None:
+    lead = Lead(tmp_path).start()
+    lead.sink.failures = 1000
+    lead.coordinator.is_stopping = lambda: lead.coordinator.paused is not None
+    with pytest.raises(StoppedError, match="the next start does"):
+        lead.run_epoch((1, 5))
+    after = Lead(tmp_path, lead.store).start()
+    assert after.sink.rows == [(1, 1, 5)]
+
+
+def test_a_paused_driver_that_was_taken_over_lets_go(tmp_path: Path) -> None:
+    lead = Lead(tmp_path).start()
+    lead.sink.failures = 1000
+    sleep = lead.clock.sleep
+    others: list[Lead] = []
+
+    def take_over(seconds: float) -> None:
+        sleep(seconds)
+        if lead.coordinator.paused and not others:
+            others.append(Lead(tmp_path, lead.store).start())
+
+    lead.coordinator._publisher._sleep = take_over
+    with pytest.raises(CommitConflictError, match="another driver has taken over"):
+        lead.run_epoch((1, 5))
+    assert others[0].sink.rows == [(1, 1, 5)]
+
+
+def test_a_start_does_not_wait_for_ever(tmp_path: Path) -> None:
+    lead = Lead(tmp_path).start()
+    lead.run_epoch((1, 5))
+    after = Lead(tmp_path, lead.store)
+    after.sink.failures = 1000
+    with pytest.raises(CommitError, match="tried 5 times"):
+        after.start()
