@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from cairn.errors import CommitError
 from cairn.sinks.base import Committable, Sink, attempt_of
 from cairn.testing import SimulatedCrash, simulated_crash, told_of_passes
 from tests.places import PLACES, Place, batch
@@ -520,6 +521,6 @@ def test_no_file_of_an_epoch_is_listed_before_all_are_in_place(tmp_path: Path) -
     prepared = [place.prepared(2, (s, "x"), subtask=s) for s in range(2)]
     staged = sorted((tmp_path / "out").glob("_cairn/job/out/staged/*"))
     staged[1].unlink()
-    with pytest.raises(KeyError):
+    with pytest.raises(CommitError, match="1 of its files are gone"):
         place.driver.commit(2, prepared)
     assert list((tmp_path / "out").glob("_cairn/job/out/epochs/*")) == []
