@@ -1,0 +1,75 @@
+"""Drivers that die one after the other, each at a point of its own, on one checkpoint.
+
+Always true here:
+- each driver finds new batches, and is killed in one of them or says that it passed them all;
+- after each of them, what the targets show is whole batches from the first on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.soak.driver import Driver
+from tests.soak.events import Events
+from tests.soak.reader import check_prefix
+from tests.soak.targets import Site, targets
+
+BATCHES = 2
+"""New ones for each driver."""
+
+
+@dataclass
+class Chain:
+    """One checkpoint and its drivers."""
+
+    site: Site
+    names: Sequence[str]
+    seed: int = 1
+    killed: list[str] = field(default_factory=list)
+    passed_by: list[str] = field(default_factory=list)
+    """Places where no driver came by."""
+
+    def __post_init__(self) -> None:
+        self.site.save()
+        self.events = Events(self.site.path / "in", self.seed)
+
+    @property
+    def folder(self) -> Path:
+        return self.site.path
+
+    def drive(self, *arguments: object, **environment: str) -> Driver:
+        """Start a driver; the caller ends it."""
+        return Driver(self.folder, "--targets", ",".join(self.names), *arguments, **environment)
+
+    def die(self, places: Iterable[str]) -> None:
+        """POINT[@TARGET][:NTH], one driver each."""
+        for number, place in enumerate(places):
+            self.events.add(BATCHES)
+            parallelism = 1 + number % 3
+            with self.drive("--at", f"{place}=kill", "--parallelism", parallelism) as driver:
+                ended = driver.wait()
+                if driver.was_killed:
+                    self.killed.append(place)
+                else:
+                    assert ended and ended["end"] == "finished", driver.errors()
+                    self.passed_by.append(place)
+            self.check_prefix(place)
+
+    def check_prefix(self, after: str = "") -> None:
+        for name, target in targets(self.site, list(self.names)).items():
+            if target.shows_epochs:
+                problem = check_prefix(target.batches())
+                assert problem is None, f"{name} after {after}: {problem}"
+
+    def finish(self) -> None:
+        """A driver that nobody kills runs to the end; then everything is compared."""
+        with self.drive() as driver:
+            ended = driver.wait()
+            assert ended and ended["end"] == "finished", driver.errors()
+        self.check()
+
+    def check(self) -> None:
+        for target in targets(self.site, list(self.names)).values():
+            target.check(self.events)

@@ -1,0 +1,200 @@
+"""Whatever dies between prepare and the end of a commit: each row is visible once, nothing is left.
+
+Real servers, real processes, real SIGKILL. All kinds of sinks are outputs of one job, so
+that a driver that dies at a point of one of them dies between two others as well.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import random
+import time
+
+import pytest
+
+from cairn import CommitConflictError
+from cairn.testing.crash import told_of_passes
+from tests import servers
+from tests.soak.chain import Chain
+from tests.soak.lossy import LossyProxy
+from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
+from tests.soak.targets import TARGETS, Site, new_site, targets
+from tests.spark.programs.outputs import Account, build
+from tests.spark.support import epochs, eventually, finish
+
+POSTGRES = ["postgres", "upsert", "prepared"]
+OTHERS = [name for name in TARGETS if name not in ("files", *POSTGRES)]
+
+
+@pytest.fixture
+def chain(tmp_path):
+    def make(*names):
+        return Chain(new_site(tmp_path / str(len(list(tmp_path.iterdir())))), names)
+
+    return make
+
+
+def run_here(spark, chain, *, function=None, **options):
+    """The rest of the job, by a driver in this process; its run."""
+    job = build(spark, chain.site, targets(chain.site, list(chain.names)), function)
+    return finish(job, chain.site.checkpoint, **options)
+
+
+def attempts(chain):
+    return [epoch.timings["attempts"] for epoch in epochs(chain.site.checkpoint)]
+
+
+# The driver
+
+
+def seeded_points():
+    """Two for each of the other sinks."""
+    chance = random.Random(5)
+    for name in OTHERS:
+        points = [p for p in SINK_POINTS if TARGETS[name].pieces or p != "driver.sink.piece"]
+        yield from (f"{point}@{name}" for point in chance.sample(points, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_driver_killed_anywhere_between_prepare_and_the_end_of_commit_publishes_once(spark, chain):
+    """Two chains at the same time; what one sink is through with, the next one begins with."""
+    first, second = chain(*TARGETS), chain(*TARGETS)
+    of_files = [f"{point}@files" for point in SINK_POINTS]
+    of_postgres = [
+        "driver.sink.begun@postgres",
+        "driver.sink.unmarked@postgres",
+        "driver.sink.committed@postgres",
+        "driver.sink.unmarked@upsert",
+        "driver.sink.piece@prepared",
+        "driver.sink.unmarked@prepared",
+    ]
+    places = [*DRIVER_POINTS, *of_files, *of_postgres, *seeded_points()]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(first.die, places[::2]), pool.submit(second.die, places[1::2])]:
+            done.result()
+    assert not first.passed_by + second.passed_by
+    for each in (first, second):
+        run_here(spark, each)
+        each.check()
+
+
+# Slots
+
+
+@pytest.mark.slow
+def test_slot_killed_while_its_sinks_write_leaves_nothing_behind(spark, chain, tmp_path):
+    """Half of what the subtask has for the sinks is with them by then."""
+    work = chain(*TARGETS)
+    work.events.add(1)
+    work.events.add(1, rows=50_000)
+    mark = tmp_path / "died"
+    run_here(spark, work, function=Account(20_000, str(mark)))
+    assert mark.exists() and attempts(work)[-1] > 1
+    work.check()
+
+
+# Targets
+
+
+@pytest.mark.slow
+def test_target_that_goes_away_during_a_commit_pauses_the_job_until_it_returns(spark, chain):
+    work = chain("files", *POSTGRES)
+    work.events.add(3)
+    server = servers.postgres()
+    passed = []
+
+    def told(point):
+        passed.append(point)
+        # In the second epoch, once the first of PostgreSQL's sinks is about to publish it.
+        if passed.count("driver.manifest.written") == 2 and point == "driver.sink.committed":
+            passed.clear()
+            server.stop()
+
+    job = build(spark, work.site, targets(work.site, list(work.names)))
+    options = {"parallelism": 2, "trigger": "available-now"}
+    with (
+        told_of_passes(told),
+        job.start(checkpoint=str(work.site.checkpoint), **options) as run,
+    ):
+        try:
+            assert eventually(lambda: run.status == "paused", within_s=60), run.status
+            time.sleep(3)
+            assert run.status == "paused" and not run._ended.is_set()
+        finally:
+            server.start()
+        assert run.wait(120)
+    assert run.status == "finished"
+    work.check()
+
+
+@pytest.mark.slow
+def test_commit_whose_answer_is_lost_is_made_once(spark, tmp_path):
+    """The server has done it; the driver, or a slot that prepares, hears of a broken connection."""
+    direct = new_site(tmp_path / "job")
+    proxy = LossyProxy(direct.postgres, tmp_path / "p")
+    work = Chain(Site(direct.folder, proxy.uri, direct.redis), POSTGRES)
+    work.events.add(4)
+    proxy.answers_to_lose = 6
+    try:
+        run_here(spark, work)
+        assert proxy.lost == 6
+    finally:
+        proxy.close()
+    for target in targets(direct, POSTGRES).values():
+        target.check(work.events)
+
+
+@pytest.mark.slow
+def test_commit_that_every_sink_has_made_and_not_told_is_made_once(spark, chain, monkeypatch):
+    work = chain(*TARGETS)
+    work.events.add(2)
+    made = set()
+
+    def lossy(commit):
+        def committed(sink, epoch, *arguments, **more):
+            commit(sink, epoch, *arguments, **more)
+            if (sink.context.uid, epoch) not in made:
+                made.add((sink.context.uid, epoch))
+                raise ConnectionError("the answer was lost")
+
+        return committed
+
+    for kind in {type(target.sink()) for target in targets(work.site, list(TARGETS)).values()}:
+        monkeypatch.setattr(kind, "commit", lossy(kind.commit))
+    run_here(spark, work)
+    assert {uid for uid, _ in made} == set(TARGETS)
+    work.check()
+
+
+# Two drivers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "driver.epoch.ran:2",
+        "driver.sink.begun@postgres:2",
+        "driver.sink.unmarked@postgres:2",
+    ],
+)
+def test_of_two_drivers_exactly_one_publishes(spark, chain, place):
+    """The older one stands still with an epoch prepared, until the newer one has cleaned up."""
+    work = chain("files", *POSTGRES)
+    work.events.add(4)
+    with work.drive("--at", f"{place}=stop") as older:
+        assert older.await_report(at=...), older.errors()
+        newer = build(spark, work.site, targets(work.site, list(work.names))).start(
+            checkpoint=str(work.site.checkpoint), parallelism=2, trigger="available-now"
+        )
+        with newer:
+            # Where the older one is inside a transaction, the newer one may have to wait for it.
+            eventually(lambda: newer.status != "running", within_s=15)
+            older.go_on()
+            assert newer.wait(120)
+        ended = older.wait()
+    assert ended is not None, older.errors()
+    assert (ended["end"], ended["error"]) == ("failed", CommitConflictError.__name__), ended
+    work.check()
