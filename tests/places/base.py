@@ -25,6 +25,13 @@ class Place(ABC):
     is_shared: ClassVar[bool] = True
     """What another job or sink publishes into the same place is seen too."""
 
+    is_far: ClassVar[bool] = False
+    """Each look takes a request; left out where there are many."""
+    text_length: ClassVar[int] = 100_000
+    """Text of this length fits."""
+    has_no_empty_text: ClassVar[bool] = False
+    """Text without letters is null there."""
+
     def __init__(self, folder: Path) -> None:
         """A new, empty place; `folder` is its own. Servers are those of tests/servers.py."""
         self.folder = folder
@@ -42,6 +49,10 @@ class Place(ABC):
     @abstractmethod
     def leftovers(self) -> list[str]:
         """What is stored and not published, but for marks: staged files, rows, transactions."""
+
+    def connections(self) -> list[str]:
+        """Which connections of sinks are open, where that can be seen."""
+        return []
 
     def close(self) -> None:
         """Clear what the test leaves on servers."""

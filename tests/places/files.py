@@ -1,29 +1,154 @@
-"""Folders of files."""
+"""Folders of files: published by renames, and by a list; on a disk, in a bucket, HDFS-like."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gzip
+import io
+import json
+import uuid
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.fs
 import pyarrow.parquet as pq
 
-from cairn.sinks import Files
+from cairn.sinks import Files, published
 from cairn.sinks.base import Sink
+from cairn.sinks.published import parse_name
+from cairn.storage import arrow_store
 from cairn.storage.store import open_store
-from tests.places.base import Place, Row
+from tests.places.base import SCHEMA, Place, Row
+from tests.s3 import S3, s3_server
 
 
 class FilesPlace(Place):
+    settings: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def url(self) -> str:
+        return str(self.folder / "out")
+
     def make(self) -> Sink:
-        return Files(str(self.folder / "out"))
+        return Files(self.url, **self.settings)
 
     def rows(self, driver: Sink) -> list[Row]:
-        files = sorted((self.folder / "out").glob("*.parquet"))
-        return [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
+        """As one who lists the folder sees them."""
+        store = open_store(self.url)
+        names = [o.path for o in store.list() if not o.path.startswith("_")]
+        return [row for name in names for row in read_rows(name, store.get(name))]
 
     def leftovers(self) -> list[str]:
-        store = open_store(str(self.folder / "out"))
+        store = open_store(self.url)
         staged = [found.path for found in store.list() if "/staged/" in found.path]
         return staged + [str(path) for path in self.scratch.iterdir()]
 
 
 class OneRowFilesPlace(FilesPlace):
-    def make(self) -> Sink:
-        return Files(str(self.folder / "out"), file_bytes_target=1)
+    settings: ClassVar = {"file_bytes_target": 1}
+
+
+class JsonFilesPlace(FilesPlace):
+    settings: ClassVar = {"format": "json", "partition_by": "k"}
+
+
+class ListedFilesPlace(FilesPlace):
+    settings: ClassVar = {"listed": True}
+
+    def rows(self, driver: Sink) -> list[Row]:
+        """As one who reads by the list sees them."""
+        store = open_store(self.url)
+        names = [self._name(address) for address in published(self.url)]
+        return [row for name in names for row in read_rows(name, store.get(name))]
+
+    def leftovers(self) -> list[str]:
+        listed = {self._name(address) for address in published(self.url)}
+        stored = [found.path for found in open_store(self.url).list()]
+        data = [path for path in stored if parse_name(path) is not None and path not in listed]
+        plans = [path for path in stored if "/merges/" in path]
+        return data + plans + super().leftovers()
+
+    def _name(self, address: str) -> str:
+        return address.removeprefix(open_store(self.url).url + "/").removeprefix(self.url + "/")
+
+
+class CompactedFilesPlace(ListedFilesPlace):
+    settings: ClassVar = {"listed": True, "compact": True, "format": "csv", "compact_grace_s": 0}
+
+
+class BucketFilesPlace(ListedFilesPlace):
+    settings: ClassVar = {"partition_by": "s"}
+    is_far = True
+    text_length = 100  # It is a part of names.
+    has_no_empty_text = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._name_in_bucket = uuid.uuid4().hex
+        self._environment = contextlib.ExitStack()
+        self._environment.enter_context(_bucket().in_environment())
+
+    def close(self) -> None:
+        self._environment.close()
+
+    @property
+    def url(self) -> str:
+        return f"{_bucket().url}/{self._name_in_bucket}/out"
+
+
+class RenamingFilesPlace(FilesPlace):
+    """HDFS, by a stand-in: Arrow's own local file system, whose calls are the same."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        root = folder / "namenode"
+        root.mkdir(exist_ok=True)
+        local = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
+        opened = (local, "out")
+        self._patch = mock.patch.object(arrow_store, "open_filesystem", lambda url: opened)
+        self._patch.start()
+
+    def close(self) -> None:
+        self._patch.stop()
+
+    @property
+    def url(self) -> str:
+        return "hdfs://namenode/out"
+
+
+_ended = contextlib.ExitStack()
+
+
+@functools.cache
+def _bucket() -> S3:
+    import atexit
+
+    atexit.register(_ended.close)
+    return _ended.enter_context(s3_server())
+
+
+def read_rows(name: str, data: bytes) -> list[Row]:
+    """The rows of a file, as (k, s); partition columns come from its folder."""
+    data = gzip.decompress(data) if name.endswith(".gz") else data
+    if ".json" in name:
+        found = [json.loads(line) for line in data.splitlines()]
+    elif ".csv" in name:
+        types = pyarrow.csv.ConvertOptions(
+            column_types=SCHEMA, strings_can_be_null=True, quoted_strings_can_be_null=False
+        )
+        parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+        table = pyarrow.csv.read_csv(io.BytesIO(data), convert_options=types, parse_options=parse)
+        found = table.to_pylist()
+    else:
+        found = pq.read_table(pa.BufferReader(data)).to_pylist()
+    folders = dict(part.split("=", 1) for part in name.split("/")[:-1])
+    for row in found:
+        for column, value in folders.items():
+            is_null = value.startswith("__HIVE")
+            row[column] = None if is_null else int(value) if column == "k" else unquote(value)
+    return [(row.get("k"), row.get("s")) for row in found]

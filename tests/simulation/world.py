@@ -319,7 +319,9 @@ class Driver:
         spec = job_spec(graph, job_id=job.job_id, checkpoint=world.store.url, backend=world.backend)
         for sink in graph.sinks:
             schema = graph.schema(sink.inputs[0])
-            sink.sink.open(SinkContext(job.job_id, graph.name, sink.uid, schema))
+            sink.sink.open(
+                SinkContext(job.job_id, graph.name, sink.uid, schema, checkpoint=world.store.url)
+            )
             if isinstance(sink.sink, Transactional):
                 sink.sink.store = FaultyStore(
                     sink.sink.store, seed=chance.randrange(1 << 30), fault_rate=fault_rate

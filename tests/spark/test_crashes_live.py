@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 
 from cairn.coordinator import compaction
+from cairn.slot.process import runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
@@ -193,8 +193,11 @@ def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_not
 
 def executor_of(slot_pid):
     """The process of the executor beside which a slot lives: its folder is named for it."""
-    command = psutil.Process(slot_pid).cmdline()
-    folder = Path(command[command.index("--directory") + 1])
+    (folder,) = (
+        file.parent
+        for file in runtime_root().glob("*/*/slot-*/pid")
+        if file.read_text().split()[0] == str(slot_pid)
+    )
     executor = psutil.Process(int(folder.parent.name.partition("-")[0]))
     assert "java" in executor.name()
     return executor

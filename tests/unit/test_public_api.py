@@ -36,7 +36,13 @@ LEAVES = {
     "window_functions", "letters", "guarantees", "deduplicate", "joins",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
-TOUCHES_SPARK_WHEN_CALLED = {"slot.forward", "session", "cli.job_file", "demo.check"}
+TOUCHES_SPARK_WHEN_CALLED = {
+    "plan.sources",
+    "slot.forward",
+    "session",
+    "cli.job_file",
+    "demo.check",
+}
 
 
 class Imported(NamedTuple):
@@ -170,11 +176,19 @@ def test_exported_names_are_these() -> None:
         "Collect",
         "Committable",
         "Console",
+        "Delta",
         "Files",
+        "Foreach",
         "Noop",
+        "Postgres",
+        "PublishedEpoch",
+        "Redis",
         "Sink",
         "SinkContext",
+        "Spark",
+        "Wal",
         "Writer",
+        "published",
     ]
     declared = {
         name

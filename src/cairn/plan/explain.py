@@ -46,6 +46,7 @@ from cairn.plan.graph import (
     Watermark,
     key_types,
 )
+from cairn.plan.sources import limits
 from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.types import schema_ddl, type_ddl
 
@@ -95,6 +96,7 @@ def _source(node: SourceNode) -> Facts:
         "schema": schema_ddl(node.schema),
         "event_time": node.event_time,
         **_mark(node.watermark),
+        "limits": limits(node.dataframe),
     }
 
 
@@ -194,6 +196,8 @@ def _sink(graph: Graph, node: SinkNode) -> Facts:
     return {
         "uid": node.uid,
         "sink": type(node.sink).__name__,
+        "promise": node.sink.promise,
+        "shows": node.sink.shows,
         "level": graph.level_of(node.uid),
         "chained": node.uid in graph.chained,
     }
@@ -328,6 +332,9 @@ def _head(facts: Facts) -> Iterator[str]:
     for source in facts["sources"]:
         yield from _folded(f"source {source['name']}", source["schema"])
         yield from _time_text(source)
+        if source["limits"] is not None:
+            limit = ", ".join(f"{name}={value}" for name, value in source["limits"].items())
+            yield f"  an epoch gets {limit}" if limit else "  an epoch gets all there is: no limit"
     for transform in facts["transforms"]:
         into = [e for e in facts["edges"] if e["to"] == transform["name"]]
         of = ", ".join(port_text(edge["from"]) for edge in into)
@@ -407,7 +414,8 @@ def way_text(edge: Facts) -> str:
 
 def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
     if "sink" in facts:
-        yield f"{first}sink {facts['uid']}  {facts['sink']}"
+        seen = "whole epochs" if facts["shows"] == "epochs" else "epochs piece by piece"
+        yield f"{first}sink {facts['uid']}  {facts['sink']}: {facts['promise']}, {seen}"
         return
     keys = ", ".join(f"{name} {type_}" for name, type_ in facts["keys"].items())
     by = f", key {keys}" if keys else ""

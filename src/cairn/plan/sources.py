@@ -1,14 +1,15 @@
 """What a source's DataFrame tells of it: its format, its limit per epoch, what it throws away.
 
 Always true here:
-- what cannot be told is taken for harmless, and the user can say it: `job.source(replayable=)`;
-- only what was asked of the reader is looked at: no source is opened.
+- what cannot be told is taken for harmless, and the user can say it: `job.source(replayable=)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import cloudpickle
 
 from cairn.errors import PlanError
 from cairn.plan.graph import Graph
@@ -31,6 +32,8 @@ class Reading(NamedTuple):
 
     format: str
     options: dict[str, str]
+    python: type | None = None
+    """The class of a data source in Python."""
 
     @property
     def limits(self) -> dict[str, str]:
@@ -45,15 +48,26 @@ class Reading(NamedTuple):
             return "a socket cannot be read again"
         if options.get("cleansource", "off") != "off":
             return f"cleanSource={options['cleansource']} removes files that were read"
+        if self.python is not None and _has_own_commit(self.python, self.options):
+            return f"the reader of {self.format!r} may throw away what is given to its commit()"
         return None
+
+
+def limits(dataframe: DataFrame | None) -> dict[str, str] | None:
+    """How much an epoch gets at most of a source, in its own words. None: cannot be told."""
+    if dataframe is None:
+        return None
+    found = readings(dataframe)
+    return {name: value for each in found for name, value in each.limits.items()}
 
 
 def readings(dataframe: DataFrame) -> list[Reading]:
     """The sources of Spark's that a streaming DataFrame is made from."""
-    return list(_readings(dataframe._jdf.queryExecution().logical().collectLeaves()))
+    session = dataframe.sparkSession._jsparkSession
+    return list(_readings(session, dataframe._jdf.queryExecution().analyzed().collectLeaves()))
 
 
-def _readings(leaves: Any) -> Iterator[Reading]:
+def _readings(session: Any, leaves: Any) -> Iterator[Reading]:
     for at in range(leaves.size()):
         leaf = leaves.apply(at)
         kind = leaf.getClass().getSimpleName()
@@ -62,7 +76,43 @@ def _readings(leaves: Any) -> Iterator[Reading]:
             yield Reading(source.className(), _options(source.options().iterator()))
         elif kind == "StreamingRelationV2":
             entries = leaf.extraOptions().asCaseSensitiveMap()
-            yield Reading(leaf.sourceName(), {str(k): str(v) for k, v in dict(entries).items()})
+            options = {str(name): str(value) for name, value in dict(entries).items()}
+            is_python = "PythonTable" in leaf.table().getClass().getSimpleName()
+            python = _python_class(session, leaf.sourceName()) if is_python else None
+            yield Reading(leaf.sourceName(), options, python)
+
+
+def _python_class(session: Any, name: str) -> type | None:
+    """A data source in Python, as it was registered."""
+    try:
+        found = session.sessionState().dataSourceManager().lookupDataSource(name)
+        pickled = found.dataSourceCls().command().mkString(",")
+        source: type = cloudpickle.loads(bytes(int(byte) & 255 for byte in pickled.split(",")))
+        return source
+    except Exception:
+        return None  # Built in, or of a Spark that keeps it elsewhere.
+
+
+def _has_own_commit(source: Any, options: dict[str, str]) -> bool:
+    """Whether its reader does something when Spark is done with rows. Made as Spark makes it."""
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceStreamReader,
+        SimpleDataSourceStreamReader,
+    )
+    from pyspark.sql.types import StructType
+
+    try:
+        made = source(options)
+        schema = made.schema()
+        if isinstance(schema, str):
+            schema = StructType.fromDDL(schema)
+        is_simple = type(made).streamReader is DataSource.streamReader
+        reader = made.simpleStreamReader(schema) if is_simple else made.streamReader(schema)
+    except Exception:
+        return False
+    plain = {DataSourceStreamReader.commit, SimpleDataSourceStreamReader.commit}
+    return type(reader).commit not in plain
 
 
 def _options(entries: Any) -> dict[str, str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -78,12 +78,15 @@ class Writer(ABC):
 class Sink(ABC):
     """Where a stream ends. Objects are pickled to the slots, so they hold settings only."""
 
-    promise: ClassVar[Promise] = "exactly-once"
+    promise: Promise = "exactly-once"
     """What a reader finds of each row, when a commit is repeated until it succeeds."""
-    shows: ClassVar[Shows] = "epochs"
+    shows: Shows = "epochs"
     """Readers see whole epochs, in order; or an epoch may appear piece by piece."""
 
     context: SinkContext
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "context"}
 
     def open(self, context: SinkContext) -> None:
         """Once in the driver and once in each slot, before anything else."""

@@ -1,142 +1,301 @@
-"""Files: Parquet in a folder, staged by the slots, published by the driver.
+"""Files in a folder: Parquet, JSON lines or CSV, written by the slots, published by the driver.
 
-    <folder>/part-<epoch>-<subtask>-<digest>.parquet     published
-    <folder>/_cairn/<job>/<sink>/staged/                 durable, invisible (Spark skips `_` names)
-    <folder>/_cairn/<job>/<sink>/epochs/<epoch>.json     the list of an epoch's files
+    <folder>/[<column>=<value>/…]part-<epoch>-<subtask>-<owner>-<digest>.parquet
+    <folder>/_cairn/<job>/<sink>/epochs/<epoch>.json     the files of an epoch: the mark
+    <folder>/_cairn/<job>/<sink>/staged/                 durable, invisible; without a list only
+    <folder>/_cairn/<job>/<sink>/merges/                 see `compaction`; with a list only
+    <folder>/_cairn/<job>/<sink>/recovered/<epoch>       what is below and in no list is gone
+    <folder>/_spark_metadata/                            the list, see `spark_list`
 
-Publishing moves the staged files into the folder and then writes the epoch's list.
-A plain reader of the folder sees only published files; one who reads by the lists sees
-whole epochs only.
+Without a list (a disk, HDFS) files are staged and renamed into the folder: a plain reader sees
+published files only, and one who reads by the marks sees whole epochs only. With a list
+(object stores, where a rename is a copy) files are written once, under their last names,
+and one entry of the list publishes an epoch: Spark reads by it. `published` reads by either.
 
 Always true here:
 - a file is named by its sink, its place and its content, so an attempt that runs again
   cannot change one, and no file takes the place of another;
-- the list of an epoch is written once all its files are in place, and proves the commit.
+- the mark of an epoch is written once all its files are published, and proves the commit;
+- an epoch enters the list once: whoever adds it has looked at the list, then at the mark,
+  and its files leave the list only after the mark is there;
+- a commit of files that are gone raises, and publishes nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cairn.crash import crash_point
-from cairn.errors import PlanError
+from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
-from cairn.storage.store import Store, open_store
+from cairn.sinks.compaction import Compactor
+from cairn.sinks.file_formats import make_format
+from cairn.sinks.file_writer import FilesWriter, Target
+from cairn.sinks.partitions import Partitions
+from cairn.sinks.published import (
+    CAIRN_FOLDER,
+    files_without_list,
+    mark_path,
+    parse_name,
+    spark_url,
+)
+from cairn.sinks.spark_list import Listed, Listing, Replacement, SparkList, is_compact
+from cairn.storage.arrow_store import ArrowStore
+from cairn.storage.store import is_bucket, open_store
+
+THREADS: Final = 16
+MOVED_ALONE_MAX: Final = 16
+_OPENED: Final = ("context", "_store", "_spark_url", "home", "owner", "_partitions", "_compactor")
 
 
 class Files(Sink):
-    """Parquet files in a local folder or an object store, each row exactly once."""
+    """Files in a local folder, HDFS or an object store, each row exactly once."""
 
     def __init__(
         self,
         path: str,
         *,
-        compression: str = "snappy",
+        format: str = "parquet",
+        partition_by: str | Sequence[str] = (),
+        compression: str | None = None,
         file_bytes_target: int = 128 * 1024 * 1024,
+        header: bool = True,
+        listed: bool | None = None,
+        compact: bool = False,
+        compact_grace_s: float = 3600.0,
     ) -> None:
+        """`listed` is the default on object stores; `compact` merges small files and needs it.
+
+        `header` is for CSV. Files that were merged into others are deleted after
+        `compact_grace_s`: readers who know them are done by then.
+        """
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
-        if compression not in ("snappy", "zstd", "gzip", "lz4", "none"):
-            raise PlanError(f"unknown compression {compression!r}")
-        self.compression = compression
+        self.format = make_format(format, compression, header=header)
+        self.compression = self.format.compression
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else (*partition_by,)
+        if file_bytes_target < 1:
+            raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")
         self.file_bytes_target = file_bytes_target
+        self.listed = is_bucket(self.path) if listed is None else listed
+        # Renamed one by one; whoever reads by `published` sees whole epochs all the same.
+        self.shows = "epochs" if self.listed else "pieces"
+        if compact and not self.listed:
+            raise PlanError(
+                f"compact=True needs a list of the files that count, and {self.path!r} has none\n"
+                "  next: pass listed=True too"
+            )
+        self.compact = compact
+        self.compact_grace_s = compact_grace_s
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
+        self._partitions = Partitions(self.partition_by, context.schema)
+        why = self.format.check(self._partitions.schema)
+        if why is not None:
+            raise PlanError(
+                f"sink {context.uid!r} cannot write its rows as {self.format.name}\n"
+                f"  {why}\n"
+                "  next: use format='parquet', or change the column in a map before the sink"
+            )
         self._store = open_store(self.path)
-        self.home = f"_cairn/{context.job_id}/{context.uid}"
+        self._spark_url = spark_url(self._store)
+        self.home = f"{CAIRN_FOLDER}/{context.job_id}/{context.uid}"
+        self.owner = digest(self.home.encode())[:12]
+        if context.scratch is None:
+            self._check_list()
+        self._compactor: Compactor | None = None
+
+    def _check_list(self) -> None:
+        if not self.listed:
+            if self._list().exists():
+                raise PlanError(
+                    f"{self.path!r} has a list of the files that count (_spark_metadata); what "
+                    "is not in it, Spark does not read\n  next: pass listed=True"
+                )
+        elif isinstance(self._store, ArrowStore):
+            raise PlanError(
+                f"listed=True needs a store with put-if-absent, and {self.path!r} is none\n"
+                "  next: leave listed out; files are renamed into the folder there"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("context", "_store", "home")}
+        return {k: v for k, v in vars(self).items() if k not in _OPENED}
+
+    def close(self) -> None:
+        if getattr(self, "_compactor", None) is not None:
+            assert self._compactor is not None
+            self._compactor.close()
+            self._compactor = None
+
+    # Slots
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        target = Target(
+            store=self._store,
+            stored_as=(lambda name: name) if self.listed else self.staged,
+            format=self.format,
+            partitions=self._partitions,
+            file_bytes_target=self.file_bytes_target,
+            scratch=self.context.scratch,
+        )
+        # Equal rows of another sink into this folder, in the next file, or in the next round
+        # of a loop, are other rows.
+        place = f"{self.home}/{round_of(attempt)}"
+        return FilesWriter(target, f"part-{epoch:012d}-{subtask:05d}-{self.owner}", place)
 
     def staged(self, name: str) -> str:
         return f"{self.home}/staged/{name}"
 
-    def _list_path(self, epoch: int) -> str:
-        return f"{self.home}/epochs/{epoch:012d}.json"
-
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return FilesWriter(self, self._store, f"part-{epoch:012d}-{subtask:05d}", round_of(attempt))
+    # The driver
 
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         files = [file for committable in committables for file in committable["files"]]
-        if not files or self._store.exists(self._list_path(epoch)):
+        mark = mark_path(self.home, epoch, part)
+        if not files or self._store.exists(mark):
             return
-        for file in files:
-            self._store.move(self.staged(file["name"]), file["name"])
-            crash_point("driver.sink.piece")
+        if self.listed:
+            self._publish_by_list(epoch, files, mark)
+        else:
+            self._publish_by_rename(files)
         crash_point("driver.sink.unmarked")
-        self._store.put(self._list_path(epoch), msgspec.json.encode({"files": files}))
+        self._store.put(mark, msgspec.json.encode({"files": files}))
+        if self.compact:
+            self._compacting().consider()
+
+    def _publish_by_rename(self, files: list[dict[str, Any]]) -> None:
+        names = [file["name"] for file in files]
+        missing = self._missing([self.staged(name) for name in names])
+        published = [name for name in names if self.staged(name) in missing]
+        self._refuse_missing(self._missing(published))
+        if len(names) < MOVED_ALONE_MAX:
+            for name in names:
+                self._store.move(self.staged(name), name)
+                crash_point("driver.sink.piece")
+            return
+        # Each waits for the disk, and several wait no longer than one.
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda name: self._store.move(self.staged(name), name), names):
+                crash_point("driver.sink.piece")
+
+    def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> None:
+        spark_list = self._list()
+        names = [file["name"] for file in files]
+        added = [spark_list.listed(file["name"], file["bytes"]) for file in files]
+        is_merging = False
+
+        def change(listing: Listing) -> Replacement | None:
+            nonlocal is_merging
+            is_merging = False
+            # In this order: files that left the list since did so after the mark was there,
+            # and files that are removed are so after the note about it and another entry.
+            if names[0] in spark_list.names(listing) or self._store.exists(mark):
+                return None
+            if epoch < self._recovered_below():
+                self._refuse_missing(set(names))
+            self._refuse_missing(self._missing(names))
+            if listing.next_number == 0:
+                return Replacement([*self._files_of_before(), *added])
+            if self.compact and is_compact(listing.next_number):
+                is_merging = True
+                return Replacement(added, self._compacting().merged(listing))
+            return Replacement(added)
+
+        spark_list.append(change)
+        if is_merging:
+            self._compacting().entry_made()
+
+    def _files_of_before(self) -> list[Listed]:
+        found = files_without_list(self._store)
+        return [self._list().listed(file.path, file.size) for file in found]
+
+    def _missing(self, paths: list[str]) -> set[str]:
+        if len(paths) < 2:
+            return {path for path in paths if not self._store.exists(path)}
+        # Each of them is a request in a bucket.
+        with ThreadPoolExecutor(min(THREADS, len(paths))) as pool:
+            there = pool.map(self._store.exists, paths)
+            return {path for path, is_there in zip(paths, there, strict=True) if not is_there}
+
+    def _refuse_missing(self, missing: set[str]) -> None:
+        if missing:
+            raise CommitError(
+                f"sink {self.context.uid!r} cannot publish an epoch: {len(missing)} of its files "
+                f"are gone\n  first: {self._store.url}/{min(missing)}\n"
+                "  next: put the files back; nothing of the epoch is published by this attempt",
+                paths=sorted(missing),
+            )
 
     def recover(self, before_epoch: int) -> None:
-        # Names sort by epoch, so those of earlier ones compare lower.
-        end = self.staged(f"part-{before_epoch:012d}")
-        staged = self._store.list(f"{self.home}/staged/")
-        self._store.delete(found.path for found in staged if found.path < end)
+        if not self.listed:
+            staged = self._store.list(f"{self.home}/staged/")
+            self._store.delete([f.path for f in staged if self._is_before(f.path, before_epoch)])
+            return
+        stored = self._store.list()
+        compactor = self._compacting()
+        live = self._live()
+        merges = compactor.leftovers(stored, live)
+        kept = live | compactor.kept()
+        left = [
+            found.path
+            for found in stored
+            if found.path not in kept and self._is_before(found.path, before_epoch)
+        ]
+        if not left and not merges:
+            return
+        # A driver that was fenced may be about to list what is removed here. After the note it
+        # does not begin to, and after another entry it cannot end what it had begun.
+        self._note_recovered(before_epoch)
+        compactor.revoke(merges)
+        self._list().append(
+            lambda listing: Replacement([] if listing.next_number else self._files_of_before())
+        )
+        live = self._live()
+        self._store.delete([path for path in left if path not in live])
+        compactor.remove(merges, live)
 
+    def _live(self) -> set[str]:
+        """The files that count."""
+        listing = self._list().read()
+        if listing.next_number:
+            return self._list().names(listing)
+        return {found.path for found in files_without_list(self._store)}
 
-class FilesWriter(Writer):
-    """Writes to local scratch, then stages whole files under their digest."""
+    def _note_recovered(self, before_epoch: int) -> None:
+        self._store.put(f"{self.home}/recovered/{before_epoch:012d}", b"")
+        notes = self._store.list(f"{self.home}/recovered")
+        self._store.delete([note.path for note in notes[:-1]])
 
-    def __init__(self, sink: Files, store: Store, prefix: str, round_index: int) -> None:
-        self._sink = sink
-        self._store = store
-        self._prefix = prefix
-        self._round_index = round_index
-        self._local: str | None = None
-        self._writer: pq.ParquetWriter | None = None
-        self._rows = 0
-        self._files: list[dict[str, Any]] = []
+    def _recovered_below(self) -> int:
+        notes = self._store.list(f"{self.home}/recovered")
+        return int(notes[-1].path.rpartition("/")[2]) if notes else 0
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        if self._writer is None:
-            handle, self._local = tempfile.mkstemp(dir=self._sink.context.scratch, prefix="out-")
-            os.close(handle)
-            self._writer = pq.ParquetWriter(
-                self._local, batch.schema, compression=self._sink.compression
+    def _is_before(self, path: str, epoch: int) -> bool:
+        name = parse_name(path)
+        return (
+            name is not None
+            and name.owner == self.owner
+            and not name.is_merged
+            and name.epoch < epoch
+        )
+
+    def _list(self) -> SparkList:
+        return SparkList(self._store, self._spark_url)
+
+    def _compacting(self) -> Compactor:
+        if self._compactor is None:
+            self._compactor = Compactor(
+                self._store,
+                self._list(),
+                self.format,
+                home=self.home,
+                owner=self.owner,
+                file_bytes_target=self.file_bytes_target,
+                grace_s=self.compact_grace_s,
             )
-        self._writer.write_batch(batch)
-        self._rows += batch.num_rows
-        assert self._local is not None
-        if os.path.getsize(self._local) >= self._sink.file_bytes_target:
-            self._stage()
-
-    def _stage(self) -> None:
-        assert self._writer is not None and self._local is not None
-        self._writer.close()
-        with open(self._local, "rb") as file:
-            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        # Equal rows of another sink into this folder, in the next file, or in the next round
-        # of a loop, are other rows.
-        place = f"{self._sink.home}/{self._round_index}/{len(self._files)}".encode()
-        name = f"{self._prefix}-{digest(place, content.digest())}.parquet"
-        self._store.put_file(self._sink.staged(name), self._local)
-        size = os.path.getsize(self._local)
-        self._files.append({"name": name, "rows": self._rows, "bytes": size})
-        self._forget_local()
-
-    def _forget_local(self) -> None:
-        if self._local is not None:
-            os.unlink(self._local)
-        self._local, self._writer, self._rows = None, None, 0
-
-    def prepare(self) -> Committable | None:
-        if self._writer is not None:
-            self._stage()
-        return {"files": self._files} if self._files else None
-
-    def abort(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._forget_local()
-        # What is staged stays until `recover`: equal rows have equal names, so by now it may
-        # be the work of the attempt that came after this one.
-        self._files = []
+        return self._compactor

@@ -4,9 +4,10 @@
     <runtime>/<run>/<executor>/slot-<i>.log
 
 A forwarder that finds no living slot starts one, under a file lock, so that there is
-one per run, executor and number. The process detaches from the Python worker
-that started it and ends by itself: when told so, when its executor's JVM is gone
-(process id *and* start time are compared), or when nobody has called for a while.
+one per run, executor and number: forked by the executor's nursery, or else as a process
+of its own. It is detached from the Python worker that asked for it and ends by itself:
+when told so, when its executor's JVM is gone (process id *and* start time are compared),
+or when nobody has called for a while.
 
 Always true here:
 - the directory belongs to this user and no other can enter it;
@@ -27,10 +28,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import psutil
+
+from cairn.slot.nursery import fork_slot, is_alive
 
 POLL_S = 0.5
 LEASE_S = 3600.0
@@ -79,7 +82,9 @@ class SlotHome:
         self.executor_pid = executor.pid
         self.executor_started_s = executor.create_time()
         name = f"{executor.pid}-{int(self.executor_started_s)}"
-        parent = runtime_root() / run_id[:12] / name
+        root = runtime_root()
+        parent = root / run_id[:12] / name
+        self.nursery = root / f"nursery-{name}"
         self.directory = parent / f"slot-{slot}"
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.socket = self.directory / "socket"
@@ -94,12 +99,10 @@ class SlotHome:
         try:
             text = (self.directory / "pid").read_text()
             pid, started_s = text.split()
-            process = psutil.Process(int(pid))
             # Until its parent asks how it ended, a dead process keeps its number.
-            is_dead = process.status() == psutil.STATUS_ZOMBIE
-            if process.create_time() == float(started_s) and not is_dead:
+            if is_alive(int(pid), float(started_s)):
                 return int(pid)
-        except (OSError, ValueError, psutil.Error):
+        except (OSError, ValueError):
             pass
         return None
 
@@ -111,19 +114,28 @@ class SlotHome:
                 return
             self.socket.unlink(missing_ok=True)
             (self.directory / "pid").unlink(missing_ok=True)
-            child = self._spawn()
+            pid = self._fork()
+            started_s = _started_s(pid)
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not self.socket.exists() or self.pid() != child.pid:
-                if child.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"slot did not start (exit code {child.poll()}); log: {self.log}"
-                    )
+            while not self.socket.exists() or self.pid() != pid:
+                if not is_alive(pid, started_s) or time.monotonic() > deadline:
+                    raise RuntimeError(f"slot did not start; log: {self.log}")
                 time.sleep(0.005)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "cairn.slot.process", "--directory", str(self.directory)]
-        command += ["--log", str(self.log), "--executor-pid", str(self.executor_pid)]
-        command += ["--executor-started", repr(self.executor_started_s)]
+    def _fork(self) -> int:
+        arguments = ["--directory", str(self.directory)]
+        arguments += ["--log", str(self.log), "--executor-pid", str(self.executor_pid)]
+        arguments += ["--executor-started", repr(self.executor_started_s)]
+        executor = (self.executor_pid, self.executor_started_s)
+        try:
+            return fork_slot(self.nursery, *executor, arguments, self.log)
+        except OSError as error:
+            with self.log.open("a") as log:
+                print(f"no nursery: {error}", file=log)
+            return self._spawn(arguments)
+
+    def _spawn(self, arguments: Sequence[str]) -> int:
+        command = [sys.executable, "-m", "cairn.slot.process", *arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         with self.log.open("ab") as log:
             return subprocess.Popen(
@@ -134,7 +146,14 @@ class SlotHome:
                 env=environment,
                 start_new_session=True,
                 close_fds=True,
-            )
+            ).pid
+
+
+def _started_s(pid: int) -> float:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0  # Gone already.
 
 
 def start_slot(run_id: str, slot: int, executor_pid: int | None = None) -> None:
@@ -164,10 +183,11 @@ def end_slots(run_id: str, keep: Collection[int] = ()) -> int:
 
 
 def forget_old_runs(age_s: float = 7 * 86400) -> None:
-    """Remove the logs of runs that ended long ago."""
+    """Remove the logs of runs, and of nurseries, that ended long ago."""
     for run in runtime_root().iterdir():
         with contextlib.suppress(OSError):
-            if run.stat().st_mtime < time.time() - age_s and not list(run.glob("*/slot-*/socket")):
+            in_use = (run / "socket").exists() or any(run.glob("*/slot-*/socket"))
+            if run.stat().st_mtime < time.time() - age_s and not in_use:
                 shutil.rmtree(run)
 
 
@@ -177,12 +197,7 @@ def _watch(server: object, pid: int, started_s: float, lease_s: float) -> str:
     while True:
         if server.ended.wait(POLL_S):  # type: ignore[attr-defined]
             return "told to end"
-        try:
-            alive = psutil.Process(pid).create_time() == started_s
-            alive = alive and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            alive = False
-        if not alive:
+        if not is_alive(pid, started_s):
             return "the executor is gone"
         idle_s = server.idle_s()  # type: ignore[attr-defined]
         if idle_s > lease_s:
@@ -194,14 +209,19 @@ def _watch(server: object, pid: int, started_s: float, lease_s: float) -> str:
             idle_collected = True
 
 
-def main() -> None:
+def lease_s() -> float:
+    """How long one that nobody calls stays."""
+    return float(os.environ.get("CAIRN_SLOT_LEASE_S") or LEASE_S)
+
+
+def live(arguments: Sequence[str] | None = None) -> None:
+    """The life of a slot, from its start to the end of this process."""
     parser = argparse.ArgumentParser(prog="cairn slot", description="A slot; started by cairn.")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--log", required=True)
     parser.add_argument("--executor-pid", type=int, required=True)
     parser.add_argument("--executor-started", type=float, required=True)
-    options = parser.parse_args()
-    lease_s = float(os.environ.get("CAIRN_SLOT_LEASE_S") or LEASE_S)
+    options = parser.parse_args(arguments)
 
     from cairn.slot.server import SlotServer
 
@@ -225,7 +245,7 @@ def main() -> None:
     (directory / "pid.new").write_text(f"{own.pid} {own.create_time()!r}")
     (directory / "pid.new").rename(directory / "pid")
     threading.Thread(target=server.serve, daemon=True, name="serve").start()
-    why = _watch(server, options.executor_pid, options.executor_started, lease_s)
+    why = _watch(server, options.executor_pid, options.executor_started, lease_s())
     print(f"slot {directory.name} ends: {why}", flush=True)
     with contextlib.suppress(OSError):
         (directory / "socket").unlink(missing_ok=True)
@@ -243,4 +263,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    live()

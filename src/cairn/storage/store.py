@@ -26,7 +26,7 @@ import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -44,6 +44,7 @@ BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 _COPY_CHUNK_BYTES: Final = 4 << 20
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
+_RENAMING_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
 
 # Errors that say for certain that nothing was written and that trying again is no use.
 _PERMANENT: Final = (
@@ -169,12 +170,19 @@ def is_not_found(error: BaseException) -> bool:
     return isinstance(error, NotFoundError | FileNotFoundError | obstore_errors.NotFoundError)
 
 
-def open_store(url: str, *, retry: Retry | None = None, create: bool = True) -> Store:
-    """A store for a local path, file://, s3://, gs://, az:// or memory: url.
+def open_store(
+    url: str,
+    *,
+    retry: Retry | None = None,
+    create: bool = True,
+    options: Mapping[str, str] | None = None,
+) -> Store:
+    """A store for a local path, file://, s3://, gs://, az://, hdfs:// or memory: url.
 
     `memory:` is a new local folder in memory, `memory:name` the same one each time within
     this process; both go with it (see `memory`). A local folder that is not there is
-    made, or with `create=False` a NotFoundError.
+    made, or with `create=False` a NotFoundError. `options` are those of a bucket, by the
+    names that object_store has for them (`AWS_REGION` …); others are left aside.
     """
     retry = retry or Retry()
     parts = urlsplit(url)
@@ -183,14 +191,35 @@ def open_store(url: str, *, retry: Retry | None = None, create: bool = True) -> 
         return LocalStore(memory_folder(url[len("memory:") :].strip("/")), retry)
     if parts.scheme in _BUCKET_SCHEMES:
         # Retries are ours: inside obstore they would hide that a put may have been done twice.
-        bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0})
+        bucket: Any = obstore_stores.from_url(
+            url, retry_config={"max_retries": 0}, **_bucket_settings(options or {})
+        )
         return ObjectStore(url.rstrip("/"), bucket, retry)
+    if parts.scheme in _RENAMING_SCHEMES:
+        from cairn.storage.arrow_store import ArrowStore
+
+        return ArrowStore(url)
     if parts.scheme != "file" and "://" in url:
         raise ValueError(
             f"cannot open a store at {url!r}: unknown scheme {parts.scheme!r}\n"
-            "  next: use a local path, file://, s3://, gs://, az:// or memory:"
+            "  next: use a local path, file://, s3://, gs://, az:// or memory:; "
+            "hdfs:// for files of a sink"
         )
     return LocalStore(file_path(url) if parts.scheme == "file" else url, retry, create=create)
+
+
+def _bucket_settings(options: Mapping[str, str]) -> dict[str, Any]:
+    given = {name.lower(): value for name, value in options.items()}
+    is_plain = given.get("allow_http", given.get("aws_allow_http", "false")).lower() == "true"
+    config = {
+        name: value
+        for name, value in given.items()
+        if name.startswith(("aws_", "azure_", "google_"))
+        and not name.startswith("aws_s3_")
+        and name != "aws_allow_http"
+    }
+    settings: dict[str, Any] = {"config": config} if config else {}
+    return settings | ({"client_options": {"allow_http": True}} if is_plain else {})
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,19 +274,19 @@ class ObjectStore(Store):
         return self._call(path, read)
 
     def put(self, path: str, data: bytes) -> None:
-        self._call(path, lambda: self._inner.put(_checked(path), data))
+        self._call(path, lambda: self._inner.put(checked_path(path), data))
 
     def put_file(self, path: str, local_file: str) -> None:
         def write() -> None:
             with open(local_file, "rb") as source:
-                self._inner.put(_checked(path), source)
+                self._inner.put(checked_path(path), source)
 
         self._retry(write)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         try:
             # In one request: a multipart upload cannot be conditional everywhere.
-            self._inner.put(_checked(path), data, mode="create", use_multipart=False)
+            self._inner.put(checked_path(path), data, mode="create", use_multipart=False)
         except (obstore_errors.AlreadyExistsError, obstore_errors.PreconditionError):
             return False
         except (*_PERMANENT, ValueError):
@@ -268,7 +297,7 @@ class ObjectStore(Store):
 
     def move(self, src: str, dst: str) -> None:
         try:
-            self._call(src, lambda: self._inner.rename(src, _checked(dst)))
+            self._call(src, lambda: self._inner.rename(src, checked_path(dst)))
         except NotFoundError:
             if not self.exists(dst):
                 raise
@@ -364,7 +393,7 @@ class LocalStore(ObjectStore):
         return True
 
     def move(self, src: str, dst: str) -> None:
-        source, target = os.path.join(self.root, _checked(src)), self._target(dst)
+        source, target = os.path.join(self.root, checked_path(src)), self._target(dst)
 
         def rename() -> None:
             try:
@@ -381,20 +410,20 @@ class LocalStore(ObjectStore):
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             try:
-                os.unlink(os.path.join(self.root, _checked(path)))
+                os.unlink(os.path.join(self.root, checked_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
         # Not fsynced: a deletion undone by a power cut leaves an orphan, nothing worse.
 
     def delete_folder(self, prefix: str) -> None:
-        folder = os.path.join(self.root, _checked(prefix.rstrip("/")))
+        folder = os.path.join(self.root, checked_path(prefix.rstrip("/")))
         try:
             self._retry(lambda: shutil.rmtree(folder))
         except (FileNotFoundError, NotADirectoryError):
             pass
 
     def local_path(self, path: str) -> str | None:
-        return os.path.join(self.root, _checked(path))
+        return os.path.join(self.root, checked_path(path))
 
     def _replace(self, path: str, fill: Callable[[int], None]) -> None:
         target = self._target(path)
@@ -407,14 +436,20 @@ class LocalStore(ObjectStore):
         _fsync_folder(os.path.dirname(target))
 
     def _target(self, path: str) -> str:
-        target = os.path.join(self.root, _checked(path))
+        target = os.path.join(self.root, checked_path(path))
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
             self._retry(lambda: _make_folders(self.root, folder))
         return target
 
 
-def _checked(path: str) -> str:
+def is_bucket(url: str) -> bool:
+    """Whether a url is of an object store: nothing can be renamed there, only copied."""
+    return urlsplit(url).scheme in _BUCKET_SCHEMES
+
+
+def checked_path(path: str) -> str:
+    """The path, unless it could lead out of its store."""
     if not path or path.startswith("/") or any(p in ("", ".", "..") for p in path.split("/")):
         raise ValueError(f"not a path inside a store: {path!r}")
     return path

@@ -174,6 +174,8 @@ def main() -> None:
         help="after so many epochs of this run: 2:rescale=4, 3:upgrade",
     )
     parser.add_argument("--savepoint", default=None)
+    parser.add_argument("--guarantee", default="exactly-once")
+    parser.add_argument("--checkpoint-every", type=int, default=1)
     parser.add_argument("--bases", action="store_true", help="after every epoch a base is due")
     parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
     options = parser.parse_args()
@@ -198,6 +200,8 @@ def main() -> None:
         spark_checkpoint=options.spark_checkpoint,
         parallelism=options.parallelism,
         backend=options.backend,
+        guarantee=options.guarantee,
+        checkpoint_every=options.checkpoint_every,
         trigger=options.trigger,
         retained_epochs=options.retained,
         savepoint=options.savepoint,

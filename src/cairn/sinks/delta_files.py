@@ -1,0 +1,195 @@
+"""What slots write for a Delta table: Parquet files, named by their content.
+
+Always true here:
+- a file's name is that of its sink, epoch, subtask, pass and content, so an attempt that runs
+  again cannot change one, and no file takes the place of another;
+- a file that the log will name is noted first, so what is abandoned can be found without
+  looking through the table.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cairn.errors import EpochError
+from cairn.ids import digest
+from cairn.sinks.base import Committable, Writer
+
+if TYPE_CHECKING:
+    from cairn.sinks.delta import Delta
+
+TEXT_LENGTH_MAX = 32
+"""Longer text has no bounds in a file's statistics."""
+
+Partition = tuple[str | None, ...]
+
+
+class _FilesWriter(Writer):
+    """Holds rows by partition and stores files of them, the largest when there are too many."""
+
+    def __init__(self, sink: Delta, epoch: int, subtask: int, pass_index: int) -> None:
+        self._sink = sink
+        self._prefix = f"part-{epoch:012d}-{subtask:05d}"
+        self._place = [pass_index, subtask]
+        self._held: dict[Partition, list[pa.RecordBatch]] = {}
+        self._bytes: dict[Partition, int] = {}
+        self._files: list[dict[str, Any]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for name in self._sink.required.union(self._sink.key).intersection(batch.schema.names):
+            if batch[name].null_count:
+                what = "is in the key" if name in self._sink.key else "is NOT NULL in the table"
+                raise EpochError(
+                    f"sink {self._sink.context.uid!r}: column {name!r} {what}, and a row has "
+                    "none\n  next: filter such rows out before the sink",
+                    sink=self._sink.context.uid,
+                )
+        for partition, rows in self._split(batch):
+            self._held.setdefault(partition, []).append(rows)
+            self._bytes[partition] = self._bytes.get(partition, 0) + rows.nbytes
+        while sum(self._bytes.values()) >= self._sink.buffer_bytes_max:
+            self._store(max(self._bytes, key=self._bytes.__getitem__))
+
+    def prepare(self) -> Committable | None:
+        for partition in list(self._held):
+            self._store(partition)
+        return {"files": self._files} if self._files else None
+
+    def abort(self) -> None:
+        # What is stored stays until `recover`: equal rows have equal names, so by now it may
+        # be the work of the attempt that came after this one.
+        self._held, self._bytes, self._files = {}, {}, []
+
+    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+        if batch.num_rows:
+            yield (), batch
+
+    def _store(self, partition: Partition) -> None:
+        rows = pa.Table.from_batches(self._held.pop(partition)).combine_chunks()
+        del self._bytes[partition]
+        stream = pa.BufferOutputStream()
+        pq.write_table(rows, stream, compression=self._sink.compression)
+        data = stream.getvalue().to_pybytes()
+        # Equal rows of another sink, in the next file, or in the next pass, are other rows.
+        place = [*self._place, len(self._files)]
+        name = f"{self._prefix}-{digest(self._sink.home.encode(), str(place).encode(), data)}"
+        self._files.append(self._stored(f"{name}.parquet", data, rows, partition, place))
+
+    def _stored(
+        self, name: str, data: bytes, rows: pa.Table, partition: Partition, place: list[int]
+    ) -> dict[str, Any]:
+        raise AssertionError("of one mode or the other")
+
+
+class MergeWriter(_FilesWriter):
+    """Stores rows beside the table, for the driver to merge."""
+
+    def _stored(
+        self, name: str, data: bytes, rows: pa.Table, partition: Partition, place: list[int]
+    ) -> dict[str, Any]:
+        self._sink.store.put(self._sink.staged(name), data)
+        return {"name": name, "rows": rows.num_rows, "bytes": len(data), "place": place}
+
+
+class AppendWriter(_FilesWriter):
+    """Stores data files of the table, for the driver to name in its log."""
+
+    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+        columns = self._sink.partitions
+        if not columns:
+            yield from super()._split(batch)
+            return
+        if not batch.num_rows:
+            return
+        codes = np.zeros(batch.num_rows, np.int64)
+        for name in columns:
+            encoded = pc.dictionary_encode(batch[name], null_encoding="encode")
+            codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+        order = np.argsort(codes, kind="stable")
+        ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, len(order))
+        rest = batch.select([name for name in batch.schema.names if name not in columns])
+        start = 0
+        for end in ends.tolist():
+            row = int(order[start])
+            partition = tuple(_text(batch[name][row].as_py()) for name in columns)
+            yield partition, rest.take(pa.array(order[start:end]))
+            start = end
+
+    def _stored(
+        self, name: str, data: bytes, rows: pa.Table, partition: Partition, place: list[int]
+    ) -> dict[str, Any]:
+        self._sink.store.put(self._sink.staged(name), b"")
+        self._sink.store.put(name, data)
+        return {
+            "name": name,
+            "rows": rows.num_rows,
+            "bytes": len(data),
+            "partition": dict(zip(self._sink.partitions, partition, strict=True)),
+            "stats": statistics(rows),
+        }
+
+
+def statistics(rows: pa.Table) -> str:
+    """What the log says of a file, so that readers can skip it."""
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if pa.types.is_nested(field.type):
+            continue
+        nulls[field.name] = column.null_count
+        if (bounds := _bounds(column)) is not None:
+            lows[field.name], highs[field.name] = bounds
+    found = {"numRecords": rows.num_rows, "minValues": lows, "maxValues": highs}
+    return json.dumps({**found, "nullCount": nulls}, ensure_ascii=False)
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    kind = column.type
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
+        return None
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+    ):
+        return None
+    found = pc.min_max(column)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    if low is None:
+        return None
+    if pa.types.is_floating(kind) and not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    if pa.types.is_string(kind) and max(len(low), len(high)) > TEXT_LENGTH_MAX:
+        return None
+    if pa.types.is_date(kind):
+        return low.isoformat(), high.isoformat()
+    if pa.types.is_timestamp(kind):
+        # The log has milliseconds; the bounds must hold all the same.
+        zone = "Z" if kind.tz else ""
+        up = dt.timedelta(microseconds=999)
+        return tuple(
+            t.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
+            for t in (low, high + up)
+        )
+    return low, high
+
+
+def _text(value: Any) -> str | None:
+    """A partition's value as the log has it. Text without letters is null there."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, dt.date) else str(value)

@@ -1,0 +1,82 @@
+"""Plain Python as a sink: a function is called in the driver for each row of a committed epoch.
+
+For output that is small, or goes where there is no Spark writer: a web hook, a mail, a
+message queue. The rows ride in the epoch until the function has had all of them.
+
+Always true here:
+- rows come in order of the epochs, within one in order of pass and subtask;
+- when the function raises, or the driver dies, all rows of the epoch come again;
+- the function does not leave the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from cairn.codec import codec
+from cairn.crash import crash_point
+from cairn.errors import CommitError, PlanError
+from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
+from cairn.types import row_class
+
+_TEXT_CHARS_MAX: Final = 500
+
+
+class Foreach(Staged):
+    """Calls `fn(row, epoch)` for each row, or with `batch=True` `fn(rows, epoch)` once.
+
+    Each row comes at least once. `epoch` is a number; `epoch.key` is a string that is equal
+    when the same rows come again, and never otherwise (see `PublishedEpoch`).
+    """
+
+    promise = "at-least-once"
+    shows = "pieces"
+    driver_only = frozenset({"function"})
+
+    def __init__(self, fn: Callable[[Any, PublishedEpoch], object], *, batch: bool = False) -> None:
+        if not callable(fn):
+            raise PlanError(
+                f"a Foreach sink is given a function\n  found: {fn!r}\n"
+                f"  expected: a function of {'rows' if batch else 'a row'} and an epoch"
+            )
+        self.function = fn
+        self.batch = batch
+
+    def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
+        if self.batch:
+            self._call(list(self._rows(files)), epoch)
+            return
+        for row in self._rows(files):
+            self._call(row, epoch)
+            crash_point("driver.sink.piece")
+
+    def _call(self, given: Any, epoch: PublishedEpoch) -> None:
+        try:
+            self.function(given, epoch)
+        except Exception as error:
+            if isinstance(given, tuple):
+                what, facts = f"  row: {_short(given)}", {"row": _short(given)}
+            else:
+                what, facts = f"  rows: {len(given)}", {}
+            raise CommitError(
+                f"the function of sink {self.context.uid!r} raised in epoch {epoch}\n"
+                f"  cause: {type(error).__name__}: {str(error)[:_TEXT_CHARS_MAX]}\n{what}\n"
+                "  next: all rows of the epoch come again, until it takes them",
+                sink=self.context.uid,
+                epoch=int(epoch),
+                **facts,
+            ) from error
+
+    def _rows(self, files: Sequence[StagedFile]) -> Iterator[Any]:
+        for file in files:
+            for batch in self.batches(file):
+                make = partial(tuple.__new__, row_class(batch.schema))
+                columns = [codec(c.type).decode(c) for c in batch.columns]
+                yield from map(make, zip(*columns, strict=True))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _TEXT_CHARS_MAX else text[:_TEXT_CHARS_MAX] + "…"

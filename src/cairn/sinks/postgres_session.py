@@ -1,0 +1,161 @@
+"""Connections to PostgreSQL: opened when needed, kept, and given up when they break.
+
+Always true here:
+- the dsn is in no message, log or repr: it may hold a password;
+- a session carries a name that says whose it is, so that an abandoned one can be found;
+- a lock that somebody else holds, or a server that has gone, is an error after a while, never
+  a wait without end; what runs is never cut off for taking long;
+- a commit is durable when it returns, whatever the role's settings are.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cairn.errors import PlanError
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+Dsn = str | Callable[[], str] | None
+
+CONNECT_TIMEOUT_S = 10
+
+# The client notices a server that is gone, the server a client that is gone.
+_CLIENT = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_SERVER = {
+    "client_min_messages": "warning",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "idle_in_transaction_session_timeout": "60s",
+    "lock_timeout": "10s",
+    "statement_timeout": "0",
+    "standard_conforming_strings": "on",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+
+def check_installed() -> None:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise PlanError(
+            "sinks.Postgres needs the package psycopg, which cannot be imported: "
+            f"{error}\n  next: pip install 'cairn-state[postgres]', also where the executors run"
+        ) from None
+
+
+def session_name(key: str, epoch: int | None, label: str) -> str:
+    """As pg_stat_activity shows it. The server keeps 63 bytes, so what is searched comes first."""
+    return f"cairn:{key}:{'-' if epoch is None else epoch}:{label}".encode()[:63].decode(
+        errors="ignore"
+    )
+
+
+def connect(dsn: Dsn, name: str) -> Connection[Any]:
+    import psycopg
+
+    connection = psycopg.connect(
+        **{**_CLIENT, **_parameters(dsn), "client_encoding": "utf8", "application_name": name},
+        autocommit=True,
+        prepare_threshold=None,
+    )
+    try:
+        connection.execute(_settings(connection.info.server_version))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _settings(server_version: int) -> bytes:
+    """All in one trip."""
+    values = dict(_SERVER)
+    if server_version >= 170000:
+        values["transaction_timeout"] = "0"
+    return (
+        "".join(f"set {name} = '{value}'; " for name, value in values.items())
+        + "select set_config('synchronous_commit', 'on', false)"
+        " where current_setting('synchronous_commit') = 'off'"
+    ).encode()
+
+
+def _parameters(dsn: Dsn) -> dict[str, Any]:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    text = dsn() if callable(dsn) else dsn or ""
+    if text.startswith("env:"):
+        name = text.removeprefix("env:")
+        if name not in os.environ:
+            raise PlanError(
+                f"the dsn is to be found in the environment as {name}, which is not set here\n"
+                "  next: set it for the driver and for the executors"
+            )
+        text = os.environ[name]
+    try:
+        return dict(conninfo_to_dict(text))
+    except psycopg.ProgrammingError:
+        raise PlanError(
+            "the dsn cannot be read (it is not shown: it may hold a password)\n"
+            "  expected: 'postgresql://user@host:5432/database' or 'host=… dbname=… user=…'"
+        ) from None
+
+
+def _is_broken(connection: Connection[Any]) -> bool:
+    """Whether the server has hung up meanwhile: nothing else is to be read between statements."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class Sessions:
+    """The connections of a sink in one process: one, unless two writers are at work."""
+
+    def __init__(self, dsn: Dsn, name: str) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._idle: Connection[Any] | None = None
+        self._taken: list[Connection[Any]] = []
+
+    def take(self) -> Connection[Any]:
+        kept, self._idle = self._idle, None
+        if kept is not None and _is_broken(kept):
+            kept.close()
+            kept = None
+        kept = kept or connect(self._dsn, self._name)
+        self._taken.append(kept)
+        return kept
+
+    def give(self, connection: Connection[Any]) -> None:
+        """Back, for the next one. One that is in the middle of something is closed."""
+        from psycopg.pq import TransactionStatus
+
+        is_taken = connection in self._taken
+        is_idle = connection.info.transaction_status == TransactionStatus.IDLE
+        self._taken = [taken for taken in self._taken if taken is not connection]
+        if is_taken and self._idle is None and is_idle:
+            self._idle = connection
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Also what a writer still holds: the server rolls its transaction back."""
+        for connection in [*self._taken, self._idle]:
+            if connection is not None:
+                connection.close()
+        self._idle, self._taken = None, []

@@ -1,0 +1,359 @@
+"""Redis: a row is a hash or a string under a key of its own, and the newest one stays.
+
+    sinks.Redis("redis://host:6379/0", key="account:{id}")                    hash, a field a column
+    sinks.Redis("env:REDIS_URL", key="limit:{id}", kind="string", value="amount", ttl="1 day")
+
+Rows ride in the epoch, as text already (see `text_forms`). After the commit the driver sends
+them in chunks. A chunk is a script that Redis runs as one: it looks at the fence of this job and
+sink, a small hash {epoch, part, rows}, writes its rows only if they are the next ones, and
+moves the fence.
+
+Always true here:
+- an older epoch never overwrites a newer one, whoever sends it and however late;
+- a chunk is applied once: what is sent again after a lost answer finds the fence moved;
+- within an epoch the last row of a key stays, in order of pass, subtask and position;
+- a reader sees whole chunks; an epoch of one chunk appears at once.
+
+The fence and the keys must be on one server: a Redis Cluster is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.crash import crash_point
+from cairn.durations import duration_ms
+from cairn.errors import CommitError, EpochError, PlanError
+from cairn.sinks.base import SinkContext
+from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
+from cairn.sinks.text_forms import json_of, text_of
+
+CHUNK_ROWS: Final = 1000
+CHUNK_BYTES_MAX: Final = 8 << 20
+CONNECT_TIMEOUT_S: Final = 5
+ANSWER_TIMEOUT_S: Final = 30
+RESTARTS_MAX: Final = 100
+
+_KEY: Final = "key"
+_FIELD: Final = "field:"
+_VALUE: Final = "value"
+
+# KEYS: the fence, then a key a row. ARGV: epoch, part, first row, ttl in ms or 0, how many fields
+# a hash has or 0 for strings, one 0 or 1 a value (1: null) or nothing when none is, names
+# of fields, values. Answers how many rows of the part are in, or -1 when a newer one is.
+_SCRIPT: Final = """
+local fence = redis.call('HMGET', KEYS[1], 'epoch', 'part', 'rows')
+local at_epoch, at_part = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
+local epoch, part, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if at_epoch > epoch or (at_epoch == epoch and at_part > part) then return -1 end
+local rows = 0
+if at_epoch == epoch and at_part == part then rows = tonumber(fence[3]) end
+if rows ~= first then return rows end
+local ttl, fields, nulls = ARGV[4], tonumber(ARGV[5]), ARGV[6]
+local has_nulls = #nulls > 0
+local at, values = 6 + fields, fields > 0 and fields or 1
+local function check(answer, key)
+  if type(answer) == 'table' and answer.err then
+    return redis.error_reply(answer.err .. ' (key ' .. key .. ')')
+  end
+end
+for i = 2, #KEYS do
+  local key, put, drop = KEYS[i], {}, {}
+  for j = 1, values do
+    local is_null = has_nulls and string.byte(nulls, (i - 2) * values + j) == 49
+    if fields == 0 then
+      if is_null then drop[1] = true else put[1] = ARGV[at + j] end
+    elseif is_null then
+      drop[#drop + 1] = ARGV[6 + j]
+    else
+      put[#put + 1] = ARGV[6 + j]
+      put[#put + 1] = ARGV[at + j]
+    end
+  end
+  at = at + values
+  local failed
+  if fields == 0 then
+    if #drop > 0 then failed = check(redis.pcall('DEL', key), key)
+    elseif ttl == '0' then failed = check(redis.pcall('SET', key, put[1]), key)
+    else failed = check(redis.pcall('SET', key, put[1], 'PX', ttl), key) end
+  else
+    if #drop > 0 then failed = check(redis.pcall('HDEL', key, unpack(drop)), key) end
+    if not failed and #put > 0 then failed = check(redis.pcall('HSET', key, unpack(put)), key) end
+    if not failed and ttl ~= '0' then failed = check(redis.pcall('PEXPIRE', key, ttl), key) end
+  end
+  if failed then return failed end
+end
+rows = first + #KEYS - 1
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'part', ARGV[2], 'rows', rows)
+return rows
+"""
+
+
+class Redis(Staged):
+    """Upserts into Redis, fenced by epoch: `key="account:{id}"` names the key of a row.
+
+    `kind="hash"` has a field for each column in `value`, or for each that is not part of the key;
+    the field of a null is removed, fields of other names stay. `kind="string"` has the text
+    of the column `value`, and no key where it is null; or without `value` the whole row as JSON.
+    `ttl` counts from the publication. `url` may be `env:NAME`, read in the driver.
+    """
+
+    shows = "pieces"
+    driver_only = frozenset({"_client"})
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str,
+        kind: Literal["hash", "string"] = "hash",
+        value: str | Sequence[str] | None = None,
+        ttl: str | None = None,
+        chunk_rows: int = CHUNK_ROWS,
+    ) -> None:
+        self._url = url
+        self.key = key
+        self.key_parts = _parsed(key)
+        if kind not in ("hash", "string"):
+            raise PlanError(f"unknown kind {kind!r} of Redis values\n  expected: hash or string")
+        self.kind = kind
+        self.value = (value,) if isinstance(value, str) else tuple(value or ())
+        if kind == "string" and len(self.value) > 1:
+            raise PlanError(
+                f"a string in Redis has one value\n  found: {', '.join(self.value)}\n"
+                "  next: name one column, or none for the whole row as JSON, or use kind='hash'"
+            )
+        self.ttl_ms = 0 if ttl is None else int(duration_ms(ttl, "ttl"))
+        if chunk_rows < 1:
+            raise PlanError(f"chunk_rows must be at least 1, not {chunk_rows}")
+        self.chunk_rows = chunk_rows
+
+    def __repr__(self) -> str:
+        return f"Redis(key={self.key!r}, kind={self.kind!r})"
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        names = [column for _, column in self.key_parts if column]
+        for name in (*names, *self.value):
+            if name not in context.schema.names:
+                raise PlanError(
+                    f"sink {context.uid!r}: there is no column {name!r}\n"
+                    f"  expected: one of {', '.join(context.schema.names)}",
+                    sink=context.uid,
+                )
+        others = tuple(name for name in context.schema.names if name not in names)
+        self._columns = self.value or others
+        if self.kind == "hash" and not self._columns:
+            raise PlanError(
+                f"sink {context.uid!r}: every column is part of the key, so a hash has no field\n"
+                "  next: name fields with value=, or use kind='string'",
+                sink=context.uid,
+            )
+        self._client: Any = None
+        if context.scratch is None:
+            self._connect()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    # In a slot
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {_KEY: self._keys(batch)}
+        if self.kind == "hash":
+            columns |= {_FIELD + name: text_of(batch[name]) for name in self._columns}
+        else:
+            columns[_VALUE] = text_of(batch[self.value[0]]) if self.value else json_of(batch)
+        return pa.record_batch(columns)
+
+    def _keys(self, batch: pa.RecordBatch) -> pa.Array:
+        texts: list[Any] = []
+        for literal, column in self.key_parts:
+            if literal:
+                texts.append(pa.scalar(literal.encode(), pa.binary()))
+            if column:
+                if batch[column].null_count:
+                    row = batch.filter(pc.is_null(batch[column])).slice(0, 1).to_pylist()[0]
+                    raise EpochError(
+                        f"sink {self.context.uid!r}: column {column!r} is part of the key "
+                        f"and null\n  row: {row}\n"
+                        "  next: filter such rows out before the sink, or give them a value",
+                        sink=self.context.uid,
+                        column=column,
+                    )
+                texts.append(text_of(batch[column]))
+        empty = pa.scalar(b"", pa.binary())
+        return texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, empty)
+
+    # In the driver
+
+    @property
+    def fence(self) -> str:
+        """The key of the hash that says how far this job and sink have come."""
+        return f"cairn:{self.context.job_id}:{self.context.uid}"
+
+    def _connect(self) -> None:
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError:
+            raise PlanError(
+                "sinks.Redis needs the redis package\n  next: pip install 'cairn-state[redis]'"
+            ) from None
+        try:
+            self._client = redis.Redis.from_url(
+                self._resolved_url(),
+                socket_connect_timeout=CONNECT_TIMEOUT_S,
+                socket_timeout=ANSWER_TIMEOUT_S,
+                # Once, for a connection that broke while it was idle. The rest is up to who calls.
+                retry=Retry(NoBackoff(), 1),
+                client_name=f"cairn:{self.context.uid}",
+            )
+            is_cluster = self._client.info("cluster").get("cluster_enabled")
+        except redis.AuthenticationError:
+            raise PlanError(f"sink {self.context.uid!r}: Redis refuses the password") from None
+        except (redis.ConnectionError, redis.TimeoutError):
+            return  # Not there now. The first commit waits for it, and says so.
+        except (redis.RedisError, ValueError) as error:
+            # The cause of a ValueError may quote the url.
+            what = str(error) if isinstance(error, redis.RedisError) else "the url is not valid"
+            raise PlanError(
+                f"sink {self.context.uid!r}: cannot use Redis: {what}\n"
+                "  expected: redis://host:port/db, rediss://… or unix://path"
+            ) from None
+        if is_cluster:
+            raise PlanError(
+                f"sink {self.context.uid!r}: this server is part of a Redis Cluster\n"
+                "  expected: one server, as a fence must be moved together with all keys\n"
+                "  next: use a single server or a primary with replicas"
+            )
+
+    def _resolved_url(self) -> str:
+        if not self._url.startswith("env:"):
+            return self._url
+        name = self._url.removeprefix("env:")
+        if name not in os.environ:
+            raise PlanError(
+                f"sink {self.context.uid!r}: the environment variable {name} is not set\n"
+                "  expected: the url of a Redis server"
+            )
+        return os.environ[name]
+
+    def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
+        import redis
+
+        try:
+            self._publish(epoch, files)
+        except redis.RedisError as error:
+            raise CommitError(
+                f"sink {self.context.uid!r}: Redis did not take all of epoch {epoch}\n"
+                f"  cause: {type(error).__name__}: {error}",
+                sink=self.context.uid,
+                epoch=int(epoch),
+            ) from None
+
+    def _publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
+        script = self._client.register_script(_SCRIPT)
+        # Asks by writing nothing: how many rows are in?
+        done = self._done(epoch)
+        for _ in range(RESTARTS_MAX):
+            if done is None:
+                return
+            for first, keys, names, columns in self._chunks(files, done):
+                nulls, values = _flat(columns)
+                args = [int(epoch), epoch.part, first, self.ttl_ms, len(names), nulls]
+                done = script([self.fence, *keys], [*args, *names, *values])
+                crash_point("driver.sink.piece")
+                if done != first + len(keys):
+                    break
+            else:
+                return
+            done = None if done == -1 else done
+        raise CommitError(
+            f"sink {self.context.uid!r}: epoch {epoch} was begun {RESTARTS_MAX} times\n"
+            f"  found: the fence {self.fence} is not where this driver has put it\n"
+            "  next: see that Redis keeps what it is given, and that one driver runs the job",
+            sink=self.context.uid,
+        )
+
+    def _done(self, epoch: PublishedEpoch) -> int | None:
+        """How many rows of this part are in; None when there is a newer one."""
+        found = self._client.hmget(self.fence, "epoch", "part", "rows")
+        if None in found:
+            return 0
+        at_epoch, at_part, rows = map(int, found)
+        if (at_epoch, at_part) > (int(epoch), epoch.part):
+            return None
+        return rows if (at_epoch, at_part) == (int(epoch), epoch.part) else 0
+
+    def _chunks(
+        self, files: Sequence[StagedFile], skip: int
+    ) -> Iterator[tuple[int, list[bytes], list[str], list[pa.Array]]]:
+        """(number of the first row, keys, names of fields, values a column) from a row on."""
+        first = 0
+        for file in files:
+            if first + file.rows <= skip:
+                first += file.rows
+                continue
+            for batch in self.batches(file):
+                start = min(max(skip - first, 0), batch.num_rows)
+                while start < batch.num_rows:
+                    chunk = self._sized(batch.slice(start, self.chunk_rows))
+                    names = [
+                        name.removeprefix(_FIELD)
+                        for name in chunk.schema.names
+                        if name.startswith(_FIELD)
+                    ]
+                    yield first + start, chunk[_KEY].to_pylist(), names, chunk.columns[1:]
+                    start += chunk.num_rows
+                first += batch.num_rows
+
+    def _sized(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Fewer rows, if these are too large for one command."""
+        while chunk.num_rows > 1 and _bytes(chunk) > CHUNK_BYTES_MAX:
+            chunk = chunk.slice(0, chunk.num_rows // 2)
+        return chunk
+
+
+def _bytes(chunk: pa.RecordBatch) -> int:
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in chunk.columns)
+
+
+def _flat(columns: Sequence[pa.Array]) -> tuple[str, list[bytes]]:
+    """The values row by row, and which of them are null."""
+    lists = [column.to_pylist() for column in columns]
+    values = lists[0] if len(lists) == 1 else [v for row in zip(*lists, strict=True) for v in row]
+    if not any(column.null_count for column in columns):
+        return "", values
+    nulls = "".join("1" if value is None else "0" for value in values)
+    return nulls, [b"" if value is None else value for value in values]
+
+
+def _parsed(template: str) -> list[tuple[str, str | None]]:
+    """[(text, column)…] of a template like `account:{id}`."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise _bad_key(template, str(error)) from None
+    if any(form or conversion for _, _, form, conversion in parts):
+        raise _bad_key(template, "a column has no format")
+    if any(column == "" for _, column, _, _ in parts):
+        raise _bad_key(template, "a column has no name")
+    if not any(column for _, column, _, _ in parts):
+        raise _bad_key(template, "it names no column, so all rows would have one key")
+    return [(text, column) for text, column, _, _ in parts]
+
+
+def _bad_key(template: str, why: str) -> PlanError:
+    return PlanError(
+        f"the key {template!r} cannot be used: {why}\n"
+        "  expected: text with columns in braces, as in 'account:{id}'; a brace is {{ or }}"
+    )

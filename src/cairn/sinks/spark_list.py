@@ -1,0 +1,202 @@
+"""The list by which Spark reads a folder: the log of its own file sink, `_spark_metadata`.
+
+    <folder>/_spark_metadata/0, 1, … 8, 9.compact, 10, … 19.compact, …
+
+An entry names files; every tenth one, `.compact`, names all of them and takes the place of
+those before it. Spark, when it finds this log in a folder, reads the files it names and no
+others. So one entry publishes an epoch, whole, on any store.
+
+Always true here:
+- an entry is made by put-if-absent under the next number: what was checked against the list
+  as it was read still holds when the entry is there;
+- files leave the list in a `.compact` entry only, and something with their rows enters there;
+- an entry that cannot be read is named; the list is never cut short in silence.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from cairn.errors import CorruptFileError
+from cairn.storage.store import NotFoundError, Store, StoredObject
+
+LIST_FOLDER: Final = "_spark_metadata"
+COMPACT: Final = ".compact"
+# Spark's default, spark.sql.streaming.fileSink.log.compactInterval.
+COMPACT_INTERVAL: Final = 10
+# Spark's default, spark.sql.streaming.fileSink.log.cleanupDelay: readers may be that far behind.
+KEPT_S: Final = 600.0
+_KEPT_ENTRIES: Final = 2 * COMPACT_INTERVAL
+_HEAD: Final = b"v1"
+_NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
+_READ_ATTEMPTS_MAX: Final = 5
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A line of an entry, as Spark's SinkFileStatus."""
+
+    path: str
+    size: int
+    isDir: bool  # noqa: N815
+    modificationTime: int  # noqa: N815
+    blockReplication: int  # noqa: N815
+    blockSize: int  # noqa: N815
+    action: str
+
+
+class Listing(NamedTuple):
+    """The list as it was read: up to the entry before `next_number`."""
+
+    next_number: int
+    files: list[Listed]
+
+
+Change = Callable[[Listing], "Replacement | None"]
+
+
+class Replacement(NamedTuple):
+    """What an entry changes: it adds files, and a `.compact` entry may replace all."""
+
+    added: Sequence[Listed]
+    all: Sequence[Listed] | None = None
+    """Every file from here on, but for those added."""
+
+
+class SparkList:
+    """The list of one folder. `spark_url` is the folder as Spark names it."""
+
+    def __init__(self, store: Store, spark_url: str) -> None:
+        self._store = store
+        self._spark_url = spark_url.rstrip("/")
+        self._folder_path = unquote(urlsplit(spark_url).path).rstrip("/")
+
+    # Names
+
+    def listed(self, name: str, size: int) -> Listed:
+        """The line of a file, given its path inside the folder."""
+        path = f"{self._spark_url}/{quote(name, safe='/=')}"
+        return Listed(path, size, False, int(time.time() * 1000), 1, 32 << 20, "add")
+
+    def name(self, listed: Listed) -> str | None:
+        """The path of a listed file inside the folder; None when it lies elsewhere."""
+        path = unquote(urlsplit(listed.path).path)
+        inside = self._folder_path + "/"
+        return path[len(inside) :] if path.startswith(inside) else None
+
+    def names(self, listing: Listing) -> set[str]:
+        return {name for name in map(self.name, listing.files) if name is not None}
+
+    # Entries
+
+    def exists(self) -> bool:
+        return bool(self._numbers())
+
+    def read(self) -> Listing:
+        """All files, in the order of the entries."""
+        for attempt in range(_READ_ATTEMPTS_MAX):
+            numbers = self._numbers()
+            if not numbers:
+                return Listing(0, [])
+            last = max(numbers)
+            compact = max((n for n, e in numbers.items() if e.path.endswith(COMPACT)), default=-1)
+            wanted = range(max(compact, 0), last + 1)
+            missing = [n for n in wanted if n not in numbers]
+            if missing:
+                raise self._corrupt(_path(missing[0]), "the entry is missing")
+            try:
+                files = [file for number in wanted for file in self._entry(numbers[number])]
+            except NotFoundError:
+                # Old entries are removed once a newer `.compact` has them.
+                if attempt == _READ_ATTEMPTS_MAX - 1:
+                    raise
+                continue
+            return Listing(last + 1, files)
+        raise AssertionError("not reached")
+
+    def append(self, change: Change) -> None:
+        """Make the next entry of what `change` says of the list as it is, unless that is None.
+
+        It is asked again when somebody else made that entry first.
+        """
+        while True:
+            listing = self.read()
+            replacement = change(listing)
+            if replacement is None:
+                return
+            number = listing.next_number
+            lines = replacement.added
+            if is_compact(number):
+                before = listing.files if replacement.all is None else replacement.all
+                lines = [*before, *replacement.added]
+            data = b"\n".join([_HEAD, *map(msgspec.json.encode, lines)])
+            if self._store.put_if_absent(_path(number), data) and self._stands(number):
+                return
+
+    def _stands(self, number: int) -> bool:
+        """Whether the entry is read: one made by somebody who slept may fill an old gap."""
+        entries = self._numbers().items()
+        if any(n > number and entry.path.endswith(COMPACT) for n, entry in entries):
+            return False
+        if is_compact(number):
+            self._remove_old(number)
+        return True
+
+    def _remove_old(self, compact: int) -> None:
+        entries = self._store.list(LIST_FOLDER)
+        newest_s = max((entry.modified_s for entry in entries), default=0.0)
+        old = []
+        for entry in entries:
+            number = _number(entry.path)
+            is_past = number is not None and number < compact - _KEPT_ENTRIES
+            if is_past and newest_s - entry.modified_s > KEPT_S:
+                old.append(entry.path)
+        self._store.delete(old)
+
+    def _numbers(self) -> dict[int, StoredObject]:
+        """The entries, by number."""
+        found = {}
+        for entry in self._store.list(LIST_FOLDER):
+            number = _number(entry.path)
+            if number is not None:
+                found[number] = entry
+        return found
+
+    def _entry(self, entry: StoredObject) -> Iterable[Listed]:
+        path, data = entry.path, self._store.get(entry.path)
+        if len(data) != entry.size:
+            raise self._corrupt(path, f"{len(data)} of its {entry.size} bytes were read")
+        head, *lines = data.split(b"\n")
+        if head != _HEAD:
+            raise self._corrupt(path, f"it begins with {head[:20]!r}, not {_HEAD!r}")
+        try:
+            return [msgspec.json.decode(line, type=Listed) for line in lines if line]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self._corrupt(path, str(error)) from error
+
+    def _corrupt(self, path: str, what: str) -> CorruptFileError:
+        path = f"{self._store.url}/{path}"
+        return CorruptFileError(
+            f"the list of published files is damaged: {what}\n"
+            f"  file: {path}\n"
+            "  next: put the entry back; without it nobody can say which files count",
+            path=path,
+        )
+
+
+def is_compact(number: int) -> bool:
+    return (number + 1) % COMPACT_INTERVAL == 0
+
+
+def _path(number: int) -> str:
+    return f"{LIST_FOLDER}/{number}{COMPACT if is_compact(number) else ''}"
+
+
+def _number(path: str) -> int | None:
+    found = _NUMBERED.fullmatch(path.rpartition("/")[2])
+    return int(found[1]) if found else None

@@ -1,0 +1,129 @@
+"""Any Spark writer as a sink: rows ride in the epoch and are written after its commit.
+
+    sinks.Wal(lambda df, epoch: df.write.format("jdbc").options(...).save())
+    sinks.Spark("iceberg", path="lake.alerts")
+
+The writer runs in the driver, once the epoch is committed, and again when it failed or when the
+driver died before it could note that it was done. So each row arrives at least once. It is exactly
+once when the target rejects an epoch that it has: then say `idempotent=True`.
+
+Always true here:
+- a DataFrame has all rows of an epoch, with the columns and types of the stream;
+- the rows stay in the checkpoint until the writer has returned;
+- the writer and its options do not leave the driver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.errors import CommitError, PlanError
+from cairn.sinks.base import Promise
+from cairn.sinks.staged import GROUP_ROWS, PublishedEpoch, Staged, StagedFile, check_content
+from cairn.storage.store import open_store
+from cairn.types import parse_schema, schema_ddl
+
+_SECRET: Final = re.compile(r"pass|pwd|secret|token|key|url|user|credential|jaas|auth", re.I)
+_PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
+_TEXT_CHARS_MAX: Final = 2000
+
+
+class Wal(Staged):
+    """Writes each epoch by a function of yours: `writer(dataframe, epoch)`.
+
+    `epoch` is a number. Where it is not enough to reject a repetition, `epoch.key` is: a
+    string that no other publication has (see `PublishedEpoch`). `idempotent=True` says that
+    the target does so, with one or the other, in the transaction that writes the rows.
+    """
+
+    promise: Promise = "at-least-once"
+    # What a reader sees while the writer is at work is up to the writer.
+    shows = "pieces"
+    driver_only = frozenset({"function"})
+
+    def __init__(
+        self, writer: Callable[[Any, PublishedEpoch], object], *, idempotent: bool = False
+    ) -> None:
+        if not callable(writer):
+            raise PlanError(
+                f"a Wal sink is given what writes its rows\n  found: {writer!r}\n"
+                "  expected: a function of a DataFrame and an epoch"
+            )
+        self.function = writer
+        if idempotent:
+            self.promise = "exactly-once"
+
+    def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
+        self.function(self.dataframe(files), epoch)
+
+    def dataframe(self, files: Sequence[StagedFile]) -> Any:
+        """The rows of these files, not yet read."""
+        spark = self.context.spark
+        if spark is None:
+            raise CommitError(f"sink {self.context.uid!r} needs a Spark session to publish with")
+        ddl = schema_ddl(parse_schema(self._schema(files[0])))
+        local = [self._store.local_path(self.staged_path(file.name)) for file in files]
+        if all(local):
+            # By their names as they are: a folder may be called `a*` or `{b}`. Spark has an option
+            # against patterns, with which it reads files of such a folder twice.
+            paths = [_PATTERN.sub(r"\\\g<0>", f"file://{path}") for path in local]
+            return spark.read.schema(ddl).parquet(*paths)
+        # Spark may not have the file system of the checkpoint; cairn has, wherever it runs.
+        read = _Reader(self._store.url, self.staged_path(""))
+        names = spark.createDataFrame([(file.name,) for file in files], "name string")
+        return names.repartition(len(files)).mapInArrow(read, ddl)
+
+    def _schema(self, file: StagedFile) -> pa.Schema:
+        # As it was when the rows were written: a new version of the job may have another one.
+        path = self._store.local_path(self.staged_path(file.name))
+        return pq.read_schema(path or pa.BufferReader(self._checked(file)))
+
+
+class _Reader:
+    """Reads staged files in Spark's workers."""
+
+    def __init__(self, url: str, folder: str) -> None:
+        self.url = url
+        self.folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(self.url)
+        for batch in batches:
+            for name in batch.column(0).to_pylist():
+                data = store.get(self.folder + name)
+                check_content(name, data, self.url, self.folder + name)
+                yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(GROUP_ROWS)
+
+
+class Spark(Wal):
+    """Writes each epoch as Spark does: `df.write.format(...).mode(...).options(...).save()`.
+
+    Each row arrives at least once: Spark's writers do not know an epoch they have written.
+    """
+
+    def __init__(self, format: str, mode: str = "append", **options: Any) -> None:
+        def write(frame: Any, epoch: PublishedEpoch) -> None:
+            writer = frame.write.format(format).mode(mode).options(**options)
+            try:
+                writer.save()
+            except Exception as error:
+                raise CommitError(
+                    f"Spark could not write epoch {epoch} as {format!r}\n"
+                    f"  cause: {_without_secrets(error, options)}"
+                ) from None  # It may quote the options.
+
+        super().__init__(write)
+        self.format = format
+
+
+def _without_secrets(error: Exception, options: dict[str, Any]) -> str:
+    text = f"{type(error).__name__}: {error}"
+    for name, value in options.items():
+        if _SECRET.search(name) and str(value):
+            text = text.replace(str(value), f"<{name}>")
+    return text if len(text) <= _TEXT_CHARS_MAX else text[:_TEXT_CHARS_MAX] + "…"

@@ -1,0 +1,208 @@
+"""The nursery: a process beside an executor that has loaded what slots need, and forks them.
+
+A Python process that starts anew spends half a second on imports; a fork of one that has them
+begins at once, and shares their memory. The first slot of an executor starts its nursery.
+
+    <runtime>/nursery-<executor>/   socket, lock, log
+
+Always true here:
+- the nursery runs no code of users, opens no state and has no threads of ours, so a fork is safe;
+- a slot gets the environment, folder and import path of whoever asks for it, as if started anew;
+- it ends with its executor, or when nobody has asked for a while; its slots live on;
+- nothing depends on it: who cannot reach it starts the slot as a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+POLL_S = 0.5
+START_TIMEOUT_S = 60.0
+ASK_TIMEOUT_S = 10.0
+_PR_SET_NAME = 15
+
+
+def is_alive(pid: int, started_s: float) -> bool:
+    """Whether it is still the same process, and not one that only waits to be collected."""
+    try:
+        process = psutil.Process(pid)
+        same = bool(process.create_time() == started_s)
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def surroundings() -> dict[str, Any]:
+    """What a process that is started from here would find."""
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "path": [str(p) for p in sys.path],
+    }
+
+
+def ask(address: Path, arguments: Sequence[str], log: Path) -> int:
+    """Have a slot forked; its process id. OSError when there is no nursery that answers."""
+    order = {"arguments": list(arguments), "log": str(log), **surroundings()}
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(ASK_TIMEOUT_S)
+        caller.connect(str(address))
+        caller.sendall(json.dumps(order).encode())
+        caller.shutdown(socket.SHUT_WR)
+        answer = caller.recv(64)
+    if not answer:
+        raise ConnectionError("the nursery did not fork a slot")
+    return int(answer)
+
+
+def fork_slot(
+    home: Path, executor_pid: int, executor_started_s: float, arguments: Sequence[str], log: Path
+) -> int:
+    """A slot from the nursery of an executor, which is started when it does not live yet."""
+    address = home / "socket"
+    with contextlib.suppress(OSError):
+        return ask(address, arguments, log)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            return ask(address, arguments, log)  # Another has started it meanwhile.
+        address.unlink(missing_ok=True)
+        _start(home, executor_pid, executor_started_s)
+        return ask(address, arguments, log)
+
+
+def _start(home: Path, executor_pid: int, executor_started_s: float) -> None:
+    command = [sys.executable, "-m", "cairn.slot.nursery", "--home", str(home)]
+    command += ["--executor-pid", str(executor_pid)]
+    command += ["--executor-started", repr(executor_started_s)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with (home / "log").open("ab") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            close_fds=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (home / "socket").exists():
+        if child.poll() is not None or time.monotonic() > deadline:
+            raise ConnectionError(f"the nursery did not start; log: {home / 'log'}")
+        time.sleep(0.005)
+
+
+def _load() -> None:
+    """All that slots load before they know their job."""
+    import pandas  # noqa: F401  # pyarrow would load it with the first array that is made
+    import pyarrow as pa
+
+    import cairn.slot.process
+    import cairn.slot.server  # noqa: F401
+
+    pa.array([0])
+    gc.collect()
+    gc.freeze()
+
+
+def _become_slot(order: dict[str, Any], caller: socket.socket) -> None:
+    """In the fork: everything that differs from slot to slot, then the slot's own life."""
+    import numpy as np
+
+    from cairn.slot.process import live
+
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Slots would all draw the same numbers; Python's own generator takes care of itself.
+    np.random.seed()
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    sys.path[:] = order["path"]
+    # Seen in `ps` and `top`, where the command is that of the nursery.
+    name = Path(order["log"]).stem
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"cairn-{name}".encode(), 0, 0, 0)
+    # Told from here: whoever is answered has a slot, also when the nursery dies just now.
+    caller.sendall(str(os.getpid()).encode())
+    caller.close()
+    live(order["arguments"])
+
+
+def _answer(listener: socket.socket) -> None:
+    """Fork for one caller."""
+    caller, _ = listener.accept()
+    with caller:
+        caller.settimeout(ASK_TIMEOUT_S)
+        parts = list(iter(lambda: caller.recv(65536), b""))
+        order = json.loads(b"".join(parts))
+        if os.fork():
+            return
+        try:
+            listener.close()
+            _become_slot(order, caller)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="cairn nursery", description="Forks slots.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--executor-pid", type=int, required=True)
+    parser.add_argument("--executor-started", type=float, required=True)
+    options = parser.parse_args()
+
+    from cairn.slot.process import lease_s
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _load()
+    # Nobody waits for the slots: they are collected as they end.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    address: Path = options.home / "socket"
+    unready = options.home / "socket.new"
+    unready.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(unready))
+        listener.listen(64)
+        # Who finds it can call: a socket that is bound does not listen yet.
+        unready.rename(address)
+        listener.settimeout(POLL_S)
+        asked = time.monotonic()
+        while is_alive(options.executor_pid, options.executor_started):
+            try:
+                _answer(listener)
+                asked = time.monotonic()
+            except TimeoutError:
+                if time.monotonic() - asked > lease_s():
+                    break
+            except (OSError, ValueError) as error:
+                print(f"a caller got no slot: {error!r}", flush=True)
+        address.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Every sink, and a driver or slot that dies at every point an epoch with it passes.
+
+Seeded. To try more seeds, or to replay one: CAIRN_SEEDS=100 or CAIRN_SEEDS=17:18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from tests.places import PLACES
+from tests.simulation.outlets import OutletDriver, OutletWorld
+from tests.simulation.test_exactly_once import seeds, survive
+from tests.simulation.world import DEATHS
+
+# What a driver's memory holds goes with it.
+LASTING = [name for name, place in PLACES.items() if place.is_shared and not place.is_far]
+# Rounds, idle epochs, other parallelism, savepoints and bases have no part in publishing.
+ELSEWHERE = (
+    "driver.savepoint.loaded", "driver.round.ran", "driver.idle.due", "driver.idle.ended",
+    "driver.deployed", "driver.batch.published", "slot.base.begun", "slot.base.written",
+    "slot.sst.uploaded",
+)  # fmt: skip
+POINTS = [(point, 1) for point in crash_points() if point not in ELSEWHERE]
+POINTS.append(("driver.sink.piece", 2))
+# A sink that publishes by one act passes these once or never.
+WITHIN_A_COMMIT = ("driver.sink.piece", "driver.sink.unmarked")
+
+
+@pytest.fixture(params=LASTING)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutletWorld]:
+    made = OutletWorld(3, tmp_path, PLACES[request.param])
+    yield made
+    made.close()
+
+
+def test_a_crash_at_any_point_publishes_every_row_as_promised(world: OutletWorld) -> None:
+    for point, nth in POINTS:
+
+        def lead() -> None:
+            driver = world.driver()
+            driver.start()
+            driver.run_batch(4)
+
+        with simulated_crash(point, nth):
+            lived = survive(lead)
+        world.end()
+        try:
+            assert lived == point.startswith("slot.") or point in WITHIN_A_COMMIT
+            after = world.driver()
+            after.start()
+            world.check_output()
+            after.run_batch(4)
+            world.check_all()
+            world.end()
+        except BaseException as error:
+            error.add_note(f"after a crash at {point}, pass {nth}")
+            raise
+    assert world.committed_rows() >= len(POINTS) * 4
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.parametrize("name", LASTING)
+def test_whatever_fails_every_row_is_published_as_promised(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    """Crashes, failing commits, slots that die, and older drivers that go on all the while."""
+    world = OutletWorld(seed, tmp_path, PLACES[name])
+    chance = world.random
+    fenced: list[OutletDriver] = []
+
+    def trouble(point: str) -> None:
+        if chance.random() < 0.02:
+            raise SimulatedCrash(point)
+        if point in WITHIN_A_COMMIT:
+            # Nobody else at work here: one process cannot wait for its own transaction.
+            if chance.random() < 0.2:
+                raise OSError("injected")
+        elif point.startswith("driver.") and fenced and chance.random() < 0.1:
+            go_on(chance.choice(fenced))
+
+    def go_on(old: OutletDriver) -> None:
+        """What a driver does that has not noticed; nothing of it may count."""
+        newest = old.coordinator.committed
+        with suppress(*DEATHS, Exception):
+            if newest is not None:
+                old.sink.commit(newest.number, newest.committables["out"])
+        with suppress(*DEATHS, Exception):
+            old.sink.recover(old.coordinator.term)
+        with suppress(*DEATHS):
+            if hasattr(old, "spark"):
+                old.run_batch(3)
+
+    def lead() -> None:
+        driver = world.driver(
+            parallelism=chance.choice([1, 2, 4]),
+            trouble=0.05,
+            checkpoint_every=chance.choice([1, 1, 3]),
+        )
+        try:
+            with told_of_passes(trouble):
+                driver.start()
+                world.check_output()
+                for _ in range(chance.randrange(1, 6)):
+                    driver.run_batch(chance.choice([0, 1, 5, 9]))
+                    world.check_output()
+        finally:
+            fenced.append(driver)
+            if len(fenced) > 3:
+                world.end(fenced.pop(0))
+
+    try:
+        for _ in range(8):
+            survive(lead)
+        last = world.driver()
+        last.start()
+        last.run_batch(5)
+        world.check_all()
+        assert world.committed_rows() > 5
+    except BaseException as error:
+        error.add_note(f"replay with CAIRN_SEEDS={seed}:{seed + 1}")
+        raise
+    finally:
+        world.close()

@@ -1,0 +1,256 @@
+"""Merging published files: no row twice, none missing, whatever dies when."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cairn.errors import CorruptFileError, PlanError
+from cairn.sinks import Files, compaction
+from cairn.sinks.published import parse_name
+from cairn.testing import FaultyStore
+from tests.unit.sinks.folders import Folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path, listed=True, compact=True, compact_grace_s=0)
+
+
+def with_merge_ready(folder: Folder) -> Files:
+    """A driver with nine entries in the list and a merge that the next one can take."""
+    driver = folder.sink()
+    for epoch in range(1, 10):
+        folder.commit(driver, epoch, (epoch, "a"))
+    driver.close()
+    driver._compacting().round()
+    return driver
+
+
+def merged(folder: Folder) -> list[str]:
+    return [name for name in folder.names() if (p := parse_name(name)) and p.is_merged]
+
+
+def plans(folder: Folder) -> list[str]:
+    home = folder.path / "_cairn/job/out/merges"
+    return os.listdir(home) if home.exists() else []
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"format": "json"}, {"format": "csv"}, {"format": "csv", "compression": "gzip"},
+    {"format": "json", "compression": "gzip"}, {"format": "csv", "header": False},
+], ids=str)  # fmt: skip
+def test_small_files_become_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = Folder(tmp_path, listed=True, compact=True, compact_grace_s=0, **settings)
+    if settings.get("header") is False:
+        folder.rows = lambda: [  # type: ignore[method-assign]
+            (int(k), s.strip('"'))
+            for name in folder.names()
+            for k, s in (line.split(",") for line in (folder.path / name).read_text().splitlines())
+        ]
+    driver = with_merge_ready(folder)
+    assert folder.rows() == [(n, "a") for n in range(1, 10)] and merged(folder) == []
+    folder.commit(driver, 10, (10, "a"))
+    assert folder.rows() == [(n, "a") for n in range(1, 11)]
+    assert len(folder.names()) == 2 and len(merged(folder)) == 1
+
+
+def test_sources_stay_for_the_grace_period(folder: Folder) -> None:
+    driver = with_merge_ready(folder)
+    compactor = driver._compacting()
+    compactor._grace_s = 60
+    folder.commit(driver, 10, (10, "a"))
+    compactor.round()
+    assert len(folder.data()) == 11
+    folder.sink(compact_grace_s=60).recover(11)
+    assert len(folder.data()) == 11 and len(folder.rows()) == 10
+    now_s = compactor.wall_clock()
+    compactor.wall_clock = lambda: now_s + 61
+    compactor.round()
+    assert len(folder.data()) == 2 and plans(folder) == []
+    assert len(folder.rows()) == 10
+
+
+def test_merges_of_a_driver_that_died_are_removed(folder: Folder) -> None:
+    with_merge_ready(folder)
+    assert len(folder.data()) == 10 and len(plans(folder)) == 1
+    folder.sink().recover(10)
+    assert len(folder.data()) == 9 and plans(folder) == []
+    assert folder.rows() == [(n, "a") for n in range(1, 10)]
+
+
+def test_a_merge_that_another_driver_gave_up_is_not_published(folder: Folder) -> None:
+    """The fenced driver has its merge ready and makes the next `.compact` entry."""
+    fenced = with_merge_ready(folder)
+    folder.sink().recover(10)
+    for epoch in range(11, 22):
+        folder.commit(fenced, epoch, (epoch, "a"))
+    assert merged(folder) == []
+    assert folder.rows() == [(n, "a") for n in (*range(1, 10), *range(11, 22))]
+
+
+def test_a_merge_that_is_listed_while_it_is_given_up_stays(folder: Folder) -> None:
+    """The entry is made after the plan is deleted, and before the file would be."""
+    fenced = with_merge_ready(folder)
+    late = folder.prepared(10, (10, "a"))
+    newer = folder.sink()
+    compactor = newer._compacting()
+    revoke = compactor.revoke
+
+    def revoke_then_listed(leftovers: Any) -> None:
+        fenced_compactor = fenced._compacting()
+        exists = fenced._store.exists
+        seen = {fenced_compactor._ready[0].path: True}
+        revoke(leftovers)
+        # It had looked before.
+        fenced._store.exists = lambda path: seen.get(path) or exists(path)  # type: ignore[method-assign]
+        fenced.commit(10, late)
+
+    compactor.revoke = revoke_then_listed  # type: ignore[method-assign]
+    newer.recover(10)
+    assert len(merged(folder)) == 1
+    assert folder.rows() == [(n, "a") for n in range(1, 11)]
+
+
+def test_files_without_a_mark_are_not_merged(folder: Folder) -> None:
+    """A driver that listed them and hangs would not know that its epoch is published."""
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    driver = folder.sink()
+    (folder.path / "_cairn/job/out/epochs/000000000003.json").unlink()
+    driver._compacting().round()
+    (ready,) = driver._compacting()._ready
+    assert [parse_name(name).epoch for name in ready.sources] == [1, 2, 4, 5, 6, 7, 8, 9]  # type: ignore[union-attr]
+
+
+def test_only_files_of_this_job_are_merged(folder: Folder) -> None:
+    for epoch in range(1, 5):
+        folder.commit(folder.sink("other"), epoch, (epoch, "a"))
+        folder.commit(folder.sink("job"), epoch, (epoch, "b"))
+    driver = folder.sink()
+    driver._compacting().round()
+    assert driver._compacting()._ready == []
+
+
+def test_files_of_other_schemas_stay_as_they_are(folder: Folder) -> None:
+    driver = with_merge_ready(folder)
+    folder.sink().recover(10)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    other = folder.path / folder.names()[3]
+    pq.write_table(pa.table({"z": [1.5]}), other)
+    fresh = folder.sink()
+    fresh._compacting()._content = lambda name, size: (  # type: ignore[method-assign]
+        (folder.path / name).read_bytes()
+    )
+    fresh._compacting().round()
+    assert fresh._compacting()._ready == [] and plans(folder) == []
+    assert driver.compact
+
+
+def test_a_file_that_was_cut_short_is_not_merged(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    file = folder.path / folder.names()[3]
+    file.write_bytes(file.read_bytes()[:-1])
+    driver = folder.sink()
+    with pytest.raises(CorruptFileError, match=file.name):
+        driver._compacting().round()
+    assert driver._compacting()._ready == []
+
+
+def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
+    """Merged files are merged with their like, not each time with the newest."""
+    driver = folder.sink()
+    written = 0
+    put_file = driver._store.put_file
+
+    def counted(path: str, local: str) -> None:
+        nonlocal written
+        parsed = parse_name(path)
+        assert parsed is not None and parsed.is_merged
+        written += os.path.getsize(local)
+        put_file(path, local)
+
+    driver._store.put_file = counted  # type: ignore[method-assign]
+    sizes = 0
+    for epoch in range(1, 70):
+        folder.commit(driver, epoch, *[(n, f"{epoch}") for n in range(50)])
+        if epoch % 10 == 8:
+            driver.close()
+            driver._compacting().round()
+    sizes = sum(os.path.getsize(folder.path / name) for name in folder.names())
+    assert len(folder.rows()) == 69 * 50
+    assert len(folder.names()) < 35
+    assert written < 6 * sizes
+    driver.close()
+
+
+def test_compaction_needs_a_list(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="listed=True"):
+        Files(str(tmp_path), compact=True)
+
+
+@mock.patch.object(compaction, "MERGE_FILES_MIN", 3)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_row_is_lost_or_doubled_under_faults_and_takeovers(tmp_path: Path, seed: int) -> None:
+    """Drivers that fail anywhere, are followed by others, wake up, merge, and recover."""
+    rng = random.Random(seed)
+    folder = Folder(tmp_path, listed=True, compact=True, compact_grace_s=0, format="json",
+                    partition_by=rng.choice([(), ("s",)]))  # fmt: skip
+
+    def make() -> Files:
+        driver = folder.sink()
+        driver._store = FaultyStore(driver._store, seed=rng.randrange(1 << 30), fault_rate=0.03)
+        # Rounds are made below, where the seed says.
+        driver._compacting().consider = lambda: None  # type: ignore[method-assign]
+        return driver
+
+    drivers = [make()]
+    expected: list[tuple[Any, ...]] = []
+    log: list[tuple[int, Any]] = []
+
+    def attempt(act: Any) -> bool:
+        try:
+            act()
+            return True
+        except Exception as error:
+            assert not isinstance(error, AssertionError | TypeError)
+            return False
+
+    for epoch in range(1, 40):
+        rows = [(epoch, rng.choice("ab")) for _ in range(2)]
+        prepared = folder.prepared(epoch, *rows)
+        log.append((epoch, prepared))
+        expected += rows
+        if rng.random() < 0.3:
+            folder.prepared(epoch, (-epoch, "abandoned"))
+        while not attempt(lambda: drivers[-1].commit(epoch, prepared)):  # noqa: B023
+            if rng.random() < 0.4:
+                drivers.append(make())
+                while not attempt(lambda: drivers[-1].commit(*log[-1])):
+                    pass
+                attempt(lambda: drivers[-1].recover(log[-1][0] + 1))
+            if rng.random() < 0.3:
+                zombie = rng.choice(drivers)
+                attempt(lambda: zombie.commit(*rng.choice(log)))  # noqa: B023
+        worker = rng.choice(drivers[-2:])
+        if rng.random() < 0.6:
+            attempt(lambda: worker._compacting().round())  # noqa: B023
+        if epoch % 4 == 0:
+            assert sorted(folder.rows()) == sorted(expected), f"seed {seed}, epoch {epoch}"
+    for driver in drivers:
+        driver.close()
+    last = folder.sink()
+    last.recover(100)
+    last._compacting().round()
+    last._compacting()._ready.clear()
+    folder.sink().recover(100)
+    assert sorted(folder.rows()) == sorted(expected)
+    assert set(folder.data()) == set(folder.names())

@@ -1,0 +1,216 @@
+"""The list: entries, and who may make them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cairn.errors import CommitError, CommitUnknownError, CorruptFileError, PlanError
+from cairn.sinks import Files, published
+from cairn.sinks.spark_list import Replacement, SparkList
+from cairn.storage.store import open_store
+from cairn.testing import Fault, FaultyStore
+from tests.unit.sinks.folders import Folder
+
+
+def make_list(path: Path) -> SparkList:
+    return SparkList(open_store(str(path)), f"file://{path}")
+
+
+def add(spark_list: SparkList, *names: str) -> None:
+    spark_list.append(lambda _: Replacement([spark_list.listed(name, 1) for name in names]))
+
+
+def test_every_tenth_entry_names_all_files(tmp_path: Path) -> None:
+    spark_list = make_list(tmp_path)
+    for n in range(21):
+        add(spark_list, f"f{n}")
+    entries = sorted(os.listdir(tmp_path / "_spark_metadata"))
+    assert entries == sorted([*map(str, range(9)), "9.compact", *map(str, range(10, 19)),
+                              "19.compact", "20"])  # fmt: skip
+    lines = (tmp_path / "_spark_metadata" / "19.compact").read_text().split("\n")
+    assert lines[0] == "v1" and len(lines) == 21
+    assert json.loads(lines[1]) | {"modificationTime": 0} == {
+        "path": f"file://{tmp_path}/f0", "size": 1, "isDir": False, "modificationTime": 0,
+        "blockReplication": 1, "blockSize": 33554432, "action": "add",
+    }  # fmt: skip
+    listing = spark_list.read()
+    assert listing.next_number == 21
+    assert [spark_list.name(file) for file in listing.files] == [f"f{n}" for n in range(21)]
+
+
+def test_whoever_loses_an_entry_looks_again(tmp_path: Path) -> None:
+    mine, other = make_list(tmp_path), make_list(tmp_path)
+    asked = []
+
+    def change(listing: object) -> Replacement:
+        if not asked:
+            add(other, "theirs")
+        asked.append(listing)
+        return Replacement([mine.listed("mine", 1)])
+
+    mine.append(change)
+    assert len(asked) == 2
+    assert [mine.name(file) for file in mine.read().files] == ["theirs", "mine"]
+
+
+def test_an_entry_in_an_old_gap_does_not_count_as_made(tmp_path: Path) -> None:
+    """Entries before a `.compact` are removed; who slept that long must not fill the gap."""
+    mine, other = make_list(tmp_path), make_list(tmp_path)
+    asked = []
+
+    def change(listing: object) -> Replacement:
+        if not asked:
+            for n in range(35):
+                add(other, f"f{n}")
+            (tmp_path / "_spark_metadata" / "0").unlink()
+        asked.append(listing)
+        return Replacement([mine.listed("mine", 1)])
+
+    mine.append(change)
+    assert "mine" in mine.names(mine.read())
+
+
+def test_old_entries_are_removed_once_readers_are_past_them(tmp_path: Path) -> None:
+    spark_list = make_list(tmp_path)
+    for n in range(39):
+        add(spark_list, f"f{n}")
+    folder = tmp_path / "_spark_metadata"
+    for entry in folder.iterdir():
+        os.utime(entry, (1, 1))
+    add(spark_list, "f39")
+    numbers = sorted(int(entry.name.removesuffix(".compact")) for entry in folder.iterdir())
+    assert numbers == list(range(19, 40))
+    assert len(spark_list.read().files) == 40
+
+
+@pytest.mark.parametrize("damage", ["", "v2", "v1\n{", 'v1\n{"path":1}'])
+def test_a_damaged_entry_is_named(tmp_path: Path, damage: str) -> None:
+    spark_list = make_list(tmp_path)
+    add(spark_list, "a")
+    add(spark_list, "b")
+    (tmp_path / "_spark_metadata" / "1").write_text(damage)
+    with pytest.raises(CorruptFileError, match="_spark_metadata/1"):
+        spark_list.read()
+
+
+def test_a_missing_entry_is_named(tmp_path: Path) -> None:
+    spark_list = make_list(tmp_path)
+    for name in "abc":
+        add(spark_list, name)
+    (tmp_path / "_spark_metadata" / "1").unlink()
+    with pytest.raises(CorruptFileError, match="_spark_metadata/1"):
+        spark_list.read()
+
+
+@pytest.mark.parametrize("name", ["with space", "#1/%41?x", "é=ü/a+b&c", "a=%2F/x;y"])
+def test_names_come_back_from_urls(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "a #%b é"
+    sink = Files(str(folder), listed=True)
+    store = open_store(str(folder))
+    from cairn.sinks.published import spark_url
+
+    spark_list = SparkList(store, spark_url(store))
+    assert spark_list.name(spark_list.listed(name, 1)) == name
+    add(spark_list, name)
+    assert published(str(folder)) == [f"{folder}/{name}"]
+    assert sink.listed
+
+
+# Of the sink
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path, listed=True)
+
+
+def test_an_answer_that_was_lost_does_not_list_an_epoch_twice(folder: Folder) -> None:
+    driver = folder.sink()
+    prepared = folder.prepared(2, (1, "a"))
+    driver._store = FaultyStore(driver._store, [Fault("put_if_absent", 1, "after")])
+    with pytest.raises(CommitUnknownError):
+        driver.commit(2, prepared)
+    driver.commit(2, prepared)
+    assert folder.rows() == [(1, "a")]
+
+
+def test_a_crash_between_list_and_mark_does_not_list_an_epoch_twice(folder: Folder) -> None:
+    driver = folder.sink()
+    prepared = folder.prepared(2, (1, "a"))
+    driver._store = FaultyStore(driver._store, [Fault("put", 1, "before")])
+    with pytest.raises(OSError, match="injected"):
+        driver.commit(2, prepared)
+    folder.sink().commit(2, prepared)
+    assert folder.rows() == [(1, "a")]
+
+
+def test_another_job_goes_on_in_the_same_list(folder: Folder) -> None:
+    folder.commit(folder.sink("job"), 5, (1, "a"))
+    folder.commit(folder.sink("branch"), 5, (1, "a"))
+    folder.commit(folder.sink("job"), 6, (2, "b"))
+    assert folder.rows() == [(1, "a"), (1, "a"), (2, "b")]
+
+
+def test_parts_of_an_epoch_are_listed_one_by_one(folder: Folder) -> None:
+    driver, slot = folder.sink(), folder.sink(in_slot=True)
+    from tests.places.base import prepared
+
+    parts = [prepared(slot, 2, (1, "a"), attempt=1000 * part) for part in range(3)]
+    for part, committable in enumerate(parts):
+        driver.commit(2, [committable], part)
+        driver.commit(2, [committable], part)
+        assert folder.rows() == [(1, "a")] * (part + 1)
+    marks = sorted(os.listdir(folder.path / "_cairn/job/out/epochs"))
+    assert marks == ["000000000002-1.json", "000000000002-2.json", "000000000002.json"]
+
+
+def test_files_from_before_the_list_are_in_its_first_entry(folder: Folder) -> None:
+    """Those of another writer, and those this job published by renames; staged ones not."""
+    unlisted = folder.sink(listed=False)
+    unlisted.commit(2, folder.prepared(2, (1, "a"), listed=False))
+    folder.prepared(3, (7, "abandoned"), listed=False)
+    (folder.path / "_SUCCESS").write_text("")
+    abandoned = folder.prepared(4, (8, "abandoned"))
+    driver = folder.sink()
+    driver.recover(5)
+    assert folder.rows() == [(1, "a")]
+    folder.commit(driver, 6, (2, "b"))
+    assert folder.rows() == [(1, "a"), (2, "b")]
+    assert abandoned[0]["files"][0]["name"] not in folder.data()
+
+
+def test_a_commit_of_what_was_recovered_away_publishes_nothing(folder: Folder) -> None:
+    late = folder.prepared(3, (1, "a"), (2, "b"))
+    driver = folder.sink()
+    folder.commit(driver, 2, (0, "x"))
+    driver.recover(4)
+    with pytest.raises(CommitError, match="1 of its files are gone"):
+        folder.sink().commit(3, late)
+    # Also when a slot that was given up has written the very same file again.
+    folder.prepared(3, (1, "a"), (2, "b"))
+    with pytest.raises(CommitError, match="gone"):
+        folder.sink().commit(3, late)
+    assert folder.rows() == [(0, "x")]
+
+
+def test_a_folder_with_a_list_is_not_written_without_it(folder: Folder) -> None:
+    folder.commit(folder.sink(), 2, (1, "a"))
+    with pytest.raises(PlanError, match="pass listed=True"):
+        folder.sink(listed=False)
+
+
+def test_object_stores_are_listed_unless_told_otherwise(tmp_path: Path) -> None:
+    assert Files("s3://bucket/out").listed and not Files("s3://bucket/out", listed=False).listed
+    assert not Files(str(tmp_path)).listed and Files(str(tmp_path), listed=True).listed
+
+
+def test_a_sink_pickles_without_what_it_opened(folder: Folder) -> None:
+    import pickle
+
+    sink = folder.sink()
+    again = pickle.loads(pickle.dumps(sink))
+    assert vars(again).keys() == vars(Files("x")).keys()
