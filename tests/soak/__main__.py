@@ -23,6 +23,8 @@ from tests.soak.targets import TARGETS, new_site
 from tests.soak.world import World
 from tests.spark.support import ROOT
 
+BATCHES_MIN = 200
+"""That readers must have seen come, in a run of full length."""
 RESULT = ROOT / "bench" / "results" / "soak.json"
 
 
@@ -61,7 +63,7 @@ def main() -> None:
         for what in plan:
             print(f"    {what}")
         world = World(new_site(folder / "w"), names, seed, say)
-        world.run(plan, options.seconds)
+        world.run(plan, options.seconds, BATCHES_MIN if options.seconds >= 600 else 0)
     except BaseException:
         say(f"failed; replay with --seed {seed}; what there is lies in {folder}")
         raise

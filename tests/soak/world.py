@@ -148,7 +148,8 @@ class World:
 
     # From beginning to end
 
-    def run(self, plan: Sequence[Disturbance], seconds: float) -> None:
+    def run(self, plan: Sequence[Disturbance], seconds: float, batches_min: int = 0) -> None:
+        """For so long, or longer: until a reader has seen so many batches come."""
         feeder = threading.Thread(target=self._feed, daemon=True)
         self.chain.events.add(2)
         started = time.monotonic()
@@ -158,13 +159,13 @@ class World:
                 feeder.start()
                 for what in plan:
                     self.await_progress()
+                    seen = max(self.readers.watches[0].sizes, default=0)
                     left = seconds - (time.monotonic() - started)
-                    if left <= what.after_s:
+                    if left <= what.after_s and seen >= batches_min:
                         time.sleep(max(0.0, left))
                         break
                     time.sleep(what.after_s)
                     at = time.monotonic() - started
-                    seen = max(self.readers.watches[0].sizes, default=0)
                     self._say(f"{at:6.1f} s  {seen:5d} batches visible   {what.kind} {what.detail}")
                     self.disturb(what)
                     assert not self.readers.problems, self.readers.problems
