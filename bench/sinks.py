@@ -2,8 +2,9 @@
 
 A job that only passes rows on, source to sink, in epochs of one file each; beside it, for the same
 files in the same run, what one would write by hand: `df.write` for files, `COPY` over as many
-connections as there are subtasks for PostgreSQL, a pipeline for Redis, `write_deltalake`
-for Delta, a loop for Foreach. Runs alternate; the first file of each is left out.
+connections as there are subtasks for PostgreSQL (without Spark), and for what Spark cannot write
+the client's own way with the rows of a DataFrame: a pipeline for Redis, `write_deltalake`, a loop.
+Runs alternate; the first file of each is left out.
 """
 
 from __future__ import annotations
@@ -158,11 +159,11 @@ def plain_copy(uri: str, given: Input, pool: ProcessPoolExecutor, *, upsert: boo
     return file_by_file(given, write)
 
 
-def pipeline(given: Input) -> float:
+def pipeline(spark: Any, given: Input) -> float:
     client = servers.redis()
 
     def write(file: Path) -> None:
-        rows = pq.read_table(file).to_pylist()
+        rows = spark.read.schema(SCHEMA).parquet(str(file)).toArrow().to_pylist()
         for at in range(0, len(rows), 1000):
             pipe = client.pipeline(transaction=False)
             for row in rows[at : at + 1000]:
@@ -173,17 +174,19 @@ def pipeline(given: Input) -> float:
     return file_by_file(given, write)
 
 
-def delta_writer(given: Input, work: Path) -> float:
+def delta_writer(spark: Any, given: Input, work: Path) -> float:
     from deltalake import write_deltalake
 
-    return file_by_file(
-        given, lambda file: write_deltalake(str(work / "plain"), pq.read_table(file), mode="append")
-    )
-
-
-def loop(given: Input, call: Callable[[Any, int], object]) -> float:
     def write(file: Path) -> None:
-        for row in pq.read_table(file).to_pylist():
+        rows = spark.read.schema(SCHEMA).parquet(str(file)).toArrow()
+        write_deltalake(str(work / "plain"), rows, mode="append")
+
+    return file_by_file(given, write)
+
+
+def loop(spark: Any, given: Input, call: Callable[[Any, int], object]) -> float:
+    def write(file: Path) -> None:
+        for row in spark.read.schema(SCHEMA).parquet(str(file)).collect():
             call(row, 0)
 
     return file_by_file(given, write)
@@ -249,9 +252,9 @@ def contests(spark: Any, large: Input, small: Input, pool: ProcessPoolExecutor) 
         *map(postgres, ("append", "prepared", "upsert")),
         Contest(
             "delta",
-            "write_deltalake",
+            "write_deltalake(df.toArrow())",
             lambda work: sinks.Delta(str(work / "out")),
-            lambda work: delta_writer(large, work),
+            lambda work: delta_writer(spark, large, work),
             large,
         ),
         Contest(
@@ -265,14 +268,14 @@ def contests(spark: Any, large: Input, small: Input, pool: ProcessPoolExecutor) 
             "redis",
             "pipeline of HSET",
             lambda work: sinks.Redis(servers.redis_url(), key="cairn:{id}"),
-            lambda work: pipeline(small),
+            lambda work: pipeline(spark, small),
             small,
         ),
         Contest(
             "foreach",
-            "a loop over to_pylist()",
+            "a loop over df.collect()",
             lambda work: sinks.Foreach(count),
-            lambda work: loop(small, count),
+            lambda work: loop(spark, small, count),
             small,
         ),
     ]
@@ -280,9 +283,9 @@ def contests(spark: Any, large: Input, small: Input, pool: ProcessPoolExecutor) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=300_000, help="of a file")
-    parser.add_argument("--files", type=int, default=5)
-    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of a file")
+    parser.add_argument("--files", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--only", default="", help="sinks whose name begins so")
     parser.add_argument("--quick", action="store_true", help="one small run, not kept")
     options = parser.parse_args()
@@ -296,7 +299,7 @@ def main() -> None:
     )
     found: dict[str, dict[str, Any]] = {}
     with work_dir() as work, copying() as pool:
-        sizes = {"large": options.rows, "small": max(1, options.rows // 8)}
+        sizes = {"large": options.rows, "small": max(1, options.rows // 20)}
         inputs = {
             name: Input(work / name, write_input(work / name, options.files, rows), rows)
             for name, rows in sizes.items()
