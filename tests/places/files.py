@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.csv
@@ -37,15 +38,20 @@ class FilesPlace(Place):
         return Files(self.url, **self.settings)
 
     def rows(self, driver: Sink) -> list[Row]:
-        """As one who lists the folder sees them."""
+        """As one who reads by the marks or the list sees them."""
         store = open_store(self.url)
-        names = [o.path for o in store.list() if not o.path.startswith("_")]
-        return [row for name in names for row in read_rows(name, store.get(name))]
+        return [row for name in self.names() for row in read_rows(name, store.get(name))]
+
+    def names(self) -> list[str]:
+        root = f"{open_store(self.url).url}/"
+        return [a.removeprefix(root).removeprefix(f"{self.url}/") for a in published(self.url)]
 
     def leftovers(self) -> list[str]:
-        store = open_store(self.url)
-        staged = [found.path for found in store.list() if "/staged/" in found.path]
-        return staged + [str(path) for path in self.scratch.iterdir()]
+        """Also what one who lists the folder would see and should not."""
+        stored = {found.path for found in open_store(self.url).list()}
+        data = {path for path in stored if parse_name(path) is not None} - {*self.names()}
+        plans = {path for path in stored if "/merges/" in path}
+        return [*data, *plans, *map(str, self.scratch.iterdir())]
 
 
 class OneRowFilesPlace(FilesPlace):
@@ -59,22 +65,6 @@ class JsonFilesPlace(FilesPlace):
 class ListedFilesPlace(FilesPlace):
     settings: ClassVar = {"listed": True}
 
-    def rows(self, driver: Sink) -> list[Row]:
-        """As one who reads by the list sees them."""
-        store = open_store(self.url)
-        names = [self._name(address) for address in published(self.url)]
-        return [row for name in names for row in read_rows(name, store.get(name))]
-
-    def leftovers(self) -> list[str]:
-        listed = {self._name(address) for address in published(self.url)}
-        stored = [found.path for found in open_store(self.url).list()]
-        data = [path for path in stored if parse_name(path) is not None and path not in listed]
-        plans = [path for path in stored if "/merges/" in path]
-        return data + plans + super().leftovers()
-
-    def _name(self, address: str) -> str:
-        return address.removeprefix(open_store(self.url).url + "/").removeprefix(self.url + "/")
-
 
 class CompactedFilesPlace(ListedFilesPlace):
     settings: ClassVar = {"listed": True, "compact": True, "format": "csv", "compact_grace_s": 0}
@@ -82,6 +72,9 @@ class CompactedFilesPlace(ListedFilesPlace):
 
 class BucketFilesPlace(ListedFilesPlace):
     settings: ClassVar = {"partition_by": "s"}
+    # It becomes a part of a name.
+    text_length = 200
+    has_no_empty_text = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -146,5 +139,5 @@ def read_rows(name: str, data: bytes) -> list[Row]:
     for row in found:
         for column, value in folders.items():
             is_null = value.startswith("__HIVE")
-            row[column] = None if is_null else int(value) if column == "k" else value
+            row[column] = None if is_null else int(value) if column == "k" else unquote(value)
     return [(row.get("k"), row.get("s")) for row in found]
