@@ -72,8 +72,8 @@ class CompactedFilesPlace(ListedFilesPlace):
 
 class BucketFilesPlace(ListedFilesPlace):
     settings: ClassVar = {"partition_by": "s"}
-    # It becomes a part of a name.
-    text_length = 200
+    is_far = True
+    text_length = 100  # It is a part of names.
     has_no_empty_text = True
 
     def __init__(self, folder: Path) -> None:
