@@ -138,15 +138,16 @@ def test_the_programs_of_the_guide_to_sinks_make_a_job_that_runs(
 ) -> None:
     database, redis = postgres().new_database(), redis_server()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PGURL", database)
-    monkeypatch.setenv("REDIS_URL", f"unix://{redis.socket_file}")
+    # The executors' environment is that of the session, which was there before.
+    addresses = {"env:PGURL": database, "env:REDIS_URL": f"unix://{redis.socket_file}"}
+    guide = re.sub("|".join(addresses), lambda found: addresses[found[0]], SINKS)
     at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     payments = make_input("account bigint, country string, amount double, ts timestamp")
     payments.add((1, "de", 5.0, at), (2, "fr", 1.0, at), (1, "de", 7.0, at + dt.timedelta(hours=1)))
     job = Job("guide-sinks", max_parallelism=4)
     seen: list[int] = []
     names = {"job": job, "stream": payments.stream(spark), "sinks": sinks, "seen": seen}
-    run_programs(SINKS, names)
+    run_programs(guide, names)
     job.start(
         checkpoint=str(tmp_path / "checkpoint"), parallelism=2, trigger="available-now"
     ).wait()
