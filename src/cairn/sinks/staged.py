@@ -231,7 +231,10 @@ class StagedWriter(Writer):
             table = table.slice(GROUP_ROWS)
             if self._writer is None:
                 self._buffer = pa.BufferOutputStream()
-                self._writer = pq.ParquetWriter(self._buffer, table.schema)
+                # Written once, read once: dictionaries cost three times what they save.
+                self._writer = pq.ParquetWriter(
+                    self._buffer, table.schema, compression="lz4", use_dictionary=False
+                )
             self._writer.write_table(group)
             self._rows += group.num_rows
             if self._buffer.tell() >= FILE_BYTES_TARGET:
