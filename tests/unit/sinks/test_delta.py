@@ -220,6 +220,23 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(
 
 
 @MODES
+def test_what_a_driver_published_as_it_died_is_not_taken_for_abandoned(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody commits it again: it published before its epoch was in the log."""
+    sink = opened(tmp_path, **settings)
+    committable = prepared(sink, 3, (2, "b"))
+    prepared(sink, 3, (3, "abandoned"), subtask=1)
+    monkeypatch.setattr(sink.store, "delete", lambda paths: None)
+    sink.commit(3, [committable])
+    new = opened(tmp_path, **settings)
+    assert len(new.store.list(f"_cairn/{new.home}/")) == 2
+    new.recover(4)
+    assert seen(tmp_path) == [(2, "b")]
+    assert new.store.list(f"_cairn/{new.home}/") == []
+
+
+@MODES
 def test_an_epoch_is_one_version_of_the_table(tmp_path: Path, settings: dict[str, Any]) -> None:
     sink = opened(tmp_path, **settings)
     before = DeltaTable(str(tmp_path)).version()
