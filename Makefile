@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := keyed_count epoch_overhead state_growth windows skew ttl flink rescale async_base incremental recovery alignment chaining
+BENCHMARKS := keyed_count epoch_overhead state_growth windows skew ttl flink rescale async_base incremental recovery alignment chaining sinks latency
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test bench demo clean
+.PHONY: help venv check test soak bench demo clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -17,6 +17,9 @@ demo: $(READY) ## Kill a slot and the driver in mid-epoch, count every event; ab
 
 test: $(READY) ## All tests, the fast ones first
 	@PYTHON=$(BIN)/python ./.ci/test
+
+soak: $(READY) ## A quarter of an hour of kills, outages and rescales; SECONDS=600, SEED=
+	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 check: $(READY) ## Lint, formatting, types
 	$(BIN)/ruff check

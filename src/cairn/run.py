@@ -106,7 +106,8 @@ class Run:
         """Spark's query has ended, and what follows it."""
         self._stop_called = threading.Event()
         self._ended = threading.Event()
-        self._last: dict[str, Any] = {}
+        self._spent_ms = (-1, 0.0)
+        """The newest epoch of this run, and how long its batches took."""
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
         host = Host(
@@ -198,8 +199,10 @@ class Run:
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
-        self._last = summary(epoch, (time.perf_counter() - started) * 1000)
-        self._last["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
+        spent_ms = (time.perf_counter() - started) * 1000
+        number, before_ms = self._spent_ms
+        # An epoch may have several batches.
+        self._spent_ms = epoch.number, spent_ms + (before_ms if number == epoch.number else 0.0)
         self._pace.end()
         kept = set(self._coordinator.slots)
         if slots - kept:
@@ -518,8 +521,13 @@ class Run:
         return [summary(epoch) for epoch in Log(self._store).lineage()]
 
     def metrics(self) -> dict[str, Any]:
-        """What the newest epoch of this run measured; empty before the first."""
-        return dict(self._last)
+        """What the newest committed epoch of this run measured; empty before the first."""
+        committed, (number, spent_ms) = self._coordinator.committed, self._spent_ms
+        if committed is None or committed.term != self._coordinator.term or number < 0:
+            return {}
+        measured = summary(committed, spent_ms if committed.number == number else None)
+        measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
+        return measured
 
     def __enter__(self) -> Run:
         return self

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from cairn.errors import CommitError
+from cairn.sinks import published
 from cairn.sinks.base import Committable, Sink, attempt_of
 from cairn.testing import SimulatedCrash, simulated_crash, told_of_passes
 from tests.places import PLACES, Place, batch
@@ -514,6 +515,19 @@ def test_the_list_of_an_epoch_names_its_files(tmp_path: Path) -> None:
     names = {file["name"] for file in json.loads(listed.read_text())["files"]}
     assert names == {file.name for file in (tmp_path / "out").glob("*.parquet")}
     assert listed.name == "000000000002.json"
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if name.startswith("files")])
+def test_whoever_reads_what_is_published_sees_whole_epochs(name: str, tmp_path: Path) -> None:
+    """Also of a folder without a list, whose plain readers see files come one by one."""
+    place = Stage(PLACES[name](tmp_path))
+    prepared = [place.prepared(2, (s, "x"), subtask=s) for s in range(3)]
+    found: list[int] = []
+    with told_of_passes(lambda _: found.append(len(published(place.driver.path)))):
+        place.driver.commit(2, prepared)
+    assert set(found) <= {0, 3}
+    assert len(published(place.driver.path)) == 3
+    place.place.close()
 
 
 def test_no_file_of_an_epoch_is_listed_before_all_are_in_place(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ class Place(ABC):
     is_shared: ClassVar[bool] = True
     """What another job or sink publishes into the same place is seen too."""
 
+    is_far: ClassVar[bool] = False
+    """Each look takes a request; left out where there are many."""
     text_length: ClassVar[int] = 100_000
     """Text of this length fits."""
     has_no_empty_text: ClassVar[bool] = False

@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.csv
@@ -82,6 +83,9 @@ class CompactedFilesPlace(ListedFilesPlace):
 
 class BucketFilesPlace(ListedFilesPlace):
     settings: ClassVar = {"partition_by": "s"}
+    is_far = True
+    text_length = 100  # It is a part of names.
+    has_no_empty_text = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -146,5 +150,5 @@ def read_rows(name: str, data: bytes) -> list[Row]:
     for row in found:
         for column, value in folders.items():
             is_null = value.startswith("__HIVE")
-            row[column] = None if is_null else int(value) if column == "k" else value
+            row[column] = None if is_null else int(value) if column == "k" else unquote(value)
     return [(row.get("k"), row.get("s")) for row in found]

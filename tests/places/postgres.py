@@ -69,7 +69,8 @@ class PostgresPlace(Place):
         )
 
     def close(self) -> None:
-        for (gid,) in self._asked("select gid from pg_prepared_xacts"):
+        ours = "select gid from pg_prepared_xacts where database = current_database()"
+        for (gid,) in self._asked(ours):
             self.outside.execute(f"rollback prepared '{gid}'")
         self.outside.execute(f"drop schema {self.schema} cascade")
         self.outside.close()

@@ -18,7 +18,7 @@ from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.world import DEATHS
 
 # What a driver's memory holds goes with it.
-LASTING = [name for name, place in PLACES.items() if place.is_shared]
+LASTING = [name for name, place in PLACES.items() if place.is_shared and not place.is_far]
 # Rounds, idle epochs, other parallelism, savepoints and bases have no part in publishing.
 ELSEWHERE = (
     "driver.savepoint.loaded", "driver.round.ran", "driver.idle.due", "driver.idle.ended",

@@ -102,7 +102,8 @@ class Target(ABC):
             events.check_rows(self.rows(), may_repeat=self.may_repeat)
         # Slots of a driver that was killed see that it is gone a moment later.
         eventually(lambda: not self.leftovers(), within_s=20)
-        assert self.leftovers() == []
+        left = self.leftovers()
+        assert not left, f"left behind by {type(self).__name__}: {left[:5]}"
 
 
 # Files

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,10 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cairn import BatchProcess, Job, KeyedProcess, Process, sinks, state
+from tests.servers import postgres
+from tests.servers import redis as redis_server
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "time.md").read_text()
 STREAMS = (DOCS / "streams.md").read_text()
+SINKS = (DOCS / "sinks.md").read_text()
 
 
 class Fraud(KeyedProcess):
@@ -126,3 +131,41 @@ def test_the_guide_names_every_function_that_aggregates() -> None:
     from cairn.aggregates.parse import FUNCTIONS
 
     assert not [name for name in FUNCTIONS if f"`{name}`" not in GUIDE]
+
+
+def test_the_programs_of_the_guide_to_sinks_make_a_job_that_runs(
+    spark: SparkSession, tmp_path: Path, make_input: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, redis = postgres().new_database(), redis_server()
+    monkeypatch.chdir(tmp_path)
+    # The executors' environment is that of the session, which was there before.
+    addresses = {"env:PGURL": database, "env:REDIS_URL": f"unix://{redis.socket_file}"}
+    guide = re.sub("|".join(addresses), lambda found: addresses[found[0]], SINKS)
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    payments = make_input("account bigint, country string, amount double, ts timestamp")
+    payments.add((1, "de", 5.0, at), (2, "fr", 1.0, at), (1, "de", 7.0, at + dt.timedelta(hours=1)))
+    job = Job("guide-sinks", max_parallelism=4)
+    seen: list[int] = []
+    names = {"job": job, "stream": payments.stream(spark), "sinks": sinks, "seen": seen}
+    run_programs(guide, names)
+    job.start(
+        checkpoint=str(tmp_path / "checkpoint"), parallelism=2, trigger="available-now"
+    ).wait()
+
+    assert {path.parent.name for path in (tmp_path / "lake/payments").rglob("*.parquet")} == {
+        "country=de", "country=fr",
+    }  # fmt: skip
+    small = sinks.published(str(tmp_path / "lake/small"))
+    assert sum(pq.read_table(file).num_rows for file in small) == 3
+    assert spark.read.parquet(str(tmp_path / "lake/small")).count() == 3
+    assert spark.read.json(str(tmp_path / "lake/json")).count() == 3
+    assert spark.read.json(str(tmp_path / "lake/spark")).count() == 3
+    assert spark.read.parquet(str(tmp_path / "lake/by-epoch/2")).count() == 3
+    with psycopg.connect(database) as connection:
+        assert connection.execute("select count(*) from payments").fetchone() == (3,)
+        latest = connection.execute("select account, amount from latest order by 1").fetchall()
+        assert latest == [(1, 7.0), (2, 1.0)]
+    assert deltalake.DeltaTable(str(tmp_path / "lake/delta")).to_pyarrow_table().num_rows == 3
+    assert deltalake.DeltaTable(str(tmp_path / "lake/latest")).to_pyarrow_table().num_rows == 2
+    assert redis.hget("account:1", "amount") == b"7.0"
+    assert sorted(seen) == [1, 1, 2]

@@ -93,11 +93,14 @@ def drive(settings: Settings) -> None:
 
 
 def _follow(run: Run, follower: _Follower, view: View, interrupts: _Interrupts) -> None:
-    stopped = False
+    stopped, paused = False, False
     try:
         while not run.wait(POLL_S):
             for facts in follower.new():
                 view.epoch(facts)
+            if (run.paused is not None) != paused:
+                paused = not paused
+                view.say(f"paused: {run.paused}" if paused else "the sink is back: going on")
             if interrupts.count and not stopped:
                 stopped = True
                 run.stop()

@@ -36,16 +36,10 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.coordinator.acks import check_shared, complete
-from cairn.coordinator.compaction import due
+from cairn.coordinator.division import Division
 from cairn.coordinator.measured import added, announced, metrics_of, state_keys_of, timings_of
 from cairn.coordinator.publisher import Paused, Publisher
-from cairn.coordinator.ranges import (
-    lists_for,
-    pieces_of,
-    ranges_for,
-    shared_range,
-    slots_for,
-)
+from cairn.coordinator.ranges import slots_for
 from cairn.coordinator.record import advanced_ranges, committables_of, packed, taken_in
 from cairn.coordinator.rounds import following, inlined, sends_back
 from cairn.coordinator.ticker import timers_of
@@ -57,13 +51,12 @@ from cairn.guarantees import Guarantee
 from cairn.ids import new_id
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Committable, Sink
-from cairn.slot.entry import EntrySpec, entries_of
+from cairn.slot.entry import entries_of
 from cairn.slot.feedback import records_entry
-from cairn.slot.protocol import Ack, Begin, Compaction, Piece, Report
+from cairn.slot.protocol import Ack, Begin, Report
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log
 from cairn.storage.manifest import (
-    EMPTY_VERSION,
     Epoch,
     OperatorEntry,
     RangeState,
@@ -249,12 +242,12 @@ class Coordinator:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = max(self._clock(), 0 if self.newest is None else self.newest.now_ms)
-        ranges = self._ranges()
+        division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
         first_error: CairnError | None = None
         for attempt in range(self._attempts_max):
-            begin = self._begin(number, attempt, now_ms, ranges, is_draining)
+            begin = self._begin(number, attempt, now_ms, division, is_draining)
             try:
                 rounds = self._run_rounds(begin, execute)
                 crash_point("driver.epoch.ran")
@@ -263,7 +256,7 @@ class Coordinator:
                 acks = [ack for outcome in rounds for ack in outcome.acks]
                 slices = packed(self.store, acks, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = taken_in(begin, ranges, compacted, slices)
+                parts = taken_in(begin, division.ranges, compacted, slices)
                 prepared = committables_of(acks, self._publisher.sinks)
                 epoch = self._manifest(begin, parts, position, rounds, prepared, slices, ran_ms)
                 lost = self._collector.lost_paths(epoch)
@@ -346,53 +339,15 @@ class Coordinator:
             inlined_bytes += inlined(outcome.acks)
             begin = following(begin, outcome.acks, self.feedbacks, inlined_bytes)
 
-    def _ranges(self) -> dict[str, list[RangeState]]:
-        return {uid: self._ranges_of(entry) for uid, entry in self.entries.items()}
-
-    def _ranges_of(self, entry: EntrySpec) -> list[RangeState]:
-        held, count = self._held(entry.uid), self.spec.group_count
-        if entry.scope == "shared":
-            return [shared_range(held, count)]
-        if entry.scope == "subtask":
-            return lists_for(held, self.parallelism, count, entry.redistribution)
-        return ranges_for(held, self.parallelism, count)
-
-    def _held(self, uid: str) -> OperatorEntry | None:
-        """What the parent epoch has of an entry."""
-        held = None if self.newest is None else self.newest.operators.get(uid)
-        # One of another scope has no state, or the program would not have been let in.
-        return held if held is not None and held.scope == self.entries[uid].scope else None
-
-    def _redistributed(self, ranges: dict[str, list[RangeState]]) -> set[str]:
-        """Entries whose lists are handed out anew: each subtask writes its share."""
-        return {
-            uid
-            for uid, parts in ranges.items()
-            if self.entries[uid].scope == "subtask"
-            and (held := self._held(uid)) is not None
-            and len(held.ranges) != len(parts)
-            and any(part.version != EMPTY_VERSION for part in parts)
-        }
-
     def _begin(
         self,
         number: int,
         attempt: int,
         now_ms: int,
-        ranges: dict[str, list[RangeState]],
+        division: Division,
         is_draining: bool,
     ) -> Begin:
-        compactions = {
-            uid: {
-                subtask: compaction
-                for subtask, part in enumerate(parts)
-                if (compaction := self._due(uid, part)) is not None
-            }
-            for uid, parts in ranges.items()
-            # They are made from files of a committed epoch.
-            if not self.batches
-        }
-        shares = max(1, len(ranges) * self.parallelism)
+        shares = max(1, len(division.ranges) * self.parallelism)
         return Begin(
             run_id=self.run_id,
             term=self.term,
@@ -406,13 +361,14 @@ class Coordinator:
             passed_ms=None if self.newest is None else self.newest.passed_ms,
             is_draining=is_draining,
             parallelism=self.parallelism,
-            versions={uid: self._versions(uid, parts) for uid, parts in ranges.items()},
-            compactions=compactions,
+            versions=division.versions(),
+            # They are made from files of a committed epoch.
+            compactions={} if self.batches else division.compactions(self.spec.backend),
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
             slots=self.slots,
-            pieces=self._pieces(ranges),
+            pieces=division.pieces(),
             settled=self._settled,
-            rewrite=sorted(self._rewrite | self._redistributed(ranges)),
+            rewrite=sorted(self._rewrite | division.redistributed()),
         )
 
     def _written_down(self) -> str:
@@ -422,36 +378,6 @@ class Coordinator:
         if path not in self._pending:
             self._pending.append(path)
         return path
-
-    def _versions(self, uid: str, parts: list[RangeState]) -> list[str]:
-        """Of each subtask; of shared state they all start from one."""
-        versions = [part.version for part in parts]
-        return versions * self.parallelism if self.entries[uid].scope == "shared" else versions
-
-    def _pieces(self, ranges: dict[str, list[RangeState]]) -> dict[str, list[list[Piece]]]:
-        """What is asked of the slots where ranges are not those of the parent epoch."""
-        found = {}
-        for uid, parts in ranges.items():
-            entry = self._held(uid)
-            if entry is None or entry.scope != "keyed":
-                continue
-            if len(entry.ranges) != len(parts):
-                found[uid] = [
-                    pieces_of(entry, range(p.first_group, p.first_group + p.group_count))
-                    for p in parts
-                ]
-        return found
-
-    def _due(self, uid: str, part: RangeState) -> Compaction | None:
-        """What to compact of a range. A merge reads the parent's files of that very range."""
-        is_keyed = self.entries[uid].scope == "keyed"
-        compaction = due(part.files, self.spec.backend if is_keyed else "heap")
-        if compaction is None or compaction.kind == "base":
-            return compaction
-        held = self._held(uid)
-        # Right after a change of parallelism the parent has other ranges: merged an epoch later.
-        ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
-        return compaction if (part.first_group, part.group_count) in ranges else None
 
     def _manifest(
         self,

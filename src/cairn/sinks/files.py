@@ -83,6 +83,8 @@ class Files(Sink):
             raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")
         self.file_bytes_target = file_bytes_target
         self.listed = is_bucket(self.path) if listed is None else listed
+        # Renamed one by one; whoever reads by `published` sees whole epochs all the same.
+        self.shows = "epochs" if self.listed else "pieces"
         if compact and not self.listed:
             raise PlanError(
                 f"compact=True needs a list of the files that count, and {self.path!r} has none\n"

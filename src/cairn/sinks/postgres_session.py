@@ -39,7 +39,6 @@ _SERVER = {
     "idle_in_transaction_session_timeout": "60s",
     "lock_timeout": "10s",
     "statement_timeout": "0",
-    "transaction_timeout": "0",
     "standard_conforming_strings": "on",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
@@ -74,20 +73,21 @@ def connect(dsn: Dsn, name: str) -> Connection[Any]:
         prepare_threshold=None,
     )
     try:
-        connection.execute(_settings())
+        connection.execute(_settings(connection.info.server_version))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _settings() -> bytes:
-    # Only what this server knows, in one trip.
-    values = ", ".join(f"('{name}', '{value}')" for name, value in _SERVER.items())
+def _settings(server_version: int) -> bytes:
+    """All in one trip."""
+    values = dict(_SERVER)
+    if server_version >= 170000:
+        values["transaction_timeout"] = "0"
     return (
-        f"select set_config(name, value, false) from (values {values}) as v(name, value)"
-        " join pg_settings using (name);"
-        " select set_config('synchronous_commit', 'on', false)"
+        "".join(f"set {name} = '{value}'; " for name, value in values.items())
+        + "select set_config('synchronous_commit', 'on', false)"
         " where current_setting('synchronous_commit') = 'off'"
     ).encode()
 

@@ -41,6 +41,16 @@ def parse_name(path: str) -> FileName | None:
     return FileName(int(found[1]), found[2] == "merged", found[3]) if found else None
 
 
+class _File(msgspec.Struct):
+    name: str
+    rows: int
+    bytes: int
+
+
+class _Mark(msgspec.Struct):
+    files: list[_File]
+
+
 class MarkPath(NamedTuple):
     home: str
     epoch: int
@@ -69,15 +79,13 @@ def read_mark(store: Store, path: str) -> list[dict[str, Any]]:
     """The files that a mark names: name, rows, bytes."""
     data = store.get(path)
     try:
-        files: list[dict[str, Any]] = msgspec.json.decode(data)["files"]
-        assert all({"name", "bytes"} <= file.keys() for file in files)
-    except (msgspec.MsgspecError, KeyError, TypeError, AssertionError) as error:
+        files = msgspec.json.decode(data, type=_Mark).files
+    except msgspec.MsgspecError as error:
         raise CorruptFileError(
-            f"the list of an epoch's files is damaged: {error or 'it has another form'}\n"
-            f"  file: {store.url}/{path}",
+            f"the list of an epoch's files is damaged: {error}\n  file: {store.url}/{path}",
             path=f"{store.url}/{path}",
         ) from error
-    return files
+    return [msgspec.structs.asdict(file) for file in files]
 
 
 def is_data(path: str) -> bool:

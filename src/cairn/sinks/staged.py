@@ -129,13 +129,14 @@ class Staged(Sink):
             self._store.put(mark, msgspec.json.encode({"rows": sum(f.rows for f in files)}))
             if len(marks) >= 2 * MARKS_KEPT:
                 self._store.delete(marks[: 1 - MARKS_KEPT])
-        self._store.delete([self.staged_path(file.name) for file in files])
+        # And of earlier epochs, what a failed attempt or an abandoned publication has left: nobody
+        # comes to an epoch before those in front of it are settled.
+        older = {path for path in there if self.staged_path("") < path < self._end(epoch)}
+        self._store.delete(older | {self.staged_path(file.name) for file in files})
 
     def recover(self, before_epoch: int) -> None:
-        # Names sort by epoch, so those of earlier ones compare lower.
-        end = self.staged_path(f"{before_epoch:012d}")
         staged = self._store.list(self.staged_path(""))
-        self._store.delete([found.path for found in staged if found.path < end])
+        self._store.delete([found.path for found in staged if found.path < self._end(before_epoch)])
 
     def batches(self, file: StagedFile) -> Iterator[pa.RecordBatch]:
         """The rows of a file, checked first."""
@@ -144,6 +145,10 @@ class Staged(Sink):
 
     def staged_path(self, name: str) -> str:
         return f"{self.home}/staged/{name}"
+
+    def _end(self, epoch: int) -> str:
+        """Names sort by epoch: those of earlier ones compare lower than this."""
+        return self.staged_path(f"{epoch:012d}")
 
     def _mark_path(self, name: str) -> str:
         return f"{self.home}/published/{name}"
@@ -231,7 +236,10 @@ class StagedWriter(Writer):
             table = table.slice(GROUP_ROWS)
             if self._writer is None:
                 self._buffer = pa.BufferOutputStream()
-                self._writer = pq.ParquetWriter(self._buffer, table.schema)
+                # Written once, read once: dictionaries cost three times what they save.
+                self._writer = pq.ParquetWriter(
+                    self._buffer, table.schema, compression="lz4", use_dictionary=False
+                )
             self._writer.write_table(group)
             self._rows += group.num_rows
             if self._buffer.tell() >= FILE_BYTES_TARGET:

@@ -102,8 +102,10 @@ class ArrowStore(Store):
         folder = f"{self._root}/{prefix.rstrip('/')}".rstrip("/")
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
         found = []
+        # File systems differ in whether the paths they give begin with a slash.
+        root = self._root.strip("/")
         for info in self._fs.get_file_info(selector):
-            path = info.path[len(self._root) + 1 :]
+            path = info.path.strip("/").removeprefix(root).lstrip("/")
             if info.type == pafs.FileType.File and not info.base_name.startswith("."):
                 found.append(StoredObject(path, info.size, (info.mtime_ns or 0) / 1e9))
         return sorted(found)

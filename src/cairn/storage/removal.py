@@ -30,6 +30,7 @@ from cairn.storage.holds import (
 from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job
 from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.pack import STATE_FOLDER
+from cairn.storage.pending import PENDING_FOLDER
 from cairn.storage.retention import files_of
 from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
@@ -37,6 +38,7 @@ from cairn.storage.wal import WAL_FOLDER
 
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_SAVEPOINT_PATH: Final = "unfinished.json"
+_FOLDERS: Final = (STATE_FOLDER, SPARK_FOLDER, HOLDS_FOLDER, PENDING_FOLDER, WAL_FOLDER)
 
 
 class Removed(NamedTuple):
@@ -81,7 +83,7 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
     _fence(store)
     unreleased = _release_holds(store, job)
     found = [o for o in store.list() if _is_ours(o.path)]
-    for folder in (STATE_FOLDER, SPARK_FOLDER, HOLDS_FOLDER, WAL_FOLDER):
+    for folder in _FOLDERS:
         store.delete_folder(folder)
     # Oldest first: a driver that has not noticed yet finds the newest, and loses.
     for path in sorted(o.path for o in found if o.path.startswith(f"{LOG_FOLDER}/")):
@@ -111,8 +113,7 @@ def _mark() -> bytes:
 
 
 def _is_ours(path: str) -> bool:
-    folders = (STATE_FOLDER, SPARK_FOLDER, HOLDS_FOLDER, WAL_FOLDER, LOG_FOLDER)
-    return path == JOB_PATH or path.partition("/")[0] in folders
+    return path == JOB_PATH or path.partition("/")[0] in (*_FOLDERS, LOG_FOLDER)
 
 
 def _job(store: Store) -> JobInfo | None:

@@ -126,7 +126,7 @@ def lead(tmp_path: Path) -> Lead:
 
 def test_an_epoch_is_in_the_log_before_its_sinks_publish(lead: Lead) -> None:
     epoch = lead.run_epoch((1, 5))
-    assert lead.sink.calls == [("recover", 1), ("commit", epoch.number)]
+    assert lead.sink.calls == [("recover", 2), ("commit", epoch.number)]
     assert lead.coordinator.newest == epoch == lead.coordinator.log.epoch(epoch.number)
     assert lead.sink.rows == [(1, 1, 5)]
 
@@ -192,7 +192,7 @@ def test_the_first_cause_is_raised_when_every_attempt_failed(lead: Lead) -> None
         lead.coordinator.run_epoch(POSITION, execute)
     assert caught.value.attempts == 4
     assert lead.coordinator.newest is None
-    assert lead.sink.calls == [("recover", 1)]
+    assert lead.sink.calls == [("recover", 2)]
 
 
 def test_damage_and_conflicts_are_not_tried_again(lead: Lead) -> None:

@@ -6,11 +6,12 @@ import os
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from cairn.errors import CorruptFileError, PlanError
-from cairn.sinks import Files
+from cairn.sinks import Files, compaction
 from cairn.sinks.published import parse_name
 from cairn.testing import FaultyStore
 from tests.unit.sinks.folders import Folder
@@ -179,14 +180,14 @@ def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
 
     driver._store.put_file = counted  # type: ignore[method-assign]
     sizes = 0
-    for epoch in range(1, 90):
+    for epoch in range(1, 70):
         folder.commit(driver, epoch, *[(n, f"{epoch}") for n in range(50)])
         if epoch % 10 == 8:
             driver.close()
             driver._compacting().round()
     sizes = sum(os.path.getsize(folder.path / name) for name in folder.names())
-    assert len(folder.rows()) == 89 * 50
-    assert len(folder.names()) < 40
+    assert len(folder.rows()) == 69 * 50
+    assert len(folder.names()) < 35
     assert written < 6 * sizes
     driver.close()
 
@@ -196,11 +197,12 @@ def test_compaction_needs_a_list(tmp_path: Path) -> None:
         Files(str(tmp_path), compact=True)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@mock.patch.object(compaction, "MERGE_FILES_MIN", 3)
+@pytest.mark.parametrize("seed", range(4))
 def test_no_row_is_lost_or_doubled_under_faults_and_takeovers(tmp_path: Path, seed: int) -> None:
     """Drivers that fail anywhere, are followed by others, wake up, merge, and recover."""
     rng = random.Random(seed)
-    folder = Folder(tmp_path, listed=True, compact=True, compact_grace_s=0,
+    folder = Folder(tmp_path, listed=True, compact=True, compact_grace_s=0, format="json",
                     partition_by=rng.choice([(), ("s",)]))  # fmt: skip
 
     def make() -> Files:
@@ -222,7 +224,7 @@ def test_no_row_is_lost_or_doubled_under_faults_and_takeovers(tmp_path: Path, se
             assert not isinstance(error, AssertionError | TypeError)
             return False
 
-    for epoch in range(1, 60):
+    for epoch in range(1, 40):
         rows = [(epoch, rng.choice("ab")) for _ in range(2)]
         prepared = folder.prepared(epoch, *rows)
         log.append((epoch, prepared))
@@ -239,9 +241,10 @@ def test_no_row_is_lost_or_doubled_under_faults_and_takeovers(tmp_path: Path, se
                 zombie = rng.choice(drivers)
                 attempt(lambda: zombie.commit(*rng.choice(log)))  # noqa: B023
         worker = rng.choice(drivers[-2:])
-        if rng.random() < 0.4:
+        if rng.random() < 0.6:
             attempt(lambda: worker._compacting().round())  # noqa: B023
-        assert sorted(folder.rows()) == sorted(expected), f"seed {seed}, epoch {epoch}"
+        if epoch % 4 == 0:
+            assert sorted(folder.rows()) == sorted(expected), f"seed {seed}, epoch {epoch}"
     for driver in drivers:
         driver.close()
     last = folder.sink()

@@ -121,6 +121,17 @@ def test_what_is_recovered_away_cannot_be_committed(tmp_path: Path) -> None:
     assert [key for key, _ in sink.published] == ["job/out/5/0"]
 
 
+def test_what_an_earlier_epoch_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    """A publication that was given up, an attempt that was not named: nobody restarts for it."""
+    sink = opened(tmp_path)
+    prepared(sink, 2, (1, "given up"))
+    later = prepared(sink, 4, (2, "of a batch to come"))
+    sink.commit(3, [prepared(sink, 3, (1, "a"))])
+    sink.commit(4, [later])
+    assert [key for key, _ in sink.published] == ["job/out/3/0", "job/out/4/0"]
+    assert {path.split("/")[-2] for path in there(tmp_path)} == {"published"}
+
+
 def test_a_damaged_file_is_named_and_not_published(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     found = prepared(sink, 2, (1, "a"))

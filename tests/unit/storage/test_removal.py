@@ -150,11 +150,12 @@ def test_a_savepoint_half_removed_is_none_any_more(tmp_path: Path) -> None:
     assert not store.exists("savepoint.json") and is_being_removed(store)
 
 
-def test_rows_that_wait_for_their_sink_go_with_the_checkpoint_and_are_no_damage(
+def test_what_waits_to_be_published_goes_with_the_checkpoint_and_is_no_damage(
     tmp_path: Path,
 ) -> None:
     store = checkpoint(str(tmp_path / "c"))
     store.put("wal/job/out/staged/000000000003-a.parquet", b"rows")
+    store.put("pending/000000000026-000000000001-000001.json", b"an epoch")
     report = verify(store)
     assert report.ok and not report.orphans
     delete_checkpoint(store)
