@@ -4,7 +4,7 @@
 
 Always true here:
 - of the processes that are given the same folder, exactly one runs a file, and all of it;
-- files with many slow tests are taken first, so that none is left when other lanes are done;
+- files that take long are taken first, so that none is left when other lanes are done;
 - a process keeps its session fixtures (a Spark session, say) from its first file to its last.
 """
 
@@ -31,8 +31,12 @@ def take(folder: Path, files: dict[Path, list[pytest.Item]]) -> Iterator[pytest.
         yield from items
 
 
-def is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None
+def weight(item: pytest.Item) -> float:
+    """How long it may take, roughly: a slow test says so, and one that is very slow by how much."""
+    if item.get_closest_marker("slow") is None:
+        return 1
+    timeout = item.get_closest_marker("timeout")
+    return timeout.args[0] if timeout is not None else 100
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,8 +48,8 @@ def pytest_runtestloop(session: pytest.Session) -> object:
     files: dict[Path, list[pytest.Item]] = {}
     for item in session.items:
         files.setdefault(item.path, []).append(item)
-    slow_first = sorted(files, key=lambda path: -sum(map(is_slow, files[path])))
-    items = take(folder, {path: files[path] for path in slow_first})
+    long_first = sorted(files, key=lambda path: -sum(map(weight, files[path])))
+    items = take(folder, {path: files[path] for path in long_first})
     item = next(items, None)
     while item is not None:
         # Fixtures that the next test needs stay: without one, all would end.

@@ -38,15 +38,20 @@ class FilesPlace(Place):
         return Files(self.url, **self.settings)
 
     def rows(self, driver: Sink) -> list[Row]:
-        """As one who lists the folder sees them."""
+        """As one who reads by the marks or the list sees them."""
         store = open_store(self.url)
-        names = [o.path for o in store.list() if not o.path.startswith("_")]
-        return [row for name in names for row in read_rows(name, store.get(name))]
+        return [row for name in self.names() for row in read_rows(name, store.get(name))]
+
+    def names(self) -> list[str]:
+        root = f"{open_store(self.url).url}/"
+        return [a.removeprefix(root).removeprefix(f"{self.url}/") for a in published(self.url)]
 
     def leftovers(self) -> list[str]:
-        store = open_store(self.url)
-        staged = [found.path for found in store.list() if "/staged/" in found.path]
-        return staged + [str(path) for path in self.scratch.iterdir()]
+        """Also what one who lists the folder would see and should not."""
+        stored = {found.path for found in open_store(self.url).list()}
+        data = {path for path in stored if parse_name(path) is not None} - {*self.names()}
+        plans = {path for path in stored if "/merges/" in path}
+        return [*data, *plans, *map(str, self.scratch.iterdir())]
 
 
 class OneRowFilesPlace(FilesPlace):
@@ -59,22 +64,6 @@ class JsonFilesPlace(FilesPlace):
 
 class ListedFilesPlace(FilesPlace):
     settings: ClassVar = {"listed": True}
-
-    def rows(self, driver: Sink) -> list[Row]:
-        """As one who reads by the list sees them."""
-        store = open_store(self.url)
-        names = [self._name(address) for address in published(self.url)]
-        return [row for name in names for row in read_rows(name, store.get(name))]
-
-    def leftovers(self) -> list[str]:
-        listed = {self._name(address) for address in published(self.url)}
-        stored = [found.path for found in open_store(self.url).list()]
-        data = [path for path in stored if parse_name(path) is not None and path not in listed]
-        plans = [path for path in stored if "/merges/" in path]
-        return data + plans + super().leftovers()
-
-    def _name(self, address: str) -> str:
-        return address.removeprefix(open_store(self.url).url + "/").removeprefix(self.url + "/")
 
 
 class CompactedFilesPlace(ListedFilesPlace):

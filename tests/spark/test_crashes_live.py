@@ -28,7 +28,7 @@ ROCKSDB = ("--backend", "rocksdb", "--bases")
 
 @pytest.fixture(scope="module")
 def undisturbed(spark, tmp_path_factory):
-    return Undisturbed(spark, tmp_path_factory.mktemp("undisturbed"), 11)
+    return Undisturbed(spark, tmp_path_factory.mktemp("undisturbed"), 8)
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +55,24 @@ def has_base(checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_driver_killed_at_every_point_after_a_live_change_loses_and_doubles_nothing(
+def test_driver_killed_around_a_live_change_loses_and_doubles_nothing(
     spark, undisturbed, tmp_path, bases
 ):
     """Over RocksDB, with bases on their way in every epoch.
 
     The second epoch of each driver is the first with another parallelism and function.
+    What a driver does between its records does not depend on the change: those points are
+    in test_sink_kills, and all of them with changes in the simulation.
     """
     points = [
         [
             ("driver.epoch.begun", 2),
             ("driver.epoch.ran", 2),
-            ("driver.pack.written", 2),
-            ("driver.manifest.written", 2),
             ("driver.deployed", 1),
         ],
         [
+            ("driver.manifest.written", 2),
             ("driver.collected", 2),
-            # Three sinks at the start, three in the first epoch.
-            ("driver.sink.committed", 7),
-            ("driver.sinks.committed", 2),
             # A batch that was committed already is skipped first.
             ("driver.epoch.ended", 3),
         ],

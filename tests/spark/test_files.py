@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cairn import Job, KeyedProcess
 from cairn.sinks import Files, published
 from cairn.sinks.base import SinkContext
 from cairn.types import parse_schema, type_ddl
+from tests.spark.support import finish
 
 FLAT = (
     "b boolean, y tinyint, h smallint, i int, l bigint, f float, d double, s string, "
@@ -141,6 +143,33 @@ def test_spark_reads_the_list_and_nothing_else(spark: Any, tmp_path: Path) -> No
     sink.commit(26, [prepared or {}])
     assert count() == 29
     assert len(published(str(folder))) == 26 + len(list(folder.glob("part-*-c000.*.parquet")))
+
+
+class Echo(KeyedProcess):
+    def process(self, row: Any, ctx: Any) -> Any:
+        yield row
+
+
+def test_a_job_writes_listed_merged_partitioned_files_over_restarts(
+    spark: Any, make_input: Any, tmp_path: Path
+) -> None:
+    source = make_input("k bigint, s string")
+    folder = tmp_path / "out"
+    for parallelism in (1, 2):
+        source.add_all([(n, "ab"[n % 2]) for n in range(4 * source.count)] or [(7, "a")]
+                       for _ in range(13))  # fmt: skip
+        job = Job("listed", max_parallelism=8)
+        rows = job.source("rows", source.stream(spark)).key_by("k")
+        sink = Files(
+            str(folder), format="json", partition_by="s", listed=True, compact=True,
+            compact_grace_s=0,
+        )  # fmt: skip
+        echo = rows.process(Echo(), schema="k bigint, s string", uid="echo")
+        echo.sink_to(sink, uid="out")
+        finish(job, tmp_path / "checkpoint", parallelism)
+        found = spark.read.schema("k bigint, s string").json(str(folder)).collect()
+        expected = spark.read.parquet(str(source.folder)).collect()
+        assert sorted(map(tuple, found)) == sorted(map(tuple, expected))
 
 
 def test_spark_reads_merged_files_instead_of_their_sources(spark: Any, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -117,7 +117,7 @@ class Compactor:
     def round(self) -> None:
         """Delete what is past its grace, then prepare merges of what is small."""
         listing = self._list.read()
-        names = self._list.names(listing)
+        names = listing.names
         merges = [self._settled(merge, names) for merge in self._plans()]
         self._expire(merges, names)
         budget = ROUND_TARGETS_MAX * self._target
@@ -240,7 +240,7 @@ class Compactor:
 
     # After a takeover
 
-    def leftovers(self, stored: Sequence[StoredObject], names: set[str]) -> list[Merge]:
+    def leftovers(self, stored: Sequence[StoredObject], names: Set[str]) -> list[Merge]:
         """Merges of earlier drivers that are in no entry; what is past its grace is deleted."""
         plans = self._plans()
         merges = [self._settled(merge, names) for merge in plans]
@@ -258,7 +258,7 @@ class Compactor:
         """From here on nobody begins to make an entry with them."""
         self._store.delete([merge.path for merge in leftovers if merge.path])
 
-    def remove(self, leftovers: Sequence[Merge], names: set[str]) -> None:
+    def remove(self, leftovers: Sequence[Merge], names: Set[str]) -> None:
         """After an entry was made since `revoke`; `names` are in the list now."""
         gone = []
         for merge in leftovers:
@@ -292,7 +292,7 @@ class Compactor:
     def _put(self, merge: Merge) -> None:
         self._store.put(merge.path, msgspec.json.encode(merge))
 
-    def _settled(self, merge: Merge, names: set[str]) -> Merge:
+    def _settled(self, merge: Merge, names: Set[str]) -> Merge:
         """With its time, when its entry was made by somebody who died right after."""
         if merge.published_s is not None or merge.merged not in names:
             return merge
@@ -300,7 +300,7 @@ class Compactor:
         self._put(settled)
         return settled
 
-    def _expire(self, merges: list[Merge], names: set[str]) -> None:
+    def _expire(self, merges: list[Merge], names: Set[str]) -> None:
         for merge in merges:
             if merge.published_s is None:
                 continue

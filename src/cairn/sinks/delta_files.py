@@ -12,7 +12,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,17 +32,23 @@ if TYPE_CHECKING:
 TEXT_LENGTH_MAX = 32
 """Longer text has no bounds in a file's statistics."""
 
+PUTS_AT_ONCE = 8
+SPLIT_BYTES = 8 * 1024 * 1024
+"""So many rows are sorted into partitions at a time."""
+
 Partition = tuple[str | None, ...]
 
 
-class _FilesWriter(Writer):
+class _FilesWriter(Writer, ABC):
     """Holds rows by partition and stores files of them, the largest when there are too many."""
 
     def __init__(self, sink: Delta, epoch: int, subtask: int, pass_index: int) -> None:
         self._sink = sink
         self._prefix = f"part-{epoch:012d}-{subtask:05d}"
         self._place = [pass_index, subtask]
-        self._held: dict[Partition, list[pa.RecordBatch]] = {}
+        self._new: list[pa.RecordBatch] = []
+        self._new_bytes = 0
+        self._held: dict[Partition, list[pa.Table]] = {}
         self._bytes: dict[Partition, int] = {}
         self._files: list[dict[str, Any]] = []
 
@@ -53,89 +61,107 @@ class _FilesWriter(Writer):
                     "none\n  next: filter such rows out before the sink",
                     sink=self._sink.context.uid,
                 )
-        for partition, rows in self._split(batch):
+        self._new.append(batch)
+        self._new_bytes += batch.nbytes
+        if self._new_bytes >= min(SPLIT_BYTES, self._sink.buffer_bytes_max):
+            self._hold_new()
+
+    def _hold_new(self) -> None:
+        table = pa.Table.from_batches(self._new, self._sink.context.schema)
+        self._new, self._new_bytes = [], 0
+        for partition, rows in self._split(table):
             self._held.setdefault(partition, []).append(rows)
             self._bytes[partition] = self._bytes.get(partition, 0) + rows.nbytes
         while sum(self._bytes.values()) >= self._sink.buffer_bytes_max:
-            self._store(max(self._bytes, key=self._bytes.__getitem__))
+            self._store([max(self._bytes, key=self._bytes.__getitem__)])
 
     def prepare(self) -> Committable | None:
-        for partition in list(self._held):
-            self._store(partition)
+        self._hold_new()
+        self._store(list(self._held))
         return {"files": self._files} if self._files else None
 
     def abort(self) -> None:
         # What is stored stays until `recover`: equal rows have equal names, so by now it may
         # be the work of the attempt that came after this one.
-        self._held, self._bytes, self._files = {}, {}, []
+        self._new, self._held, self._bytes, self._files = [], {}, {}, []
 
-    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:
-        if batch.num_rows:
-            yield (), batch
+    def _split(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
+        if rows.num_rows:
+            yield (), rows
 
-    def _store(self, partition: Partition) -> None:
-        rows = pa.Table.from_batches(self._held.pop(partition)).combine_chunks()
+    def _store(self, partitions: Sequence[Partition]) -> None:
+        encoded = [self._encoded(*item) for item in enumerate(partitions, len(self._files))]
+        if len(encoded) == 1:
+            self._put(*encoded[0][1:])
+        elif encoded:
+            with ThreadPoolExecutor(PUTS_AT_ONCE) as pool:
+                list(pool.map(lambda item: self._put(*item[1:]), encoded))
+        self._files += [file for file, _, _ in encoded]
+
+    def _encoded(self, index: int, partition: Partition) -> tuple[dict[str, Any], str, bytes]:
+        rows = pa.concat_tables(self._held.pop(partition)).combine_chunks()
         del self._bytes[partition]
         stream = pa.BufferOutputStream()
         pq.write_table(rows, stream, compression=self._sink.compression)
         data = stream.getvalue().to_pybytes()
         # Equal rows of another sink, in the next file, or in the next pass, are other rows.
-        place = [*self._place, len(self._files)]
-        name = f"{self._prefix}-{digest(self._sink.home.encode(), str(place).encode(), data)}"
-        self._files.append(self._stored(f"{name}.parquet", data, rows, partition, place))
+        place = [*self._place, index]
+        content = digest(self._sink.home.encode(), str(place).encode(), data)
+        name = f"{self._prefix}-{content}.parquet"
+        file = {"name": name, "rows": rows.num_rows, "bytes": len(data)}
+        return file | self._described(rows, partition, place), name, data
 
-    def _stored(
-        self, name: str, data: bytes, rows: pa.Table, partition: Partition, place: list[int]
-    ) -> dict[str, Any]:
-        raise AssertionError("of one mode or the other")
+    @abstractmethod
+    def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
+        """What else the driver needs to know of a file."""
+
+    @abstractmethod
+    def _put(self, name: str, data: bytes) -> None: ...
 
 
 class MergeWriter(_FilesWriter):
     """Stores rows beside the table, for the driver to merge."""
 
-    def _stored(
-        self, name: str, data: bytes, rows: pa.Table, partition: Partition, place: list[int]
-    ) -> dict[str, Any]:
+    def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
+        return {"place": place}
+
+    def _put(self, name: str, data: bytes) -> None:
         self._sink.store.put(self._sink.staged(name), data)
-        return {"name": name, "rows": rows.num_rows, "bytes": len(data), "place": place}
 
 
 class AppendWriter(_FilesWriter):
     """Stores data files of the table, for the driver to name in its log."""
 
-    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+    def _split(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
         columns = self._sink.partitions
-        if not columns:
-            yield from super()._split(batch)
+        if not columns or not rows.num_rows:
+            yield from super()._split(rows)
             return
-        if not batch.num_rows:
-            return
-        codes = np.zeros(batch.num_rows, np.int64)
-        for name in columns:
-            encoded = pc.dictionary_encode(batch[name], null_encoding="encode")
+        codes = np.zeros(rows.num_rows, np.int64)
+        values = {name: rows[name].combine_chunks() for name in columns}
+        for column in values.values():
+            encoded = column.dictionary_encode(null_encoding="encode")
             codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+            # Small again, whatever the number of columns.
+            codes = np.unique(codes, return_inverse=True)[1]
         order = np.argsort(codes, kind="stable")
         ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, len(order))
-        rest = batch.select([name for name in batch.schema.names if name not in columns])
+        # Sorted once: a partition is then a slice.
+        rest = rows.drop_columns(list(columns)).take(pa.array(order))
         start = 0
         for end in ends.tolist():
-            row = int(order[start])
-            partition = tuple(_text(batch[name][row].as_py()) for name in columns)
-            yield partition, rest.take(pa.array(order[start:end]))
+            first = int(order[start])
+            partition = tuple(_text(column[first].as_py()) for column in values.values())
+            yield partition, rest.slice(start, end - start)
             start = end
 
-    def _stored(
-        self, name: str, data: bytes, rows: pa.Table, partition: Partition, place: list[int]
-    ) -> dict[str, Any]:
+    def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
+        values = dict(zip(self._sink.partitions, partition, strict=True))
+        return {"partition": values, "stats": statistics(rows)}
+
+    def _put(self, name: str, data: bytes) -> None:
         self._sink.store.put(self._sink.staged(name), b"")
         self._sink.store.put(name, data)
-        return {
-            "name": name,
-            "rows": rows.num_rows,
-            "bytes": len(data),
-            "partition": dict(zip(self._sink.partitions, partition, strict=True)),
-            "stats": statistics(rows),
-        }
 
 
 def statistics(rows: pa.Table) -> str:

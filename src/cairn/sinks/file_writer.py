@@ -13,6 +13,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -106,10 +107,9 @@ class FilesWriter(Writer):
 
     def abort(self) -> None:
         for open_file in self._open.values():
-            try:
+            # It may not close where the disk is full; the file goes anyway.
+            with contextlib.suppress(Exception):
                 open_file.close()
-            except OSError:
-                pass  # Of a full disk; the file goes anyway.
         self._end()
 
     def _end(self) -> None:

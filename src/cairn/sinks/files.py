@@ -51,7 +51,9 @@ from cairn.storage.store import is_bucket, open_store
 
 THREADS: Final = 16
 MOVED_ALONE_MAX: Final = 16
-_OPENED: Final = ("context", "_store", "_spark_url", "home", "owner", "_partitions", "_compactor")
+_OPENED: Final = (
+    "context", "_store", "_spark_url", "_spark_list", "home", "owner", "_partitions", "_compactor",
+)  # fmt: skip
 
 
 class Files(Sink):
@@ -105,6 +107,7 @@ class Files(Sink):
             )
         self._store = open_store(self.path)
         self._spark_url = spark_url(self._store)
+        self._spark_list: SparkList | None = None
         self.home = f"{CAIRN_FOLDER}/{context.job_id}/{context.uid}"
         self.owner = digest(self.home.encode())[:12]
         if context.scratch is None:
@@ -194,7 +197,7 @@ class Files(Sink):
             is_merging = False
             # In this order: files that left the list since did so after the mark was there,
             # and files that are removed are so after the note about it and another entry.
-            if names[0] in spark_list.names(listing) or self._store.exists(mark):
+            if names[0] in listing.names or self._store.exists(mark):
                 return None
             if epoch < self._recovered_below():
                 self._refuse_missing(set(names))
@@ -263,7 +266,7 @@ class Files(Sink):
         """The files that count."""
         listing = self._list().read()
         if listing.next_number:
-            return self._list().names(listing)
+            return set(listing.names)
         return {found.path for found in files_without_list(self._store)}
 
     def _note_recovered(self, before_epoch: int) -> None:
@@ -285,13 +288,16 @@ class Files(Sink):
         )
 
     def _list(self) -> SparkList:
-        return SparkList(self._store, self._spark_url)
+        if self._spark_list is None or self._spark_list.store is not self._store:
+            self._spark_list = SparkList(self._store, self._spark_url)
+        return self._spark_list
 
     def _compacting(self) -> Compactor:
         if self._compactor is None:
             self._compactor = Compactor(
                 self._store,
-                self._list(),
+                # Its own: it is read in another thread.
+                SparkList(self._store, self._spark_url),
                 self.format,
                 home=self.home,
                 owner=self.owner,

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -73,11 +74,11 @@ def _hex(column: pa.Array) -> pa.Array:
     if column.offset:
         column = pa.concat_arrays([column])  # A copy that begins where its buffers do.
     valid, offsets, data = column.buffers()
-    first, *_, last = offset_of = memoryview(offsets).cast("q")[: len(column) + 1]
-    digits = b"" if data is None else memoryview(data)[first:last].hex().encode()
-    doubled = pa.array([2 * (offset - first) for offset in offset_of], pa.int64())
+    starts = np.frombuffer(offsets, np.int64, len(column) + 1)
+    digits = b"" if data is None else memoryview(data)[starts[0] : starts[-1]].hex().encode()
+    doubled = pa.py_buffer((starts - starts[0]) * 2)
     text = pa.Array.from_buffers(
-        pa.large_string(), len(column), [valid, doubled.buffers()[1], pa.py_buffer(digits)]
+        pa.large_string(), len(column), [valid, doubled, pa.py_buffer(digits)]
     )
     prefix = pa.scalar("\\x", pa.large_string())
     return pc.binary_join_element_wise(prefix, text, pa.scalar("", pa.large_string()))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
@@ -50,11 +50,22 @@ class Listed(msgspec.Struct, frozen=True):
     action: str
 
 
+_decoder = msgspec.json.Decoder(Listed)
+
+
 class Listing(NamedTuple):
     """The list as it was read: up to the entry before `next_number`."""
 
     next_number: int
     files: list[Listed]
+    names: Set[str]
+    """The paths of the files inside the folder."""
+
+
+class _Entry(NamedTuple):
+    size: int
+    files: list[Listed]
+    names: frozenset[str]
 
 
 Change = Callable[[Listing], "Replacement | None"]
@@ -72,9 +83,11 @@ class SparkList:
     """The list of one folder. `spark_url` is the folder as Spark names it."""
 
     def __init__(self, store: Store, spark_url: str) -> None:
-        self._store = store
+        self.store = store
         self._spark_url = spark_url.rstrip("/")
         self._folder_path = unquote(urlsplit(spark_url).path).rstrip("/")
+        # Entries do not change, and a `.compact` one may be long.
+        self._entries: dict[str, _Entry] = {}
 
     # Names
 
@@ -85,12 +98,11 @@ class SparkList:
 
     def name(self, listed: Listed) -> str | None:
         """The path of a listed file inside the folder; None when it lies elsewhere."""
+        if listed.path.startswith(self._spark_url + "/") and "%" not in listed.path:
+            return listed.path[len(self._spark_url) + 1 :]
         path = unquote(urlsplit(listed.path).path)
         inside = self._folder_path + "/"
         return path[len(inside) :] if path.startswith(inside) else None
-
-    def names(self, listing: Listing) -> set[str]:
-        return {name for name in map(self.name, listing.files) if name is not None}
 
     # Entries
 
@@ -102,7 +114,7 @@ class SparkList:
         for attempt in range(_READ_ATTEMPTS_MAX):
             numbers = self._numbers()
             if not numbers:
-                return Listing(0, [])
+                return Listing(0, [], frozenset())
             last = max(numbers)
             compact = max((n for n, e in numbers.items() if e.path.endswith(COMPACT)), default=-1)
             wanted = range(max(compact, 0), last + 1)
@@ -110,13 +122,16 @@ class SparkList:
             if missing:
                 raise self._corrupt(_path(missing[0]), "the entry is missing")
             try:
-                files = [file for number in wanted for file in self._entry(numbers[number])]
+                entries = {numbers[n].path: self._entry(numbers[n]) for n in wanted}
             except NotFoundError:
                 # Old entries are removed once a newer `.compact` has them.
                 if attempt == _READ_ATTEMPTS_MAX - 1:
                     raise
                 continue
-            return Listing(last + 1, files)
+            self._entries = entries
+            files = [file for entry in entries.values() for file in entry.files]
+            names = frozenset().union(*(entry.names for entry in entries.values()))
+            return Listing(last + 1, files, names)
         raise AssertionError("not reached")
 
     def append(self, change: Change) -> None:
@@ -125,6 +140,7 @@ class SparkList:
         It is asked again when somebody else made that entry first.
         """
         while True:
+            began_s = time.monotonic(), time.time()
             listing = self.read()
             replacement = change(listing)
             if replacement is None:
@@ -135,12 +151,14 @@ class SparkList:
                 before = listing.files if replacement.all is None else replacement.all
                 lines = [*before, *replacement.added]
             data = b"\n".join([_HEAD, *map(msgspec.json.encode, lines)])
-            if self._store.put_if_absent(_path(number), data) and self._stands(number):
-                return
+            if self.store.put_if_absent(_path(number), data):
+                elapsed_s = max(time.monotonic() - began_s[0], time.time() - began_s[1])
+                if self._stands(number, elapsed_s):
+                    return
 
-    def _stands(self, number: int) -> bool:
+    def _stands(self, number: int, elapsed_s: float) -> bool:
         """Whether the entry is read: one made by somebody who slept may fill an old gap."""
-        entries = self._numbers().items()
+        entries = self._numbers().items() if elapsed_s > KEPT_S / 2 else ()
         if any(n > number and entry.path.endswith(COMPACT) for n, entry in entries):
             return False
         if is_compact(number):
@@ -148,7 +166,7 @@ class SparkList:
         return True
 
     def _remove_old(self, compact: int) -> None:
-        entries = self._store.list(LIST_FOLDER)
+        entries = self.store.list(LIST_FOLDER)
         newest_s = max((entry.modified_s for entry in entries), default=0.0)
         old = []
         for entry in entries:
@@ -156,31 +174,36 @@ class SparkList:
             is_past = number is not None and number < compact - _KEPT_ENTRIES
             if is_past and newest_s - entry.modified_s > KEPT_S:
                 old.append(entry.path)
-        self._store.delete(old)
+        self.store.delete(old)
 
     def _numbers(self) -> dict[int, StoredObject]:
         """The entries, by number."""
         found = {}
-        for entry in self._store.list(LIST_FOLDER):
+        for entry in self.store.list(LIST_FOLDER):
             number = _number(entry.path)
             if number is not None:
                 found[number] = entry
         return found
 
-    def _entry(self, entry: StoredObject) -> Iterable[Listed]:
-        path, data = entry.path, self._store.get(entry.path)
+    def _entry(self, entry: StoredObject) -> _Entry:
+        known = self._entries.get(entry.path)
+        if known is not None and known.size == entry.size:
+            return known
+        path, data = entry.path, self.store.get(entry.path)
         if len(data) != entry.size:
             raise self._corrupt(path, f"{len(data)} of its {entry.size} bytes were read")
         head, *lines = data.split(b"\n")
         if head != _HEAD:
             raise self._corrupt(path, f"it begins with {head[:20]!r}, not {_HEAD!r}")
         try:
-            return [msgspec.json.decode(line, type=Listed) for line in lines if line]
+            files = [_decoder.decode(line) for line in lines if line]
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._corrupt(path, str(error)) from error
+        names = (self.name(file) for file in files)
+        return _Entry(entry.size, files, frozenset(name for name in names if name is not None))
 
     def _corrupt(self, path: str, what: str) -> CorruptFileError:
-        path = f"{self._store.url}/{path}"
+        path = f"{self.store.url}/{path}"
         return CorruptFileError(
             f"the list of published files is damaged: {what}\n"
             f"  file: {path}\n"

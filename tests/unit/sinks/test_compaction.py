@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import CorruptFileError, PlanError
@@ -58,6 +60,18 @@ def test_small_files_become_one(tmp_path: Path, settings: dict[str, Any]) -> Non
     folder.commit(driver, 10, (10, "a"))
     assert folder.rows() == [(n, "a") for n in range(1, 11)]
     assert len(folder.names()) == 2 and len(merged(folder)) == 1
+
+
+def test_commits_start_merges_in_the_background(folder: Folder) -> None:
+    driver = folder.sink()
+    for epoch in range(1, 31):
+        folder.commit(driver, epoch, (epoch, "a"))
+        compactor = driver._compacting()
+        if compactor._thread is not None:
+            compactor._thread.join()
+    driver.close()
+    assert len(merged(folder)) >= 1 and len(folder.names()) < 30
+    assert sorted(folder.rows()) == [(n, "a") for n in range(1, 31)]
 
 
 def test_sources_stay_for_the_grace_period(folder: Folder) -> None:
@@ -138,11 +152,8 @@ def test_only_files_of_this_job_are_merged(folder: Folder) -> None:
 
 
 def test_files_of_other_schemas_stay_as_they_are(folder: Folder) -> None:
-    driver = with_merge_ready(folder)
+    with_merge_ready(folder)
     folder.sink().recover(10)
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     other = folder.path / folder.names()[3]
     pq.write_table(pa.table({"z": [1.5]}), other)
     fresh = folder.sink()
@@ -151,7 +162,6 @@ def test_files_of_other_schemas_stay_as_they_are(folder: Folder) -> None:
     )
     fresh._compacting().round()
     assert fresh._compacting()._ready == [] and plans(folder) == []
-    assert driver.compact
 
 
 def test_a_file_that_was_cut_short_is_not_merged(folder: Folder) -> None:
@@ -179,7 +189,6 @@ def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
         put_file(path, local)
 
     driver._store.put_file = counted  # type: ignore[method-assign]
-    sizes = 0
     for epoch in range(1, 70):
         folder.commit(driver, epoch, *[(n, f"{epoch}") for n in range(50)])
         if epoch % 10 == 8:

@@ -98,8 +98,16 @@ def test_partitions_are_read_back_from_the_log(tmp_path: Path) -> None:
     sink.commit(2, [committable])
     assert seen(tmp_path) == sorted(rows, key=str)
     assert len(committable["files"]) == 3
-    read = DeltaTable(str(tmp_path)).to_pyarrow_table(filters=[("day", "=", "2026-01-01")])
+    read = DeltaTable(str(tmp_path)).to_pyarrow_table(filters=[("day", "=", dt.date(2026, 1, 1))])
     assert sorted(pa.table(read)["k"].to_pylist()) == list(range(0, 30, 3))
+
+
+def test_many_values_of_many_partition_columns_are_kept_apart(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(20)]
+    schema = parse_schema("k long, " + ", ".join(f"{name} long" for name in names))
+    rows = [(k, *(k * (i + 1) for i in range(20))) for k in range(20)]
+    published(opened(tmp_path, schema, partition_by=names), 2, *rows)
+    assert seen(tmp_path) == sorted(rows, key=str)
 
 
 def test_an_empty_text_as_a_partition_is_null_as_delta_has_it(tmp_path: Path) -> None:
@@ -209,6 +217,23 @@ def test_a_commit_whose_answer_was_lost_is_not_done_again(
     sink.commit(3, [committable])
     assert DeltaTable(str(tmp_path)).version() == version
     assert seen(tmp_path) == [(1, "a"), (2, "b")]
+
+
+@MODES
+def test_what_a_driver_published_as_it_died_is_not_taken_for_abandoned(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody commits it again: it published before its epoch was in the log."""
+    sink = opened(tmp_path, **settings)
+    committable = prepared(sink, 3, (2, "b"))
+    prepared(sink, 3, (3, "abandoned"), subtask=1)
+    monkeypatch.setattr(sink.store, "delete", lambda paths: None)
+    sink.commit(3, [committable])
+    new = opened(tmp_path, **settings)
+    assert len(new.store.list(f"_cairn/{new.home}/")) == 2
+    new.recover(4)
+    assert seen(tmp_path) == [(2, "b")]
+    assert new.store.list(f"_cairn/{new.home}/") == []
 
 
 @MODES

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from cairn.errors import CorruptFileError
-from cairn.sinks import published
+from cairn.sinks import Files, published
+from cairn.sinks.published import spark_url
+from cairn.storage.store import Store
 from tests.places.base import prepared
+from tests.places.files import BucketFilesPlace, read_rows
 from tests.unit.sinks.folders import Folder
 
 
@@ -64,3 +68,36 @@ def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
         folder = Folder(odd, **settings)
         folder.commit(folder.sink(), 2 + len(settings), (1, "ü #%/"))
         assert len(folder.rows()) == (1 if not settings else 2)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/a b/ü", "s3a://bucket/a%20b/%C3%BC"),
+        ("s3a://bucket/out/", "s3a://bucket/out"),
+        ("gs://bucket/a=b#c", "gs://bucket/a%3Db%23c"),
+    ],
+)
+def test_in_the_list_a_bucket_has_the_name_spark_knows(url: str, expected: str) -> None:
+    store = mock.Mock(spec=Store, url=url.rstrip("/"))
+    assert spark_url(store) == expected
+
+
+def test_files_in_a_bucket_are_listed_and_merged(tmp_path: Path) -> None:
+    place = BucketFilesPlace(tmp_path)
+    try:
+        sink = Files(place.url, format="json", compact=True, compact_grace_s=0)
+        sink.open(place.context(in_slot=True))
+        for epoch in range(1, 13):
+            if epoch == 10:
+                sink._compacting().round()
+            sink.commit(epoch, [prepared(sink, epoch, (epoch, "a"))])
+        sink._compacting().round()
+        names = [address.removeprefix(f"{place.url}/") for address in published(place.url)]
+        rows = [row for name in names for row in read_rows(name, sink._store.get(name))]
+        assert rows == [(n, "a") for n in range(1, 13)]
+        assert len(names) == 4
+        stored = [found.path for found in sink._store.list() if found.path.startswith("part-")]
+        assert sorted(stored) == sorted(names)
+    finally:
+        place.close()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cairn.errors import CommitError, CommitUnknownError, CorruptFileError, PlanError
-from cairn.sinks import Files, published
+from cairn.sinks import Files, published, spark_list
+from cairn.sinks.published import spark_url
 from cairn.sinks.spark_list import Replacement, SparkList
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore
+from tests.places.base import prepared
 from tests.unit.sinks.folders import Folder
 
 
@@ -20,16 +24,16 @@ def make_list(path: Path) -> SparkList:
     return SparkList(open_store(str(path)), f"file://{path}")
 
 
-def add(spark_list: SparkList, *names: str) -> None:
-    spark_list.append(lambda _: Replacement([spark_list.listed(name, 1) for name in names]))
+def add(entries: SparkList, *names: str) -> None:
+    entries.append(lambda _: Replacement([entries.listed(name, 1) for name in names]))
 
 
 def test_every_tenth_entry_names_all_files(tmp_path: Path) -> None:
-    spark_list = make_list(tmp_path)
+    entries = make_list(tmp_path)
     for n in range(21):
-        add(spark_list, f"f{n}")
-    entries = sorted(os.listdir(tmp_path / "_spark_metadata"))
-    assert entries == sorted([*map(str, range(9)), "9.compact", *map(str, range(10, 19)),
+        add(entries, f"f{n}")
+    made = sorted(os.listdir(tmp_path / "_spark_metadata"))
+    assert made == sorted([*map(str, range(9)), "9.compact", *map(str, range(10, 19)),
                               "19.compact", "20"])  # fmt: skip
     lines = (tmp_path / "_spark_metadata" / "19.compact").read_text().split("\n")
     assert lines[0] == "v1" and len(lines) == 21
@@ -37,9 +41,9 @@ def test_every_tenth_entry_names_all_files(tmp_path: Path) -> None:
         "path": f"file://{tmp_path}/f0", "size": 1, "isDir": False, "modificationTime": 0,
         "blockReplication": 1, "blockSize": 33554432, "action": "add",
     }  # fmt: skip
-    listing = spark_list.read()
+    listing = entries.read()
     assert listing.next_number == 21
-    assert [spark_list.name(file) for file in listing.files] == [f"f{n}" for n in range(21)]
+    assert [entries.name(file) for file in listing.files] == [f"f{n}" for n in range(21)]
 
 
 def test_whoever_loses_an_entry_looks_again(tmp_path: Path) -> None:
@@ -57,8 +61,11 @@ def test_whoever_loses_an_entry_looks_again(tmp_path: Path) -> None:
     assert [mine.name(file) for file in mine.read().files] == ["theirs", "mine"]
 
 
-def test_an_entry_in_an_old_gap_does_not_count_as_made(tmp_path: Path) -> None:
+def test_an_entry_in_an_old_gap_does_not_count_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Entries before a `.compact` are removed; who slept that long must not fill the gap."""
+    monkeypatch.setattr(spark_list, "KEPT_S", 0)
     mine, other = make_list(tmp_path), make_list(tmp_path)
     asked = []
 
@@ -66,44 +73,44 @@ def test_an_entry_in_an_old_gap_does_not_count_as_made(tmp_path: Path) -> None:
         if not asked:
             for n in range(35):
                 add(other, f"f{n}")
-            (tmp_path / "_spark_metadata" / "0").unlink()
+            assert not (tmp_path / "_spark_metadata" / "0").exists()
         asked.append(listing)
         return Replacement([mine.listed("mine", 1)])
 
     mine.append(change)
-    assert "mine" in mine.names(mine.read())
+    assert "mine" in mine.read().names
 
 
 def test_old_entries_are_removed_once_readers_are_past_them(tmp_path: Path) -> None:
-    spark_list = make_list(tmp_path)
+    entries = make_list(tmp_path)
     for n in range(39):
-        add(spark_list, f"f{n}")
+        add(entries, f"f{n}")
     folder = tmp_path / "_spark_metadata"
     for entry in folder.iterdir():
         os.utime(entry, (1, 1))
-    add(spark_list, "f39")
+    add(entries, "f39")
     numbers = sorted(int(entry.name.removesuffix(".compact")) for entry in folder.iterdir())
     assert numbers == list(range(19, 40))
-    assert len(spark_list.read().files) == 40
+    assert len(entries.read().files) == 40
 
 
 @pytest.mark.parametrize("damage", ["", "v2", "v1\n{", 'v1\n{"path":1}'])
 def test_a_damaged_entry_is_named(tmp_path: Path, damage: str) -> None:
-    spark_list = make_list(tmp_path)
-    add(spark_list, "a")
-    add(spark_list, "b")
+    entries = make_list(tmp_path)
+    add(entries, "a")
+    add(entries, "b")
     (tmp_path / "_spark_metadata" / "1").write_text(damage)
     with pytest.raises(CorruptFileError, match="_spark_metadata/1"):
-        spark_list.read()
+        entries.read()
 
 
 def test_a_missing_entry_is_named(tmp_path: Path) -> None:
-    spark_list = make_list(tmp_path)
+    entries = make_list(tmp_path)
     for name in "abc":
-        add(spark_list, name)
+        add(entries, name)
     (tmp_path / "_spark_metadata" / "1").unlink()
     with pytest.raises(CorruptFileError, match="_spark_metadata/1"):
-        spark_list.read()
+        entries.read()
 
 
 @pytest.mark.parametrize("name", ["with space", "#1/%41?x", "é=ü/a+b&c", "a=%2F/x;y"])
@@ -111,11 +118,9 @@ def test_names_come_back_from_urls(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "a #%b é"
     sink = Files(str(folder), listed=True)
     store = open_store(str(folder))
-    from cairn.sinks.published import spark_url
-
-    spark_list = SparkList(store, spark_url(store))
-    assert spark_list.name(spark_list.listed(name, 1)) == name
-    add(spark_list, name)
+    entries = SparkList(store, spark_url(store))
+    assert entries.name(entries.listed(name, 1)) == name
+    add(entries, name)
     assert published(str(folder)) == [f"{folder}/{name}"]
     assert sink.listed
 
@@ -130,21 +135,21 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_an_answer_that_was_lost_does_not_list_an_epoch_twice(folder: Folder) -> None:
     driver = folder.sink()
-    prepared = folder.prepared(2, (1, "a"))
+    rows = folder.prepared(2, (1, "a"))
     driver._store = FaultyStore(driver._store, [Fault("put_if_absent", 1, "after")])
     with pytest.raises(CommitUnknownError):
-        driver.commit(2, prepared)
-    driver.commit(2, prepared)
+        driver.commit(2, rows)
+    driver.commit(2, rows)
     assert folder.rows() == [(1, "a")]
 
 
 def test_a_crash_between_list_and_mark_does_not_list_an_epoch_twice(folder: Folder) -> None:
     driver = folder.sink()
-    prepared = folder.prepared(2, (1, "a"))
+    rows = folder.prepared(2, (1, "a"))
     driver._store = FaultyStore(driver._store, [Fault("put", 1, "before")])
     with pytest.raises(OSError, match="injected"):
-        driver.commit(2, prepared)
-    folder.sink().commit(2, prepared)
+        driver.commit(2, rows)
+    folder.sink().commit(2, rows)
     assert folder.rows() == [(1, "a")]
 
 
@@ -155,10 +160,22 @@ def test_another_job_goes_on_in_the_same_list(folder: Folder) -> None:
     assert folder.rows() == [(1, "a"), (1, "a"), (2, "b")]
 
 
+def test_jobs_that_write_at_once_all_get_into_the_list(folder: Folder) -> None:
+    def run(job_id: str) -> None:
+        driver = folder.sink(job_id)
+        for epoch in range(1, 9):
+            folder.commit(driver, epoch, (epoch, job_id))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, "abcd"))
+    rows = folder.rows()
+    assert sorted(rows) == sorted((epoch, job) for epoch in range(1, 9) for job in "abcd")
+    for job in "abcd":
+        assert [epoch for epoch, of in rows if of == job] == list(range(1, 9))
+
+
 def test_parts_of_an_epoch_are_listed_one_by_one(folder: Folder) -> None:
     driver, slot = folder.sink(), folder.sink(in_slot=True)
-    from tests.places.base import prepared
-
     parts = [prepared(slot, 2, (1, "a"), attempt=1000 * part) for part in range(3)]
     for part, committable in enumerate(parts):
         driver.commit(2, [committable], part)
@@ -209,8 +226,6 @@ def test_object_stores_are_listed_unless_told_otherwise(tmp_path: Path) -> None:
 
 
 def test_a_sink_pickles_without_what_it_opened(folder: Folder) -> None:
-    import pickle
-
     sink = folder.sink()
     again = pickle.loads(pickle.dumps(sink))
     assert vars(again).keys() == vars(Files("x")).keys()
