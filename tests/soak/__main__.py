@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests import servers
 from tests.soak.chain import Chain
 from tests.soak.schedule import matrix, schedule
 from tests.soak.targets import TARGETS, new_site
@@ -25,6 +26,7 @@ from tests.spark.support import ROOT
 
 BATCHES_MIN = 200
 """That readers must have seen come, in a run of full length."""
+OUTAGE_S = 20.0
 RESULT = ROOT / "bench" / "results" / "soak.json"
 
 
@@ -39,6 +41,9 @@ def die_everywhere(folder: Path, names: list[str], seed: int) -> dict[str, Any]:
     for number, place in enumerate(places, 1):
         chain.die([place])
         say(f"{number:3d}/{len(places)}  {'killed' if place in chain.killed else 'passed'} {place}")
+    if "postgres" in names:
+        chain.outlast(servers.postgres(), OUTAGE_S)
+        say(f"PostgreSQL was away for {OUTAGE_S:.0f} s in the middle of a commit")
     chain.finish()
     return {"killed_at": len(chain.killed), "not_passed": chain.passed_by}
 

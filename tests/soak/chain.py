@@ -7,10 +7,12 @@ Always true here:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.servers import Postgres
 from tests.soak.driver import Driver
 from tests.soak.events import Events
 from tests.soak.reader import check_prefix
@@ -56,6 +58,22 @@ class Chain:
                     assert ended and ended["end"] == "finished", driver.errors()
                     self.passed_by.append(place)
             self.check_prefix(place)
+
+    def outlast(self, server: Postgres, seconds: float) -> None:
+        """PostgreSQL goes away in the middle of a commit, and the driver waits for it."""
+        self.events.add(2)
+        with self.drive("--at", "driver.sink.unmarked@postgres=stop") as driver:
+            assert driver.await_report(at=...), driver.errors()
+            server.stop()
+            try:
+                driver.go_on()
+                assert driver.await_report(status="paused"), driver.errors()
+                time.sleep(seconds)
+                assert driver.lives, driver.errors()
+            finally:
+                server.start()
+            ended = driver.wait()
+            assert ended and ended["end"] == "finished", driver.errors()
 
     def check_prefix(self, after: str = "") -> None:
         for name, target in targets(self.site, list(self.names)).items():
