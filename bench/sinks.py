@@ -304,6 +304,8 @@ def main() -> None:
             name: Input(work / name, write_input(work / name, options.files, rows), rows)
             for name, rows in sizes.items()
         }
+        ceiling = through_cairn(spark, inputs["large"], work / "noop", sinks.Noop())
+        note(f"into no sink at all: {ceiling:,.0f} rows/s")
         for contest in contests(spark, inputs["large"], inputs["small"], pool):
             if not contest.name.startswith(options.only):
                 continue
@@ -330,6 +332,7 @@ def main() -> None:
         {
             "of_plain": {name: each["of_plain"] for name, each in found.items()},
             "required": {"of_plain": TARGET},
+            "into_no_sink_rows_per_s": round(ceiling),
             "sinks": found,
             "subtasks": SUBTASKS,
             "runs": options.runs,
