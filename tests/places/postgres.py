@@ -56,7 +56,7 @@ class PostgresPlace(Place):
         )
         open_ = self._asked(
             "select application_name, query from pg_stat_activity"
-            " where datname = current_database() and application_name like 'cairn:%%'"
+            " where datname = current_database() and application_name like 'cairn:%'"
             " and xact_start is not null and backend_type = 'client backend'"
         )
         return [" ".join(row) for row in (*tables, *listed, *prepared, *open_)]
@@ -65,10 +65,15 @@ class PostgresPlace(Place):
         # A backend takes a moment to end after its client is gone.
         return self._asked_until_empty(
             "select application_name from pg_stat_activity"
-            " where datname = current_database() and application_name like 'cairn:%%'"
+            " where datname = current_database() and application_name like 'cairn:%'"
         )
 
     def close(self) -> None:
+        # What a test has left open is not the next one's: they share the database.
+        self._asked(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = current_database() and application_name like 'cairn:%'"
+        )
         ours = "select gid from pg_prepared_xacts where database = current_database()"
         for (gid,) in self._asked(ours):
             self.outside.execute(f"rollback prepared '{gid}'")

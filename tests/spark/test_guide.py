@@ -140,6 +140,8 @@ def test_the_programs_of_the_guide_to_sinks_make_a_job_that_runs(
     monkeypatch.chdir(tmp_path)
     # The executors' environment is that of the session, which was there before.
     addresses = {"env:PGURL": database, "env:REDIS_URL": f"unix://{redis.socket_file}"}
+    # And so is the folder that Spark takes paths to be in.
+    addresses['"lake/'] = f'"{tmp_path}/lake/'
     guide = re.sub("|".join(addresses), lambda found: addresses[found[0]], SINKS)
     at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     payments = make_input("account bigint, country string, amount double, ts timestamp")
