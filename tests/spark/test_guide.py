@@ -169,5 +169,5 @@ def test_the_programs_of_the_guide_to_sinks_make_a_job_that_runs(
         assert latest == [(1, 7.0), (2, 1.0)]
     assert deltalake.DeltaTable(str(tmp_path / "lake/delta")).to_pyarrow_table().num_rows == 3
     assert deltalake.DeltaTable(str(tmp_path / "lake/latest")).to_pyarrow_table().num_rows == 2
-    assert redis.hget("account:1", "amount") == b"7.0"
+    assert redis.hget("account:1", "amount") == b"7"
     assert sorted(seen) == [1, 1, 2]
