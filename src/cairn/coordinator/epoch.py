@@ -225,7 +225,9 @@ class Coordinator:
         """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
         assert self._collector is not None, "recovery follows the takeover"
         self._publisher.recover(self.committed, self.term)
-        self.store.delete_folder(PENDING_FOLDER)
+        left = [found.path for found in self.store.list(PENDING_FOLDER)]
+        if left:
+            self.store.delete(left)
         self._collector.sweep(time.time())
         crash_point("driver.recovered")
 
