@@ -72,6 +72,7 @@ def live_through_anything(world: World) -> None:
                 parallelism=chance.choice([1, 2, 3, 8]),
                 fault_rate=chance.choice([0.0, 0.003]),
                 trouble=chance.choice([0.0, 0.03]),
+                checkpoint_every=chance.choice([1, 1, 3]),
             )
             driver.start()
             world.check_output()
