@@ -105,7 +105,9 @@ class Redis(Staged):
     """
 
     shows = "pieces"
-    driver_only = frozenset({"_client"})
+    driver_only = frozenset({"_client", "_url"})
+
+    _client: Any = None
 
     def __init__(
         self,
@@ -155,7 +157,6 @@ class Redis(Staged):
                 "  next: name fields with value=, or use kind='string'",
                 sink=context.uid,
             )
-        self._client: Any = None
         if context.scratch is None:
             self._connect()
 

@@ -366,11 +366,21 @@ def test_the_url_can_come_from_the_environment_and_is_never_shown(
     assert "hunter22" not in str(raised.value) + repr(sink)
     monkeypatch.setenv("MY_REDIS", url(server))
     sink.open(context(tmp_path, "job", "out", None))
-    assert url(server).encode() not in pickle.dumps(sink)
+    assert b"MY_REDIS" not in pickle.dumps(sink)
     found = prepared(sink, 2, (1, "a"))
     assert "socket" not in str(found)
     sink.commit(2, [found])
     assert len(text(server)) == 1
+
+
+def test_a_password_does_not_travel_to_the_slots(tmp_path: Path, server: Any) -> None:
+    driver = Redis(url(server) + "&password=hunter22", key="row:{k}")
+    sent = pickle.dumps(driver)
+    assert b"hunter22" not in sent
+    slot = pickle.loads(sent)
+    slot.open(context(tmp_path, "job", "out", str(tmp_path)))
+    assert prepared(slot, 2, (1, "a"))
+    slot.close()
 
 
 def test_a_cluster_is_refused(tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
