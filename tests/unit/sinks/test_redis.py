@@ -351,7 +351,10 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(PlanError, match=why):
         sink = Redis("unix:///nowhere", **{"key": "row:{k}", **settings})
-        sink.open(context(tmp_path, "job", "out", str(tmp_path)))
+        try:
+            sink.open(context(tmp_path, "job", "out", str(tmp_path)))
+        finally:
+            sink.close()
 
 
 def test_the_url_can_come_from_the_environment_and_is_never_shown(
