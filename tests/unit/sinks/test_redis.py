@@ -18,7 +18,7 @@ import pytest
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Redis
 from cairn.sinks.base import SinkContext, attempt_of
-from cairn.sinks.text_forms import text_of
+from cairn.sinks.text_forms import json_of, text_of
 from cairn.testing import SimulatedCrash, simulated_crash
 from cairn.types import parse_schema
 from tests import servers
@@ -81,7 +81,7 @@ def test_a_string_is_one_column_and_gone_when_it_is_null(tmp_path: Path, server:
 def test_a_string_without_a_column_is_the_row_as_json(tmp_path: Path, server: Any) -> None:
     sink = opened(tmp_path, server, kind="string")
     sink.commit(2, [prepared(sink, 2, (1, "é"), (2, None))])
-    assert text(server) == {"row:1": '{"k":1,"s":"é"}', "row:2": '{"k":2,"s":null}'}
+    assert text(server) == {"row:1": '{"k":1,"s":"é"}', "row:2": '{"k":2}'}
 
 
 @pytest.mark.parametrize("kind", ["hash", "string"])
@@ -141,6 +141,16 @@ VALUES: dict[str, tuple[Any, bytes]] = {
         {"a": dt.date(2026, 1, 31), "b": b"\x01"},
         b'{"a":"2026-01-31","b":"AQ=="}',
     ),
+    "array<double>": ([float("nan"), float("-inf")], b'["NaN","-Infinity"]'),
+    "array<decimal(20, 9)>": ([decimal.Decimal("0.1")], b"[0.100000000]"),
+    "array<interval day to second>": (
+        [dt.timedelta(seconds=1)],
+        b"[\"INTERVAL '0 00:00:01.000000' DAY TO SECOND\"]",
+    ),
+    "map<boolean, int>": ([(True, 1)], b'{"true":1}'),
+    "map<double, int>": ([(float("nan"), 1), (1.5, 2)], b'{"NaN":1,"1.5":2}'),
+    "map<binary, int>": ([(b"\xff", 1)], b'{"/w==":1}'),
+    'struct<`a"b`: int, `c\\d`: int>': ({'a"b': 1, "c\\d": None}, b'{"a\\"b":1}'),
 }
 
 
@@ -149,6 +159,14 @@ def test_each_type_has_its_text(ddl: str) -> None:
     value, expected = VALUES[ddl]
     column = pa.array([value, None], parse_schema(f"c {ddl}").field("c").type)
     assert text_of(column).to_pylist() == [expected, None]
+
+
+def test_times_after_the_year_9999_have_a_text() -> None:
+    column = pa.array([253402300800 * 10**6], pa.timestamp("us", "UTC"))
+    text = "10000-01-01T00:00:00.000000Z"
+    assert text_of(column).to_pylist() == [text.encode()]
+    rows = pa.record_batch({"t": column, "x": pa.array([float("inf")])})
+    assert json_of(rows).to_pylist() == [f'{{"t":"{text}","x":"Infinity"}}'.encode()]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 1e300, 5e-324, 1 / 3])
