@@ -77,6 +77,8 @@ class Staged(Sink):
     """Attributes that do not travel to the slots: functions, and what holds secrets."""
 
     home: str
+    marked: tuple[int, int]
+    """The newest epoch and part with a mark, as of the last call of `publish`."""
     _store: Store
 
     def open(self, context: SinkContext) -> None:
@@ -84,9 +86,10 @@ class Staged(Sink):
         assert context.checkpoint, "rows cannot ride in an epoch without a checkpoint"
         self._store = open_store(context.checkpoint)
         self.home = f"{WAL_FOLDER}/{context.job_id}/{context.uid}"
+        self.marked = (-1, -1)
 
     def __getstate__(self) -> dict[str, Any]:
-        handles = {"context", "_store", "home"} | self.driver_only
+        handles = {"context", "_store", "home", "marked"} | self.driver_only
         return {name: value for name, value in vars(self).items() if name not in handles}
 
     @abstractmethod
@@ -123,6 +126,9 @@ class Staged(Sink):
             for file in files:
                 if self.staged_path(file.name) not in there:
                     raise self._gone(file)
+            if marks:
+                newest_epoch, _, newest_part = marks[-1].rpartition("/")[2].partition("-")
+                self.marked = int(newest_epoch), int(newest_part)
             key = f"{self.context.job_id}/{self.context.uid}/{epoch}/{part}"
             self.publish(PublishedEpoch(epoch, part, key), files)
             crash_point("driver.sink.unmarked")

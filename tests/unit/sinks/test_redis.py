@@ -253,6 +253,50 @@ def test_a_server_that_forgot_gets_everything_again(tmp_path: Path, server: Any)
     assert len(text(server)) == 4
 
 
+@pytest.mark.parametrize("is_same_driver", [True, False])
+def test_a_server_that_lost_published_epochs_is_told_of_once(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture, is_same_driver: bool
+) -> None:
+    sink = opened(tmp_path, server)
+    for epoch in (2, 3, 5):
+        if epoch == 3:
+            saved = server.hgetall(sink.fence)
+        sink.commit(epoch, [prepared(sink, epoch, (epoch, "x"))])
+    server.hset(sink.fence, mapping=saved)
+    assert not caplog.records
+    again = sink if is_same_driver else opened(tmp_path, server)
+    for epoch in (7, 8):
+        again.commit(epoch, [prepared(again, epoch, (epoch, "x"))])
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "'out': Redis has lost rows" in warning
+    assert "at epoch 2, part 0, row 1\n  expected: epoch 5, part 0" in warning
+
+
+def test_a_sink_of_another_job_expects_nothing_of_the_one_before(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = opened(tmp_path, server)
+    sink.commit(5, [prepared(sink, 5, (1, "x"))])
+    sink.commit(6, [prepared(sink, 6, (1, "x"))])
+    sink.open(context(tmp_path, "another job", "out", None))
+    sink.commit(2, [prepared(sink, 2, (1, "x"))])
+    assert not caplog.records
+
+
+def test_a_server_that_lost_the_end_of_an_epoch_or_all_is_told_of(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = opened(tmp_path, server)
+    sink.commit(2, [prepared(sink, 2, (1, "x"), (2, "x"))])
+    server.hset(sink.fence, "rows", 1)
+    sink.commit(3, [prepared(sink, 3, (1, "x"))])
+    server.flushall()
+    sink.commit(4, [prepared(sink, 4, (1, "x"))])
+    partly, whole = (record.getMessage() for record in caplog.records)
+    assert "row 1\n  expected: epoch 2, part 0, row 2" in partly
+    assert "at no epoch\n  expected: epoch 3" in whole
+
+
 def test_a_key_of_another_kind_is_named(tmp_path: Path, server: Any) -> None:
     server.set("row:2", "mine")
     sink = opened(tmp_path, server)
