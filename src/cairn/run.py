@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from cairn.options import Options, check_parallelism
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
+from cairn.sinks.base import close_all
 from cairn.slot.entry import entries_of
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
@@ -309,21 +311,22 @@ class Run:
             self._ended_as = "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
-        try:
-            # A slot that is being started would not hear the goodbye.
-            for preparation in self._change.preparations if self._change else ():
-                preparation.join(STOP_PATIENCE_S)
-            self._driver.say_goodbye()
-            for sink in self._graph.sinks:
-                sink.sink.close()
-        except Exception:
-            pass  # Spark may be gone already; slots end by themselves then.
+        self._let_go()
         if self._options.on_stop == "delete" and self.error is None:
             try:
                 self._delete()
             except Exception as error:
                 self.error = error
         self._ended.set()
+
+    def _let_go(self) -> None:
+        # Spark may be gone already; slots end by themselves then.
+        with suppress(Exception):
+            # A slot that is being started would not hear the goodbye.
+            for preparation in self._change.preparations if self._change else ():
+                preparation.join(STOP_PATIENCE_S)
+            self._driver.say_goodbye()
+        close_all(sink.sink for sink in self._graph.sinks)
 
     def _finish_epoch(self) -> None:
         """Commit what the last batches have left: the next start would run them again."""

@@ -16,7 +16,8 @@ Always true of a sink:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -127,4 +128,11 @@ class Sink(ABC):
         """In a slot, at the beginning of the next epoch: this one is committed for good."""
 
     def close(self) -> None:
-        """When the run or the slot ends."""
+        """When the run or the slot ends; also after an `open` that failed."""
+
+
+def close_all(sinks: Iterable[Sink]) -> None:
+    """Close each of them, whatever becomes of the others: what is committed does not need it."""
+    for sink in sinks:
+        with suppress(Exception):
+            sink.close()
