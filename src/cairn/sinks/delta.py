@@ -193,8 +193,9 @@ class Delta(Sink):
         rows = self._merged_rows(files) if self.mode == "merge" else None
         crash_point("driver.sink.unmarked")
         self._publish(table, files, rows, self._transactions({self._app: mark}))
-        if rows is not None and self._committed(table := self._refreshed()) < mark:
-            # A merge that changes nothing writes nothing.
+        if rows is not None and self._committed(table) < mark:
+            # A merge that changes nothing writes nothing. Not on a newer version of the table:
+            # what a newer driver has written since must be in the way.
             self._write_marks(table, {self._app: mark})
         return True
 

@@ -225,6 +225,26 @@ def test_a_merge_that_changes_nothing_is_marked_all_the_same(tmp_path: Path) -> 
     assert sink.store.list(f"_cairn/{sink.home}/") == []
 
 
+def test_a_merge_that_changes_nothing_is_not_marked_when_a_new_driver_has_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = opened(tmp_path, mode="merge", key=["k", "s"])
+    new = opened(tmp_path, mode="merge", key=["k", "s"])
+    published(old, 2, (1, "x"))
+    committables = [prepared(old, 3, (1, "x"))]
+    publish = old._publish
+
+    def overtaken(*given: Any) -> None:
+        publish(*given)
+        new.recover(4)
+
+    monkeypatch.setattr(old, "_publish", overtaken)
+    with pytest.raises(CommitError, match="cleared"):
+        old.commit(3, committables)
+    published(new, 5, (2, "y"))
+    assert seen(tmp_path) == [(1, "x"), (2, "y")]
+
+
 def test_a_row_without_its_key_is_refused_in_the_slot(tmp_path: Path) -> None:
     with pytest.raises(EpochError, match="column 'k' is in the key"):
         prepared(opened(tmp_path, **MERGE), 2, (1, "x"), (None, "y"))
