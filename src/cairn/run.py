@@ -17,7 +17,7 @@ from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.resume import check_resume
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
-from cairn.errors import CommitConflictError, EpochError, PlanError
+from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options, check_parallelism
@@ -34,6 +34,7 @@ from cairn.storage.removal import delete_checkpoint
 from cairn.storage.spark_log import (
     SPARK_FOLDER,
     lay_out_for,
+    leave_unread,
     read_offsets,
     same_offsets,
     spark_folder,
@@ -145,20 +146,21 @@ class Run:
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
         self._turn.take_for_batch(self._refuse_if_ending)
         try:
-            self._refuse_if_ending()
-            self._run_batch(rows, batch_id)
-            crash_point("driver.epoch.ended")
-        except _StoppingError:
-            raise
+            if not self._is_ending:
+                self._run_batch(rows, batch_id)
+                crash_point("driver.epoch.ended")
+                return
+            self._leave_unread(batch_id)
         except StoppedError as error:
             # The epoch is in the log, or its batch is read again: nothing is lost.
             _logger.warning("%s", error)
-            self._refuse_if_ending()
         except BaseException as error:
             self.error = self.error or error
             raise
         finally:
             self._turn.give_up()
+        # Not with the turn: who stops the run waits for it.
+        self._refuse_if_ending()
 
     @property
     def _is_ending(self) -> bool:
@@ -171,6 +173,11 @@ class Run:
         self._stop_called.wait(STOP_PATIENCE_S)
         time.sleep(0.2)
         raise _StoppingError
+
+    def _leave_unread(self, batch_id: int) -> None:
+        """Spark has planned a batch that nobody processes: the next run is to read it."""
+        if self._gives_up and self.error is None:
+            leave_unread(self._spark_store, self._position.folder, batch_id)
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         folder = self._position.folder
@@ -320,7 +327,7 @@ class Run:
 
     def _finish_epoch(self) -> None:
         """Commit what the last batches have left: the next start would run them again."""
-        if self.error is not None:
+        if self.error is not None or not self._turn.take_at_once(STOP_PATIENCE_S):
             return
         try:
             self._coordinator.commit_epoch()
@@ -328,6 +335,8 @@ class Run:
             _logger.warning("%s", error)
         except BaseException as error:
             self.error = error
+        finally:
+            self._turn.give_up()
 
     def _delete(self) -> None:
         delete_checkpoint(self._store)
@@ -353,7 +362,8 @@ class Run:
             and coordinator.newest.spark.folder == self._position.folder
         )
         reset = () if is_ours else self._options.reset_sources
-        lay_out_for(coordinator.newest, folder, self._spark_store, self._graph.source_names, reset)
+        position = coordinator.newest.spark
+        lay_out_for(position, folder, self._spark_store, self._graph.source_names, reset)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
@@ -381,7 +391,8 @@ class Run:
     @property
     def paused(self) -> str | None:
         """Why no epoch begins, while a sink cannot publish; the job goes on when it can."""
-        return None if self._coordinator.paused is None else str(self._coordinator.paused)
+        paused = self._coordinator.paused
+        return None if paused is None else str(paused)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until the run has ended; raises what failed. False when `timeout` seconds passed."""
@@ -431,8 +442,15 @@ class Run:
             if finished:
                 self._turn.give_up()
         self._ended.wait(STOP_PATIENCE_S)
-        if savepoint is not None:
-            self.savepoint(savepoint)
+        if savepoint is None:
+            return
+        if not self._coordinator.is_published:
+            raise CommitError(
+                f"no savepoint: a sink of job {self.name!r} has not taken the newest epoch, and a "
+                "job that starts from the savepoint would not publish it\n"
+                "  next: start the job on this checkpoint again, then stop it with a savepoint"
+            )
+        self.savepoint(savepoint)
 
     def savepoint(self, path: str) -> SavepointInfo:
         """Write the newest committed epoch to a folder: full, self-contained, movable.
@@ -527,6 +545,7 @@ class Run:
             return {}
         measured = summary(committed, spent_ms if committed.number == number else None)
         measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
+        measured["dropped_batches"] = self._coordinator.dropped_batches
         return measured
 
     def __enter__(self) -> Run:

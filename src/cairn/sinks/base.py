@@ -116,6 +116,13 @@ class Sink(ABC):
         one that has taken over from it since, unnoticed.
         """
 
+    def is_away(self, error: Exception) -> bool:
+        """Whether the target cannot be reached now, and may be later: then the job waits for it."""
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, ConnectionError | TimeoutError):
+            found = found.__cause__
+        return found is not None
+
     def on_epoch_committed(self, epoch: int) -> None:
         """In a slot, at the beginning of the next epoch: this one is committed for good."""
 

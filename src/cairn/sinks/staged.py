@@ -100,7 +100,7 @@ class Staged(Sink):
     # In a slot
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):08d}-{subtask:05d}")
+        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):012d}-{subtask:05d}")
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows as they are to be kept; unlike those of the stream where that saves work."""
