@@ -25,6 +25,8 @@ class Place(ABC):
     is_shared: ClassVar[bool] = True
     """What another job or sink publishes into the same place is seen too."""
 
+    is_in_pieces: ClassVar[bool] = False
+    """A commit puts one thing after the other in place, and passes driver.sink.piece for each."""
     is_far: ClassVar[bool] = False
     """Each look takes a request; left out where there are many."""
     text_length: ClassVar[int] = 100_000
