@@ -60,8 +60,10 @@ class Place(ABC):
     # For the suite
 
     def opened(self, job_id: str = "job", uid: str = "out", *, in_slot: bool = False) -> Sink:
-        """The sink as it arrives in another process."""
-        sink: Sink = pickle.loads(pickle.dumps(self.make()))
+        """The sink as a driver has it, made by the program; or as it arrives in a slot."""
+        sink = self.make()
+        if in_slot:
+            sink = pickle.loads(pickle.dumps(sink))
         sink.open(self.context(job_id, uid, in_slot=in_slot))
         return sink
 

@@ -66,4 +66,4 @@ class RedisStringPlace(RedisHashPlace):
         return Redis(self.url, key=PREFIX + "{k}", kind="string", chunk_rows=1)
 
     def value(self, key: bytes) -> Any:
-        return json.loads(self.server.get(key))["s"]
+        return json.loads(self.server.get(key)).get("s")

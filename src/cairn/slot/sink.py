@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from cairn.errors import EpochError
+from cairn.errors import CairnError, EpochError
 from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Begin
@@ -34,23 +36,36 @@ class SinkRuntime:
         self.abort()
         self.committed(begin.parent)
         attempt = attempt_of(begin.attempt, begin.pass_index)
-        self.writer = self.sink.writer(begin.epoch, subtask, attempt)
+        with self._named():
+            self.writer = self.sink.writer(begin.epoch, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
         batch = fitted(batch, self.spec.schema)
-        try:
+        with self._named():
             self.writer.write(batch)
-        except OSError as error:
-            # Named here: above, it would pass for an error of the function that emits the rows.
-            raise EpochError(
-                f"sink {self.spec.uid!r} could not be written: {error}", sink=self.spec.uid
-            ) from error
 
     def prepare(self) -> Any:
         assert self.writer is not None, "a sink is prepared once per attempt"
         writer, self.writer = self.writer, None
-        return writer.prepare()
+        with self._named():
+            return writer.prepare()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of the sink. Above, they would pass for those of the function that emits rows."""
+        try:
+            yield
+        except AssertionError:
+            raise
+        except Exception as error:
+            uid, is_away = self.spec.uid, self.sink.is_away(error)
+            if isinstance(error, CairnError):
+                error.facts.update(sink=uid, is_away=is_away)
+                raise
+            raise EpochError(
+                f"sink {uid!r} could not be written: {error}", sink=uid, is_away=is_away
+            ) from error
 
     def committed(self, epoch: int | None) -> None:
         """Tell the sink, once, of the epoch before."""
