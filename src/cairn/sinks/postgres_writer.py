@@ -246,16 +246,18 @@ class PreparedWriter(CopyWriter):
         return f"{self._table.sql} ({quoted_list(self._schema.names)}) from stdin (format csv)"
 
     def _clear(self, connection: Connection[Any]) -> None:
-        """Lower tries, where they would be in the way: rows of one key wait for each other.
+        """Lower tries, of which there may be many while a slot waits for the server.
 
-        Of all subtasks: a row may come to another one this time.
+        The last one too where it would be in the way: rows of one key wait for each other. Of all
+        subtasks: a row may come to another one this time.
         """
-        if not self._try or not self._table.is_exclusive:
+        below = self._try if self._table.is_exclusive else self._try - 1
+        if below <= 0:
             return
         place = gid_of(self._ledger.key, self._epoch)
         for gid in prepared_gids(connection, place):
             _, pass_, try_, _ = gid.removeprefix(place).split(":")
-            if int(pass_) == self._pass and int(try_) < self._try:
+            if int(pass_) == self._pass and int(try_) < below:
                 roll_back_prepared(connection, gid)
 
     def _end(self, connection: Connection[Any], digest: str) -> Committable:

@@ -779,6 +779,20 @@ def test_a_given_up_try_is_not_in_the_way_of_the_next_where_keys_are_unique(
         opened.close()
 
 
+def test_tries_do_not_pile_up_while_one_slot_cannot_reach_the_server(tmp_path: Path) -> None:
+    place: Any = PLACES["postgres, prepared"](tmp_path)
+    driver, slot = _sinks(place)
+    for attempt in range(6):
+        named = [prepared(slot, 2, (s, "x"), subtask=s, attempt=attempt) for s in range(2)]
+        assert len(place.leftovers()) <= 4
+    driver.commit(2, named)
+    driver.commit(3, [prepared(slot, 3, (2, "y"))])
+    assert place.seen(driver) == [(0, "x"), (1, "x"), (2, "y")]
+    assert place.leftovers() == []
+    for opened in (slot, driver, place):
+        opened.close()
+
+
 def test_names_of_transactions_fit_and_tell_the_epoch(tmp_path: Path) -> None:
     place: Any = PLACES["postgres, prepared"](tmp_path)
     driver = place.opened("j" * 200, "ü" * 200)
