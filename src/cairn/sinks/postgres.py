@@ -10,7 +10,8 @@ Always true here:
 - a mark in the database, keyed by job, sink, epoch and part, proves the commit: in append
   and upsert it is in the transaction that publishes, in prepared each transaction has its own
   proof inside;
-- what another driver gave up cannot be published, whole or in part.
+- what another driver gave up cannot be published, whole or in part;
+- a commit removes what is left of epochs before it: those are all published, or given up.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
-from cairn.sinks.postgres_ledger import DROPS_MAX, MISSING, Ledger, alone, gone, key_of, literal
-from cairn.sinks.postgres_session import Dsn, Sessions, check_installed, session_name
+from cairn.sinks.postgres_ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
+from cairn.sinks.postgres_session import Dsn, Sessions, check_installed, is_lost, session_name
 from cairn.sinks.postgres_table import (
     Table,
     check_table,
@@ -159,8 +160,9 @@ class Postgres(Sink):
                 f"sink {self.context.uid!r}: mode='prepared' needs prepared transactions, and the "
                 "server allows none\n"
                 "  found: max_prepared_transactions = 0\n"
-                "  next: set it above the number of subtasks of all such jobs and restart the "
-                "server, or use mode='append'"
+                "  next: set it above subtasks × checkpoint_every (× rounds, in a job with loops), "
+                "summed over all such jobs, with room for attempts that fail, and restart the "
+                "server; or use mode='append'"
             )
 
     def _opened(self) -> tuple[Table, Ledger]:
@@ -185,9 +187,20 @@ class Postgres(Sink):
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
         if not committables:
             return
-        publish = self._commit_prepared if self.mode == "prepared" else self._publish
-        self._reaching(f"publish epoch {epoch}", lambda c: publish(c, epoch, committables, part))
+        self._reaching(
+            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, part)
+        )
         self._commits += 1
+
+    def _commit(
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+    ) -> None:
+        # As they were prepared: the mode may have been another one then.
+        publish = self._commit_prepared if "gid" in pieces[0] else self._publish
+        publish(connection, epoch, pieces, part)
+        self._remove(connection, epoch)
+        if self._commits % _TRIM_EVERY == 0:
+            connection.execute(self._opened()[1].trim().encode())
 
     def _publish(
         self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
@@ -197,20 +210,18 @@ class Postgres(Sink):
         table, ledger = self._opened()
         # What came in a later pass is newer, whichever subtask it came from.
         pieces = sorted(pieces, key=lambda piece: (piece["pass"], piece["subtask"]))
-        columns = self.context.schema.names
-        statement = ledger.publish(table, columns, self.key, epoch, part, pieces)
+        columns, key = self.context.schema.names, pieces[0].get("key", ())
+        statement = ledger.publish(table, columns, key, epoch, part, pieces)
         crash_point("driver.sink.unmarked")
         try:
             connection.execute(statement.encode())
         except psycopg.Error as error:
-            if error.sqlstate in (MISSING, "42P01"):
-                why = error.diag.message_primary or "staged rows are gone"
-                raise gone(self.context.uid, epoch, why) from error
+            why = error.diag.message_primary or ""
+            if error.sqlstate == MISSING or (error.sqlstate == "42P01" and PIECE in why):
+                raise ledger.gone(epoch, why) from error
             raise
         if len(pieces) > DROPS_MAX:
-            for drop in ledger.drop(epoch, pieces):
-                connection.execute(drop.encode())
-        self._trim(connection, ledger)
+            ledger.drop(connection, epoch, pieces)
 
     def _commit_prepared(
         self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
@@ -225,34 +236,39 @@ class Postgres(Sink):
                 connection.execute(f"commit prepared {literal(piece['gid'])}".encode())
             except errors.UndefinedObject as error:
                 # Gone because it is committed, or because it was given up: its proof decides.
-                # Proofs end with their epoch, when its mark is there.
+                # Proofs end long after the mark of their epoch is there.
                 if not ledger.is_proven(connection, epoch, piece["gid"]):
                     if ledger.is_published(connection, epoch, part):
                         return
                     why = f"its prepared transaction {piece['gid']} is gone"
-                    raise gone(self.context.uid, epoch, why) from error
+                    raise ledger.gone(epoch, why) from error
             crash_point("driver.sink.piece")
         crash_point("driver.sink.unmarked")
         connection.execute(ledger.mark(epoch, part).encode())
-        self._trim(connection, ledger)
-
-    def _trim(self, connection: Connection[Any], ledger: Ledger) -> None:
-        if self._commits % _TRIM_EVERY == 0:
-            connection.execute(ledger.trim().encode())
 
     def recover(self, before_epoch: int) -> None:
         self._reaching("remove what was given up", lambda c: self._recover(c, before_epoch))
 
     def _recover(self, connection: Connection[Any], before_epoch: int) -> None:
-        ledger = self._opened()[1]
         # First the epochs are closed, then what is in them is removed: see the ledger.
-        connection.execute(ledger.close_epochs(before_epoch).encode())
+        connection.execute(self._opened()[1].close_epochs(before_epoch).encode())
+        self._remove(connection, before_epoch)
+
+    def _remove(self, connection: Connection[Any], before_epoch: int) -> None:
+        """What is left in closed epochs, but for what somebody holds: that is for the next time."""
+        ledger = self._opened()[1]
         connection.execute(ledger.end_sessions(before_epoch).encode())
         for gid in prepared_gids(connection, gid_of(ledger.key)):
             if epoch_of(gid) < before_epoch:
                 roll_back_prepared(connection, gid)
         ledger.drop_staged(connection, before_epoch)
-        connection.execute(ledger.forget_proofs(before_epoch).encode())
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether the server cannot be reached now, and may be later."""
+        cause: BaseException | None = error
+        while cause is not None and not is_lost(cause):
+            cause = cause.__cause__
+        return cause is not None
 
     def _reaching(self, what: str, act: Callable[[Connection[Any]], None]) -> None:
         import psycopg

@@ -7,23 +7,27 @@
 
 A piece is named by its place (epoch, pass, subtask) and the digest of its content, and lies
 in a table of its own: publishing never waits for an abandoned session that still writes, and
-dropping it leaves no dead rows behind.
+dropping it leaves no dead rows behind but in the catalog, some thirty, for autovacuum.
 
 Always true here:
 - the rows of an epoch and its mark are one transaction, and that is one statement: a driver
   that stops halfway holds no lock;
 - a piece is listed as long as its table is there, and dropped when it is published or given up;
+- pieces are taken in one order by all, each in the list first and then its table, so nobody
+  waits in a circle;
 - a mark is written once; whoever comes second waits for the first and finds it;
 - a proof is written once, so a transaction prepared again after its commit cannot be committed;
 - an epoch below `marks_from` has been published: epochs are published in order, each
   before the next begins;
-- nothing stays staged in an epoch below `staged_from`: the session that stages looks after its
-  commit, the driver that closes the epoch looks after closing it, so one of the two sees the other.
+- nothing stays staged in an epoch below `staged_from`, which rises with each mark: the
+  session that stages looks after its commit, the driver that closes the epoch looks after closing
+  it, so one of the two sees the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -41,6 +45,13 @@ MARKS_KEPT = 1000
 
 DROPS_MAX = 50
 """Tables dropped in one transaction: each takes several of the server's locks, which are few."""
+
+DROP_WAIT = "1s"
+"""How long a table to be dropped is waited for. Who holds it ends at some time, and then the
+next commit drops it."""
+
+PIECE = "cairn_piece_"
+"""How names of staged tables begin."""
 
 MISSING = "CA001"
 """The SQLSTATE of a publication that does not find what was staged."""
@@ -102,7 +113,7 @@ class Ledger:
               published_at timestamptz not null default clock_timestamp(),
               primary key (job, sink, epoch, part));
             create table if not exists {self.staged} (
-              job text, sink text, epoch bigint, pass integer, subtask integer, digest text,
+              job text, sink text, epoch bigint, pass bigint, subtask integer, digest text,
               rows bigint not null, place text not null,
               primary key (job, sink, epoch, pass, subtask, digest));
             create table if not exists {self.proofs} (
@@ -117,7 +128,7 @@ class Ledger:
 
     def new_piece(self) -> str:
         """A name nobody has: which of two equal pieces stays is decided when they are listed."""
-        return quoted(self.schema, f"cairn_piece_{new_id()}")
+        return quoted(self.schema, f"{PIECE}{new_id()}")
 
     def staged_from(self) -> str:
         """Asks from which epoch on rows are still taken."""
@@ -134,6 +145,20 @@ class Ledger:
 
     # In the driver
 
+    def gone(self, epoch: int, why: str) -> CommitError:
+        uid = self.context.uid
+        return CommitError(
+            f"sink {uid!r} cannot publish epoch {epoch}: {why}\n"
+            "  nothing of it was published now: another driver has given the epoch up, or staged "
+            "rows were removed by hand\n"
+            f"  marks and staged rows are looked for in schema {self.schema!r}\n"
+            "  next: if another run of this job is active, stop this one; if dsn, schema= or the "
+            "table's schema were others before, go back to those; else start the job again",
+            sink=uid,
+            epoch=epoch,
+            schema=self.schema,
+        )
+
     def publish(
         self, table: Table, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
         pieces: Sequence[Committable],
@@ -147,15 +172,18 @@ class Ledger:
         )
         before, after = _moving(table, columns, key)
         move = f"execute {literal(before)} || place_ || {literal(after)};"
+        held = "execute 'select count(*) from ' || place_ into rows_;"
+        # A trigger of the table may have left rows out.
         count = "get diagnostics rows_ = row_count;"
+        count += f" if rows_ is distinct from piece.rows then {held} end if;"
         if key:
             # Rows of one key are one row there, so how many are moved says nothing. They are
             # sorted, and the server's own limit is small for that.
             count = f"perform set_config('work_mem', '64MB', true) {_LITTLE_MEMORY}; {move}"
-            move = "execute 'select count(*) from ' || place_ into rows_;"
-        drop = ""
+            move = held
+        take, drop = f"select s.place into place_ from {self._listed(epoch)}", ""
         if len(pieces) <= DROPS_MAX:
-            drop = f"{self._delete_piece(epoch)}; execute 'drop table ' || place_;"
+            take, drop = self._take(epoch), "execute 'drop table ' || place_;"
         return block(
             f"""
             declare
@@ -174,9 +202,7 @@ class Ledger:
               for piece in select * from (values {wanted})
                 as w(place, pass, subtask, digest, rows) order by place
               loop
-                select s.place into place_ from {self.staged} s
-                  where {self._mine} and epoch = {epoch} and s.pass = piece.pass
-                  and s.subtask = piece.subtask and s.digest = piece.digest;
+                {take};
                 if not found then
                   raise exception using errcode = '{MISSING}', message =
                     format('what subtask %s staged in pass %s is gone', piece.subtask, piece.pass);
@@ -190,34 +216,45 @@ class Ledger:
                 end if;
                 {drop}
               end loop;
+              {self.close_epochs(epoch)};
             end"""
         )
 
-    def _delete_piece(self, epoch: int) -> str:
+    def _listed(self, epoch: int) -> str:
         return (
-            f"delete from {self.staged} s where {self._mine} and epoch = {epoch}"
-            " and s.pass = piece.pass and s.subtask = piece.subtask and s.digest = piece.digest"
+            f"{self.staged} s where {self._mine} and epoch = {epoch} and s.pass = piece.pass"
+            " and s.subtask = piece.subtask and s.digest = piece.digest"
         )
 
-    def drop(self, epoch: int, pieces: Sequence[Committable]) -> Iterator[str]:
-        """Drops what is there of these pieces, a few at a time."""
+    def _take(self, epoch: int) -> str:
+        """A piece off the list, for whoever drops its table in the same transaction."""
+        return f"delete from {self._listed(epoch)} returning s.place into place_"
+
+    def drop(self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable]) -> None:
+        """Drops what is there of these pieces, a few at a time, but for what somebody holds."""
+        from psycopg import errors
+
         for start in range(0, len(pieces), DROPS_MAX):
             wanted = ", ".join(f"({_place(piece)})" for piece in pieces[start : start + DROPS_MAX])
-            yield block(
+            statement = block(
                 f"""
                 declare
                   piece record;
                   place_ text;
                 begin
+                  perform set_config('lock_timeout', '{DROP_WAIT}', true);
                   for piece in select * from (values {wanted}) as w(pass, subtask, digest)
+                    order by pass, subtask, digest
                   loop
-                    {self._delete_piece(epoch)} returning s.place into place_;
+                    {self._take(epoch)};
                     if found then
                       execute 'drop table if exists ' || place_;
                     end if;
                   end loop;
                 end"""
             )
+            with suppress(errors.LockNotAvailable):
+                connection.execute(statement.encode())
 
     def is_published(self, connection: Connection[Any], epoch: int, part: int) -> bool:
         found = connection.execute(
@@ -238,7 +275,8 @@ class Ledger:
         """The mark of an epoch whose transactions are all committed."""
         return (
             f"insert into {self.marks} (job, sink, epoch, part)"
-            f" values ({self._who}, {epoch}, {part}) on conflict do nothing"
+            f" values ({self._who}, {epoch}, {part}) on conflict do nothing;"
+            f" {self.close_epochs(epoch)}"
         )
 
     def trim(self) -> str:
@@ -268,16 +306,13 @@ class Ledger:
     def drop_staged(self, connection: Connection[Any], before_epoch: int) -> None:
         found = connection.execute(
             f"select epoch, pass, subtask, digest from {self.staged}"
-            f" where {self._mine} and epoch < {before_epoch} order by epoch".encode()
+            f" where {self._mine} and epoch < {before_epoch}"
+            " order by epoch, pass, subtask, digest".encode()
         )
         names = ("pass", "subtask", "digest")
         for epoch, rows in groupby(found.fetchall(), key=itemgetter(0)):
             pieces = [dict(zip(names, row[1:], strict=True)) for row in rows]
-            for statement in self.drop(epoch, pieces):
-                connection.execute(statement.encode())
-
-    def forget_proofs(self, before_epoch: int) -> str:
-        return f"delete from {self.proofs} where {self._mine} and epoch < {before_epoch}"
+            self.drop(connection, epoch, pieces)
 
     def end_sessions(self, before_epoch: int) -> str:
         """Ends sessions of slots that are inside a transaction of a closed epoch.
@@ -309,15 +344,4 @@ def _moving(table: Table, columns: Sequence[str], key: Sequence[str]) -> tuple[s
         f"{into} select distinct on ({keys}) {names} from ",
         f" order by {keys}, {quoted(POSITION)} desc on conflict ({keys}) "
         + (f"do update set {update}" if update else "do nothing"),
-    )
-
-
-def gone(uid: str, epoch: int, why: str) -> CommitError:
-    return CommitError(
-        f"sink {uid!r} cannot publish epoch {epoch}: {why}\n"
-        "  nothing of it was published now: another driver has given the epoch up, or staged rows "
-        "were removed by hand\n"
-        "  next: if another run of this job is active, stop this one; else start the job again",
-        sink=uid,
-        epoch=epoch,
     )

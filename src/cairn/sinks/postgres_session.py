@@ -114,6 +114,18 @@ def _parameters(dsn: Dsn) -> dict[str, Any]:
         ) from None
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether an error is about the line to the server, not about what was asked of it."""
+    import psycopg
+
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        # Without a state it comes from the client. What the server says when it takes no
+        # connection, or ends one: lost, too many, shutting down, starting.
+        state = error.sqlstate
+        return state is None or state.startswith(("08", "57P")) or state == "53300"
+    return isinstance(error, ConnectionError | TimeoutError)
+
+
 def _is_broken(connection: Connection[Any]) -> bool:
     """Whether the server has hung up meanwhile: nothing else is to be read between statements."""
     if connection.closed:

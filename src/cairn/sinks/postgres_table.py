@@ -5,7 +5,8 @@ Names are taken as they are written, case and spaces included: `Sales.Orders` is
 
 Always true here:
 - a table that rows would not fit into without loss is refused before anything runs,
-  with the statement that would make them fit.
+  with the statement that would make them fit. What a column with a limit (`varchar(3)`) cannot
+  hold fails when it is written, but for spaces at its end, which SQL cuts off.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _TYPES: dict[pa.DataType, tuple[str, ...]] = {
     pa.float32(): ("real", "double precision"),
     pa.float64(): ("double precision",),
     pa.string(): (
-        "text", "character varying", "character", "citext", "name", "uuid", "json", "jsonb",
-        "xml", "inet", "cidr", "macaddr", "macaddr8", "tsvector", "ltree",
+        "text", "character varying", "citext", "uuid", "json", "jsonb", "xml", "inet", "cidr",
+        "macaddr", "macaddr8", "tsvector", "ltree",
     ),
     pa.binary(): ("bytea",),
     pa.date32(): ("date",),

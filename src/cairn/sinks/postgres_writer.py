@@ -4,7 +4,9 @@
     prepared   COPY into the target itself, in a transaction that waits to be committed
 
 Always true here:
-- equal rows at one place are kept once, whoever sends them, also when two send them at once;
+- equal rows at one place are kept once, whoever sends them, also when two send them at once:
+  of all tries where they are staged, of one try where they are prepared;
+- a writer that has failed takes no more rows, and prepares nothing;
 - what is not prepared is inside an open transaction, and goes with it;
 - nothing that another attempt may have prepared is undone, but for lower attempts at the
   same pass: the driver has given those up, or this one would not have begun.
@@ -51,6 +53,7 @@ class CopyWriter(Writer):
         self._hash = xxhash.xxh3_128()
         self._connection: Connection[Any] | None = None
         self._copying: Any = None
+        self._is_over = False
 
     # What differs
 
@@ -71,6 +74,7 @@ class CopyWriter(Writer):
     # What is common
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self._check_is_on()
         if not batch.num_rows:
             return
         try:
@@ -84,6 +88,13 @@ class CopyWriter(Writer):
             raise
         self._rows += batch.num_rows
 
+    def _check_is_on(self) -> None:
+        if self._is_over:
+            raise EpochError(
+                f"sink {self._ledger.context.uid!r}: this attempt at epoch {self._epoch} has "
+                "failed or was given up, and takes no more rows"
+            )
+
     def _start(self) -> None:
         uid, job_name = self._ledger.context.uid, self._ledger.context.job_name
         self._connection = self._sessions.take()
@@ -95,6 +106,7 @@ class CopyWriter(Writer):
         self._copy = self._copying.__enter__()
 
     def prepare(self) -> Committable | None:
+        self._check_is_on()
         if self._copying is None:
             return None
         assert self._connection is not None
@@ -114,6 +126,7 @@ class CopyWriter(Writer):
 
     def _give_up(self) -> None:
         """The transaction is rolled back, by us or by the server that misses us."""
+        self._is_over = True
         connection, self._connection = self._connection, None
         copying, self._copying = self._copying, None
         if connection is None:
@@ -197,12 +210,14 @@ class StagedWriter(CopyWriter):
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
         from psycopg import errors
 
-        piece = {
+        piece: Committable = {
             "subtask": self._subtask,
             "pass": self._pass,
             "digest": digest,
             "rows": self._rows,
         }
+        if self._key:
+            piece["key"] = list(self._key)
         # In one trip: a slot that dies here holds no lock that others wait for.
         try:
             listed = connection.execute(
@@ -215,8 +230,7 @@ class StagedWriter(CopyWriter):
             connection.execute("rollback")
             listed = connection.execute(self._ledger.staged_from().encode())
         if _last(listed) > self._epoch:
-            for statement in self._ledger.drop(self._epoch, [piece]):
-                connection.execute(statement.encode())
+            self._ledger.drop(connection, self._epoch, [piece])
             raise self._closed()
         return piece
 
@@ -232,12 +246,18 @@ class PreparedWriter(CopyWriter):
         return f"{self._table.sql} ({quoted_list(self._schema.names)}) from stdin (format csv)"
 
     def _clear(self, connection: Connection[Any]) -> None:
-        """Lower tries, where they would be in the way: rows of one key wait for each other."""
-        if not self._try or not self._table.is_exclusive:
+        """Lower tries, of which there may be many while a slot waits for the server.
+
+        The last one too where it would be in the way: rows of one key wait for each other. Of all
+        subtasks: a row may come to another one this time.
+        """
+        below = self._try if self._table.is_exclusive else self._try - 1
+        if below <= 0:
             return
-        place = gid_of(self._ledger.key, self._epoch, self._subtask, self._pass)
+        place = gid_of(self._ledger.key, self._epoch)
         for gid in prepared_gids(connection, place):
-            if int(gid.removeprefix(place).split(":")[0]) < self._try:
+            _, pass_, try_, _ = gid.removeprefix(place).split(":")
+            if int(pass_) == self._pass and int(try_) < below:
                 roll_back_prepared(connection, gid)
 
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
@@ -259,11 +279,6 @@ class PreparedWriter(CopyWriter):
             if error.diag.table_name != "cairn_proofs":
                 raise  # A deferred rule of the target.
             # Committed already: this slot was given up for dead, and has been replaced.
-            return committable
-        except errors.DuplicateObject:
-            connection.execute("rollback")
-            if gid not in prepared_gids(connection, gid):
-                raise
             return committable
         if _last(told) > self._epoch:
             roll_back_prepared(connection, gid)
@@ -294,8 +309,8 @@ def epoch_of(gid: str) -> int:
 def roll_back_prepared(connection: Connection[Any], gid: str) -> None:
     from psycopg import errors
 
-    # When it is gone, somebody else has done it.
-    with suppress(errors.UndefinedObject):
+    # When it is gone or busy, somebody else does it, or commits it.
+    with suppress(errors.UndefinedObject, errors.ObjectNotInPrerequisiteState):
         connection.execute(f"rollback prepared {literal(gid)}".encode())
 
 

@@ -14,8 +14,14 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cairn.errors import CommitError, EpochError
-from cairn.sinks import Postgres, SinkContext, postgres_ledger, postgres_session
+from cairn.errors import CommitError, EpochError, PlanError
+from cairn.sinks import (
+    Postgres,
+    SinkContext,
+    postgres_ledger,
+    postgres_session,
+    postgres_writer,
+)
 from cairn.sinks import postgres as postgres_sink
 from cairn.sinks.base import Sink, attempt_of
 from cairn.types import parse_schema
@@ -126,7 +132,163 @@ def test_a_slot_keeps_one_connection_over_epochs(place: PostgresPlace) -> None:
     assert place.connections() == []
 
 
+# What a commit removes
+
+
+def test_what_failed_attempts_left_goes_with_the_next_commit(place: PostgresPlace) -> None:
+    """Of N slots one dies after the others have prepared, epoch after epoch; the driver lives."""
+    driver, slot = _sinks(place)
+    for epoch in range(2, 6):
+        for s in range(3):
+            prepared(slot, epoch, (s, "given up"), subtask=s)
+        named = [
+            prepared(slot, epoch, (s, f"{epoch}"), subtask=s, attempt=attempt_of(1, 0))
+            for s in range(4)
+        ]
+        driver.commit(epoch, named)
+        assert len(place.leftovers()) in (3, 6), "more than one epoch's"
+    driver.commit(6, [prepared(slot, 6, (9, "last"))])
+    assert place.leftovers() == []
+    assert len(place.rows(driver)) == (5 if place.is_keyed else 17)
+    slot.close()
+    driver.close()
+
+
+def test_a_slot_given_up_for_dead_is_told_so_after_the_next_commit(place: PostgresPlace) -> None:
+    driver, slot = _sinks(place)
+    driver.commit(2, [prepared(slot, 2, (1, "a"))])
+    driver.commit(3, [prepared(slot, 3, (2, "b"))])
+    with pytest.raises(EpochError, match="epoch 2 is closed"):
+        prepared(slot, 2, (3, "late"), subtask=1)
+    assert place.leftovers() == []
+    slot.close()
+    driver.close()
+
+
+def test_later_parts_of_an_epoch_are_taken_after_the_first_is_published(
+    place: PostgresPlace,
+) -> None:
+    driver, slot = _sinks(place)
+    for part in range(3):
+        piece = prepared(slot, 2, (part, "x"), attempt=attempt_of(0, part << 20))
+        driver.commit(2, [piece], part=part)
+    assert len(place.rows(driver)) == 3
+    assert place.leftovers() == []
+    slot.close()
+    driver.close()
+
+
+@pytest.mark.parametrize("name", ["postgres", "postgres, upsert"])
+def test_a_piece_that_somebody_holds_is_dropped_when_it_is_free(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a driver that was given up in the middle of a long publication."""
+    monkeypatch.setattr(postgres_ledger, "DROP_WAIT", "50ms")
+    place: Any = PLACES[name](tmp_path)
+    driver, slot = _sinks(place)
+    prepared(slot, 2, (1, "given up"))
+    ((piece,),) = place._asked(f"select place from {place.schema}.cairn_staged")
+    with psycopg.connect(place.uri) as other:
+        other.execute(f"select from {piece}".encode())
+        driver.recover(3)
+        driver.commit(3, [prepared(slot, 3, (2, "b"))])
+        assert place.seen(driver) == [(2, "b")] and place.leftovers() != []
+    driver.commit(4, [prepared(slot, 4, (3, "c"))])
+    assert place.leftovers() == []
+    for opened in (slot, driver, place):
+        opened.close()
+
+
+# Settings that change
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+@pytest.mark.parametrize("then", MODES)
+def test_an_epoch_is_published_as_it_was_prepared_when_the_mode_has_changed(
+    tmp_path: Path, then: str, is_published: bool
+) -> None:
+    for before in MODES:
+        place: Any = PLACES[before](tmp_path)
+        mode = PLACES[then].mode  # type: ignore[attr-defined]
+        old, slot = _sinks(place)
+        if mode == "upsert" and not place.is_keyed:
+            place.outside.execute(f"alter table {place.schema}.rows add primary key (k)")
+        keys = (1, 1) if place.is_keyed else (1, 2)
+        pieces = [prepared(slot, 2, (keys[0], "a"), (keys[1], "b"))]
+        if is_published:
+            old.commit(2, pieces)
+        new = Postgres(
+            place.uri, f"{place.schema}.rows", mode=mode, key="k" if mode == "upsert" else ()
+        )
+        new.open(place.context(in_slot=False))
+        new.commit(2, pieces)
+        new.recover(3)
+        assert place.seen(new) == ([(1, "b")] if place.is_keyed else [(1, "a"), (2, "b")])
+        assert place.leftovers() == []
+        for opened in (slot, old, new, place):
+            opened.close()
+
+
+def test_an_epoch_staged_in_another_schema_is_refused_with_where_it_was_looked_for(
+    place: PostgresPlace,
+) -> None:
+    driver, slot = _sinks(place)
+    piece = prepared(slot, 2, (1, "a"))
+    place.outside.execute("drop schema if exists elsewhere cascade; create schema elsewhere")
+    moved = Postgres(place.uri, f"{place.schema}.rows", schema="elsewhere")
+    moved.open(place.context(in_slot=False))
+    if place.mode == "prepared":
+        place.outside.execute(f"rollback prepared '{piece['gid']}'")
+    with pytest.raises(CommitError, match=r"in schema 'elsewhere'[\s\S]*schema= .* before"):
+        moved.commit(2, [piece])
+    for sink in (driver, slot, moved):
+        sink.close()
+
+
+def test_a_target_that_was_renamed_is_not_called_given_up(append: PostgresPlace) -> None:
+    driver, slot = _sinks(append)
+    piece = prepared(slot, 2, (1, "a"))
+    append.outside.execute(f"alter table {append.schema}.rows rename to other")
+    with pytest.raises(CommitError, match=r"could not publish epoch 2[\s\S]*rows\" does not exist"):
+        driver.commit(2, [piece])
+    append.outside.execute(f"alter table {append.schema}.other rename to rows")
+    driver.commit(2, [piece])
+    assert append.seen(driver) == [(1, "a")]
+    slot.close()
+    driver.close()
+
+
 # Two drivers
+
+
+def test_an_older_driver_that_goes_on_within_a_commit_adds_no_row_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a task that runs twice has prepared its transaction again, and died."""
+    place: Any = PLACES["postgres, prepared"](tmp_path)
+    (older, slot), newer = _sinks(place), place.opened()
+    zombie = place.opened(in_slot=True)
+    pieces = [prepared(slot, 2, (s, "x"), subtask=s) for s in range(2)]
+    passed = []
+
+    def stalled(point: str) -> None:
+        if point == "driver.sink.piece" and not passed:
+            passed.append(point)
+            newer.commit(2, pieces)
+            newer.recover(3)
+            with monkeypatch.context() as dying:
+                # Dead before it could look whether its epoch is closed.
+                dying.setattr(postgres_writer, "_last", lambda cursor: 0)
+                prepared(zombie, 2, (1, "x"), subtask=1)
+
+    monkeypatch.setattr(postgres_sink, "crash_point", stalled)
+    older.commit(2, pieces)
+    assert passed
+    assert place.seen(older) == [(0, "x"), (1, "x")]
+    newer.commit(3, [prepared(slot, 3, (2, "y"))])
+    assert place.leftovers() == []
+    for opened in (slot, zombie, older, newer, place):
+        opened.close()
 
 
 def _at_once(*calls: Callable[[], None]) -> list[CommitError]:
@@ -296,10 +458,15 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
     postgres().stop()
     try:
         for _ in range(2):
-            with pytest.raises(CommitError, match="could not publish epoch 3"):
+            with pytest.raises(CommitError, match="could not publish epoch 3") as away:
                 driver.commit(3, pieces)
-        with pytest.raises(EpochError, match="could not be written"):
+            assert driver.is_away(away.value)
+        with pytest.raises(EpochError, match="could not be written") as unwritten:
             prepared(slot, 4, (4, "c"))
+        assert slot.is_away(unwritten.value)
+        with pytest.raises(PlanError, match="cannot use PostgreSQL") as unopened:
+            place.opened()
+        assert driver.is_away(unopened.value)
     finally:
         postgres().start()
     driver.commit(3, pieces)
@@ -321,6 +488,37 @@ def test_an_idle_connection_the_server_has_ended_is_replaced(place: PostgresPlac
     assert place.seen(driver) == [(1, "a"), (2, "b")]
     slot.close()
     driver.close()
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_away"),
+    [
+        (psycopg.OperationalError("connection refused"), True),
+        (psycopg.InterfaceError("the connection is closed"), True),
+        (psycopg.errors.ConnectionTimeout("timeout"), True),
+        (psycopg.errors.AdminShutdown("terminating connection"), True),
+        (psycopg.errors.CannotConnectNow("starting up"), True),
+        (psycopg.errors.TooManyConnections("too many clients"), True),
+        (ConnectionRefusedError("refused"), True),
+        (TimeoutError("too late"), True),
+        (psycopg.errors.LockNotAvailable("lock timeout"), False),
+        (psycopg.errors.OutOfMemory("out of shared memory"), False),
+        (psycopg.errors.UniqueViolation("duplicate key"), False),
+        (psycopg.errors.UndefinedTable("no such relation"), False),
+        (psycopg.errors.NotNullViolation("null"), False),
+        (ValueError("another"), False),
+    ],
+)
+def test_a_server_out_of_reach_is_told_from_one_that_refuses(
+    cause: Exception, is_away: bool
+) -> None:
+    sink = Postgres(table="rows")
+    assert sink.is_away(cause) == is_away
+    for kind in (CommitError, EpochError):
+        wrapped = kind("sink 'out' could not be written")
+        assert not sink.is_away(wrapped)
+        wrapped.__cause__ = cause
+        assert sink.is_away(wrapped) == is_away
 
 
 def test_a_lock_that_somebody_holds_fails_the_commit_until_it_is_free(
@@ -378,6 +576,46 @@ def test_the_time_of_publication_can_be_read_beside_the_rows(append: PostgresPla
 
 
 # What is staged
+
+
+def test_an_epoch_may_have_very_many_batches(place: PostgresPlace) -> None:
+    driver, slot = _sinks(place)
+    driver.commit(2, [prepared(slot, 2, (1, "a"), attempt=attempt_of(0, 5000 << 20))])
+    assert place.seen(driver) == [(1, "a")]
+    assert place.leftovers() == []
+    slot.close()
+    driver.close()
+
+
+def test_a_trigger_may_leave_rows_out(append: PostgresPlace) -> None:
+    driver, slot = _sinks(append)
+    append.outside.execute(
+        f"create function {append.schema}.odd() returns trigger language plpgsql as"
+        " 'begin if new.k % 2 = 0 then return null; end if; return new; end';"
+        f" create trigger odd before insert on {append.schema}.rows"
+        f" for each row execute function {append.schema}.odd()"
+    )
+    driver.commit(2, [prepared(slot, 2, (1, "a"), (2, "b"))])
+    assert append.seen(driver) == [(1, "a")]
+    slot.close()
+    driver.close()
+
+
+def test_a_writer_that_has_failed_takes_no_more_rows(place: PostgresPlace) -> None:
+    driver, slot = _sinks(place)
+    writer = slot.writer(2, 0, 0)
+    writer.write(batch((1, "a")))
+    with pytest.raises(EpochError):
+        writer.write(batch((2, "no \x00")))
+    for act in (lambda: writer.write(batch((3, "c"))), writer.prepare):
+        with pytest.raises(EpochError, match="sink 'out': this attempt at epoch 2 has failed"):
+            act()
+    writer.abort()
+    assert place.leftovers() == []
+    driver.commit(2, [prepared(slot, 2, (4, "d"), attempt=1)])
+    assert place.seen(driver) == [(4, "d")]
+    slot.close()
+    driver.close()
 
 
 def test_a_staged_row_that_is_missing_fails_the_whole_epoch(tmp_path: Path) -> None:
@@ -529,16 +767,29 @@ def test_a_given_up_try_is_not_in_the_way_of_the_next_where_keys_are_unique(
     place.outside.execute(f"create unique index on {place.schema}.rows (k)")
     slots = [place.opened(in_slot=True) for _ in range(2)]
     prepared(slots[0], 2, (1, "a"))
-    # Another subtask and another pass keep theirs.
-    others = [
-        prepared(slots[0], 2, (2, "b"), subtask=1),
-        prepared(slots[0], 2, (3, "c"), attempt=attempt_of(0, 1)),
-    ]
-    named = prepared(slots[1], 2, (1, "a"), attempt=attempt_of(1, 0))
-    driver.commit(2, [named, *others])
+    prepared(slots[0], 2, (2, "b"), subtask=1)
+    # Another pass keeps its own.
+    other = prepared(slots[0], 2, (3, "c"), attempt=attempt_of(0, 1))
+    # The rows of both come to one subtask this time.
+    named = prepared(slots[1], 2, (1, "a"), (2, "b"), attempt=attempt_of(1, 0))
+    driver.commit(2, [named, other])
     assert place.seen(driver) == [(1, "a"), (2, "b"), (3, "c")]
     assert place.leftovers() == []
     for opened in (*slots, driver, place):
+        opened.close()
+
+
+def test_tries_do_not_pile_up_while_one_slot_cannot_reach_the_server(tmp_path: Path) -> None:
+    place: Any = PLACES["postgres, prepared"](tmp_path)
+    driver, slot = _sinks(place)
+    for attempt in range(6):
+        named = [prepared(slot, 2, (s, "x"), subtask=s, attempt=attempt) for s in range(2)]
+        assert len(place.leftovers()) <= 4
+    driver.commit(2, named)
+    driver.commit(3, [prepared(slot, 3, (2, "y"))])
+    assert place.seen(driver) == [(0, "x"), (1, "x"), (2, "y")]
+    assert place.leftovers() == []
+    for opened in (slot, driver, place):
         opened.close()
 
 

@@ -95,6 +95,8 @@ def test_a_table_that_is_there_is_not_made_again(outside: psycopg.Connection[Any
         ("k bigint, s text, d numeric(10,2)", "'at' is missing"),
         ("k integer, s text, d numeric(10,2), at timestamptz", "'k' is integer, .* bigint"),
         ("k bigint, s bytea, d numeric(10,2), at timestamptz", "'s' is bytea, .* text"),
+        ("k bigint, s name, d numeric(10,2), at timestamptz", "'s' is name, .* text"),
+        ("k bigint, s char(5), d numeric(10,2), at timestamptz", r"'s' is character\(5\), .* text"),
         ("k bigint, s text, d numeric(10,1), at timestamptz", r"'d' is numeric\(10,1\)"),
         ("k bigint, s text, d numeric(9,2), at timestamptz", r"'d' is numeric\(9,2\)"),
         ("k numeric(18,0), s text, d numeric, at timestamptz", r"'k' is numeric\(18,0\)"),
