@@ -46,7 +46,7 @@ def test_rows_wait_in_the_checkpoint_and_leave_a_mark(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     found = prepared(sink, 7, (1, "a"), (2, "b"), subtask=3)
     (path,) = there(tmp_path)
-    assert path.startswith("wal/job/out/staged/000000000007-00000000-00003-00000-")
+    assert path.startswith("wal/job/out/staged/000000000007-000000000000-00003-00000-")
     sink.commit(7, [found])
     assert sink.published == [("job/out/7/0", [(1, "a"), (2, "b")])]
     assert there(tmp_path) == ["wal/job/out/published/000000000007-00000"]
