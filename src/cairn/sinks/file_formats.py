@@ -39,7 +39,10 @@ class Format(ABC):
 
     name: ClassVar[str]
     compressions: ClassVar[dict[str, str]]
-    """What files are compressed with, and the end of their names."""
+    """What files are compressed with, and the end of their names.
+
+    Files with equal ends of their names can be merged, whatever the sink's settings are by now.
+    """
 
     def __init__(self, compression: str) -> None:
         self.compression = compression
@@ -135,6 +138,8 @@ class Csv(Format):
     def __init__(self, compression: str, header: bool) -> None:
         super().__init__(compression)
         self.header = header
+        if not header:
+            self.extension = f".noheader{self.extension}"
 
     def check(self, schema: pa.Schema) -> str | None:
         for field in schema:

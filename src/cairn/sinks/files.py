@@ -24,7 +24,7 @@ Always true here:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -162,13 +162,15 @@ class Files(Sink):
         mark = mark_path(self.home, epoch, part)
         if not files or self._store.exists(mark):
             return
+        number = 0
         if self.listed:
-            self._publish_by_list(epoch, files, mark)
+            number = self._publish_by_list(epoch, files, mark)
         else:
             self._publish_by_rename(files)
         crash_point("driver.sink.unmarked")
         self._store.put(mark, msgspec.json.encode({"files": files}))
         if self.compact:
+            self._list_merges(number)
             self._compacting().consider()
 
     def _publish_by_rename(self, files: list[dict[str, Any]]) -> None:
@@ -186,15 +188,12 @@ class Files(Sink):
             for _ in pool.map(lambda name: self._store.move(self.staged(name), name), names):
                 crash_point("driver.sink.piece")
 
-    def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> None:
+    def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> int:
         spark_list = self._list()
         names = [file["name"] for file in files]
         added = [spark_list.listed(file["name"], file["bytes"]) for file in files]
-        is_merging = False
 
-        def change(listing: Listing) -> Replacement | None:
-            nonlocal is_merging
-            is_merging = False
+        def added_to(listing: Listing) -> Sequence[Listed] | None:
             # In this order: files that left the list since did so after the mark was there,
             # and files that are removed are so after the note about it and another entry.
             if names[0] in listing.names or self._store.exists(mark):
@@ -203,15 +202,35 @@ class Files(Sink):
                 self._refuse_missing(set(names))
             self._refuse_missing(self._missing(names))
             if listing.next_number == 0:
-                return Replacement([*self._files_of_before(), *added])
-            if self.compact and is_compact(listing.next_number):
+                return [*self._files_of_before(), *added]
+            return added
+
+        return self._append(added_to)
+
+    def _append(self, added_to: Callable[[Listing], Sequence[Listed] | None]) -> int:
+        """Make an entry, with what is merged if it is a `.compact` one; its number."""
+        number, is_merging = 0, False
+
+        def change(listing: Listing) -> Replacement | None:
+            nonlocal number, is_merging
+            number, is_merging = listing.next_number, False
+            added = added_to(listing)
+            if added is None:
+                return None
+            if self.compact and is_compact(number):
                 is_merging = True
                 return Replacement(added, self._compacting().merged(listing))
             return Replacement(added)
 
-        spark_list.append(change)
+        self._list().append(change)
         if is_merging:
             self._compacting().entry_made()
+        return number
+
+    def _list_merges(self, number: int) -> None:
+        """Those that no entry of an epoch takes, with empty ones up to the next that can."""
+        while self._compacting().is_overdue(number):
+            number = self._append(lambda listing: ())
 
     def _files_of_before(self) -> list[Listed]:
         found = files_without_list(self._store)

@@ -24,7 +24,7 @@ from cairn.storage.store import LocalStore, NotFoundError, Store, StoredObject, 
 CAIRN_FOLDER: Final = "_cairn"
 _MARK: Final = re.compile(rf"{CAIRN_FOLDER}/(.+)/epochs/(\d{{12}})(?:-(\d+))?\.json")
 # Files of the sink, by name: part-<epoch>-<subtask, or "merged">-<owner>-<digest>.<extension>
-_NAME: Final = re.compile(r"part-(\d{12})-(\d{5}|merged)-([0-9a-f]{12})-[0-9a-f]{32}\..+")
+_NAME: Final = re.compile(r"part-(\d{12})-(\d{5}|merged)-([0-9a-f]{12})-[0-9a-f]{32}(\..+)")
 
 
 class FileName(NamedTuple):
@@ -33,12 +33,14 @@ class FileName(NamedTuple):
     epoch: int
     is_merged: bool
     owner: str
+    extension: str
+    """How it is written: the format with those settings a reader has to know."""
 
 
 def parse_name(path: str) -> FileName | None:
     """None when the file is not of this kind of sink."""
     found = _NAME.fullmatch(path.rpartition("/")[2])
-    return FileName(int(found[1]), found[2] == "merged", found[3]) if found else None
+    return FileName(int(found[1]), found[2] == "merged", *found.group(3, 4)) if found else None
 
 
 class _File(msgspec.Struct):

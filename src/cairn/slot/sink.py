@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +51,13 @@ class SinkRuntime:
     def prepare(self) -> Any:
         assert self.writer is not None, "a sink is prepared once per attempt"
         writer, self.writer = self.writer, None
-        return writer.prepare()
+        try:
+            return writer.prepare()
+        except BaseException:
+            # Nobody else knows the writer any more, and it may hold files and connections.
+            with contextlib.suppress(Exception):
+                writer.abort()
+            raise
 
     def committed(self, epoch: int | None) -> None:
         """Tell the sink, once, of the epoch before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.errors import CorruptFileError, PlanError
+from cairn.errors import PlanError
 from cairn.sinks import Files, compaction
 from cairn.sinks.published import parse_name
 from cairn.testing import FaultyStore
@@ -164,15 +165,107 @@ def test_files_of_other_schemas_stay_as_they_are(folder: Folder) -> None:
     assert fresh._compacting()._ready == [] and plans(folder) == []
 
 
-def test_a_file_that_was_cut_short_is_not_merged(folder: Folder) -> None:
+def test_a_file_that_was_cut_short_is_not_merged(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
     with_merge_ready(folder)
     folder.sink().recover(10)
     file = folder.path / folder.names()[3]
     file.write_bytes(file.read_bytes()[:-1])
     driver = folder.sink()
-    with pytest.raises(CorruptFileError, match=file.name):
+    with caplog.at_level("WARNING"):
         driver._compacting().round()
-    assert driver._compacting()._ready == []
+    assert driver._compacting()._ready == [] and plans(folder) == []
+    assert file.name in caplog.text
+    assert_others_are_merged(folder, driver, file.name)
+
+
+def assert_others_are_merged(folder: Folder, driver: Files, left: str) -> None:
+    """By the next round: a file that cannot be read stops no others."""
+    driver._compacting().round()
+    (ready,) = driver._compacting()._ready
+    assert left not in ready.sources and len(ready.sources) == 8
+    assert len(plans(folder)) == 1
+
+
+def test_a_file_that_is_gone_stops_no_others(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    file = folder.path / folder.names()[3]
+    file.unlink()
+    driver = folder.sink()
+    driver._compacting().round()
+    assert driver._compacting()._ready == [] and plans(folder) == []
+    assert_others_are_merged(folder, driver, file.name)
+
+
+def test_a_merge_that_cannot_be_stored_is_given_up_and_made_again(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    driver = folder.sink()
+    with mock.patch.object(driver._store, "put_file", side_effect=OSError(28, "full")):
+        driver._compacting().round()
+    assert driver._compacting()._ready == [] and plans(folder) == []
+    driver._compacting().round()
+    assert len(driver._compacting()._ready[0].sources) == 9
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"format": "json"}, {"format": "json", "compression": "gzip"}),
+    ({"format": "json", "compression": "gzip"}, {"format": "json"}),
+    ({"format": "csv"}, {"format": "csv", "compression": "gzip"}),
+    ({"format": "parquet"}, {"format": "json"}),
+    ({"format": "json"}, {"format": "csv"}),
+    ({"format": "parquet"}, {"format": "parquet", "compression": "zstd"}),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=str)
+def test_no_row_is_lost_when_the_settings_change_over_a_restart(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    rows = []
+    epochs = iter(range(1, 100))
+    for settings in (before, after, before):
+        folder = Folder(tmp_path, listed=True, compact=True, compact_grace_s=0, **settings)
+        driver = folder.sink()
+        for epoch in itertools.islice(epochs, 20):
+            folder.commit(driver, epoch, (epoch, "a"))
+            rows.append((epoch, "a"))
+            if epoch % 10 == 8:
+                driver.close()
+                driver._compacting().round()
+        driver.close()
+    assert len(merged(folder)) >= 3
+    assert sorted(folder.rows()) == rows
+
+
+def test_csv_with_and_without_a_header_is_not_merged(tmp_path: Path) -> None:
+    """The first rows are equal, so nothing in the files tells them from a header."""
+    folder = Folder(tmp_path, listed=True, compact=True, format="csv")
+    bare, headed = folder.sink(header=False), folder.sink()
+    for epoch in range(1, 5):
+        bare.commit(epoch, folder.prepared(epoch, (1, "a"), (epoch, "b"), header=False))
+    for epoch in range(5, 10):
+        folder.commit(headed, epoch, (epoch, "b"))
+    for driver in (bare, headed):
+        driver.close()
+        driver._compacting().round()
+        assert driver._compacting()._ready == []
+
+
+def test_merges_are_listed_also_when_another_sink_makes_the_compact_entries(
+    folder: Folder,
+) -> None:
+    mine, other = folder.sink(), folder.sink("other", compact=False)
+    for epoch in range(1, 61):
+        folder.commit(mine, epoch, (epoch, "a"))
+        folder.commit(other, epoch, (epoch, "b"))
+        if mine._compacting()._thread is not None:
+            mine._compacting()._thread.join()
+    mine.close()
+    assert len(merged(folder)) >= 1
+    assert sorted(folder.rows()) == sorted((n, s) for n in range(1, 61) for s in "ab")
 
 
 def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
