@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from cairn.errors import CommitError
 from cairn.sinks import published
 from cairn.sinks.base import Committable, Sink, attempt_of
+from cairn.storage.arrow_store import ArrowStore
 from cairn.testing import SimulatedCrash, simulated_crash, told_of_passes
 from tests.places import PLACES, Place, batch
 
@@ -507,6 +509,43 @@ def test_a_closed_sink_holds_nothing_open(place: Stage) -> None:
 
 
 # What only files can show
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if name.startswith("files")])
+def test_recovery_removes_what_a_slot_killed_in_the_middle_of_a_file_left(
+    name: str, tmp_path: Path
+) -> None:
+    place = Stage(PLACES[name](tmp_path))
+    kept = place.prepared(5, (1, "a"))
+
+    def killed(*_: Any) -> None:
+        raise SimulatedCrash("in the middle of a file")
+
+    store = place.slot._store  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as patches:
+        # The file is written, and the process gone before it has its name.
+        if isinstance(store, ArrowStore):
+            patches.enter_context(mock.patch.object(store, "_rename", killed))
+            patches.enter_context(mock.patch.object(store._fs, "delete_file", killed))
+        else:
+            patches.enter_context(mock.patch("os.replace", killed))
+            patches.enter_context(mock.patch("os.unlink", killed))
+        for epoch in (2, 5):
+            with contextlib.suppress(SimulatedCrash):
+                place.prepare(epoch, (2, "b"))
+    for path in place.place.scratch.iterdir():
+        path.unlink()  # A slot's scratch goes with it.
+    left = place.leftovers()
+    place.driver.recover(5)
+    # One of epoch 5 may be at work.
+    assert sum("/.part-" in path for path in left) == (0 if place.place.is_far else 2)
+    assert sum("/.part-" in path for path in place.leftovers()) == (0 if place.place.is_far else 1)
+    place.driver.commit(5, [kept])
+    place.driver.recover(6)
+    assert place.leftovers() == []
+    place.assert_sees((1, "a"))
+    place.close_all()
+    place.place.close()
 
 
 def test_the_list_of_an_epoch_names_its_files(tmp_path: Path) -> None:

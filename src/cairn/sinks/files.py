@@ -254,6 +254,7 @@ class Files(Sink):
             )
 
     def recover(self, before_epoch: int) -> None:
+        self._remove_unfinished(before_epoch)
         if not self.listed:
             staged = self._store.list(f"{self.home}/staged/")
             self._store.delete([f.path for f in staged if self._is_before(f.path, before_epoch)])
@@ -280,6 +281,17 @@ class Files(Sink):
         live = self._live()
         self._store.delete([path for path in left if path not in live])
         compactor.remove(merges, live)
+
+    def _remove_unfinished(self, before_epoch: int) -> None:
+        """What a slot killed while it stored a file has left, or a driver that was merging."""
+        unfinished = self._store.unfinished("" if self.listed else self.staged(""))
+        left = []
+        for path, target in unfinished.items():
+            name = parse_name(target)
+            # A merge whose file is gone is given up, also by a newer driver at work.
+            if name is not None and name.owner == self.owner:
+                left += [path] if name.is_merged or name.epoch < before_epoch else []
+        self._store.delete(left)
 
     def _live(self) -> set[str]:
         """The files that count."""

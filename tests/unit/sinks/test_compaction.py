@@ -16,7 +16,8 @@ import pytest
 from cairn.errors import PlanError
 from cairn.sinks import Files, compaction
 from cairn.sinks.published import parse_name
-from cairn.testing import FaultyStore
+from cairn.storage.store import temporary_path
+from cairn.testing import FaultyStore, SimulatedCrash
 from tests.unit.sinks.folders import Folder
 
 
@@ -96,6 +97,25 @@ def test_merges_of_a_driver_that_died_are_removed(folder: Folder) -> None:
     assert len(folder.data()) == 10 and len(plans(folder)) == 1
     folder.sink().recover(10)
     assert len(folder.data()) == 9 and plans(folder) == []
+    assert folder.rows() == [(n, "a") for n in range(1, 10)]
+
+
+def test_what_a_driver_killed_while_it_stored_a_merge_left_is_removed(folder: Folder) -> None:
+    driver = folder.sink()
+    for epoch in range(1, 10):
+        folder.commit(driver, epoch, (epoch, "a"))
+    driver.close()
+
+    def killed(path: str, local_file: str) -> None:
+        (folder.path / temporary_path(path)).write_bytes(b"half")
+        raise SimulatedCrash("in the middle of a file")
+
+    driver._store.put_file = killed  # type: ignore[method-assign]
+    with pytest.raises(SimulatedCrash):
+        driver._compacting().round()
+    assert len(list(folder.path.rglob(".part-*"))) == 1
+    folder.sink().recover(2)
+    assert list(folder.path.rglob(".part-*")) == [] and plans(folder) == []
     assert folder.rows() == [(n, "a") for n in range(1, 10)]
 
 
