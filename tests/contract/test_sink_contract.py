@@ -333,6 +333,10 @@ def test_equal_rows_give_equal_committables(place: Stage) -> None:
     first = place.prepared(2, (1, "a"), (2, "b"))
     again = place.prepared(2, (1, "a"), (2, "b"), slot=place.opened(in_slot=True))
     assert json.dumps(again) == json.dumps(first)
+    if place.place.is_one_whatever_the_batches:
+        writer = place.opened(in_slot=True).writer(2, 0, 0)
+        writer.write(batch((1, "a"), (2, "b")))
+        assert json.dumps(writer.prepare()) == json.dumps(first)
     place.driver.commit(2, [again])
     place.driver.recover(3)
     place.assert_sees((1, "a"), (2, "b"))

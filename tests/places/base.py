@@ -27,6 +27,8 @@ class Place(ABC):
 
     is_far: ClassVar[bool] = False
     """Each look takes a request; left out where there are many."""
+    is_one_whatever_the_batches: ClassVar[bool] = True
+    """Equal rows give equal committables also when they come in other batches."""
     text_length: ClassVar[int] = 100_000
     """Text of this length fits."""
     has_no_empty_text: ClassVar[bool] = False

@@ -59,6 +59,7 @@ class FilesPlace(Place):
 
 class OneRowFilesPlace(FilesPlace):
     settings: ClassVar = {"file_bytes_target": 1}
+    is_one_whatever_the_batches = False
 
 
 class JsonFilesPlace(FilesPlace):

@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.json_lines import LinesEncoder, as_text, interval_text, refused_in_json
 
+_MERGED_GROUP_BYTES: Final = 64 << 20
+
 
 class FileWriter(ABC):
     """Writes one local file."""
@@ -72,6 +74,8 @@ class Parquet(Format):
 
     def merge(self, local_path: str, contents: Iterable[bytes]) -> None:
         writer: pq.ParquetWriter | None = None
+        # Small row groups of small files become one: that is what readers gain by it.
+        waiting: list[pa.Table] = []
         try:
             for content in contents:
                 file = pq.ParquetFile(pa.py_buffer(content))
@@ -80,8 +84,12 @@ class Parquet(Format):
                     writer = pq.ParquetWriter(local_path, schema, compression=self.compression)
                 elif file.schema_arrow != schema:
                     raise _differs(str(file.schema_arrow), str(schema))
-                # Small row groups of small files become one: that is what readers gain by it.
-                writer.write_table(file.read())
+                waiting.append(file.read())
+                if sum(table.nbytes for table in waiting) >= _MERGED_GROUP_BYTES:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting.clear()
+            if writer is not None and waiting:
+                writer.write_table(pa.concat_tables(waiting))
         finally:
             if writer is not None:
                 writer.close()

@@ -51,6 +51,15 @@ _ROWS = st.lists(
 )
 
 
+def test_merged_parquet_files_have_one_row_group(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pylist([{"a": 1}, {"a": 2}])
+    content = written("parquet", [batch], tmp_path / "one")
+    make_format("parquet", None, header=True).merge(str(tmp_path / "merged"), [content] * 20)
+    merged = pq.ParquetFile(tmp_path / "merged")
+    assert merged.num_row_groups == 1
+    assert merged.read()["a"].to_pylist() == [1, 2] * 20
+
+
 def written(format: str, batches: list[pa.RecordBatch], path: Path, **options: Any) -> bytes:
     made = make_format(format, options.get("compression"), header=options.get("header", True))
     file = made.open(str(path), batches[0].schema)
