@@ -12,7 +12,7 @@ written again a few times only, however long the job runs.
 Always true here:
 - sources and their merged file are never in the list together;
 - only files of this job and sink are merged, and only once their epochs have marks: a
-  repeated commit finds its epoch either in the list or by its mark;
+  repeated commit finds its epoch in the list, by its mark, or by the note of removed marks;
 - who makes the entry has read the list and then seen the plan; who gives a merge up deletes
   the plan, makes an entry, and deletes the merged file only if it is not in the list then;
 - a source is deleted only after the entry without it is durable and the grace is over.
@@ -173,7 +173,11 @@ class Compactor:
         self._marked &= found
         if not wanted:
             return found
-        for mark in find_marks(self._store, f"{self._home}/epochs"):
+        marks = find_marks(self._store, f"{self._home}/epochs")
+        for epoch, of_epoch in wanted.items():
+            # Epochs are marked in their order, and the oldest marks are removed.
+            found |= of_epoch if marks and epoch < marks[0].epoch else set()
+        for mark in marks:
             if mark.epoch in wanted:
                 of_mark = {file["name"] for file in read_mark(self._store, mark.path)}
                 found |= of_mark & wanted[mark.epoch]

@@ -1,7 +1,9 @@
 """What files of the `Files` sink look like inside: Parquet, JSON lines, CSV.
 
 CSV is that of RFC 4180: text is quoted, a quote is doubled, null is empty and the empty string
-is `""`. Spark reads it with `header`, `escape='"'` and, for line breaks in values, `multiLine`.
+is `""`. Spark reads it with `header`, `escape='"'`, a `nullValue` that does not occur (by its
+default it takes `""` for null) and, for line breaks in values, `multiLine`. In Parquet a duration
+is a count of microseconds to Spark.
 
 Always true here:
 - equal batches give equal bytes, so a file can be named by its content;
@@ -112,7 +114,7 @@ class Json(Format):
 
     def check(self, schema: pa.Schema) -> str | None:
         for field in schema:
-            why = refused_in_json(field.type)
+            why = refused_in_json(field)
             if why is not None:
                 return f"column {field.name!r} has {why}"
         return None

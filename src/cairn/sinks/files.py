@@ -4,7 +4,8 @@
     <folder>/_cairn/<job>/<sink>/epochs/<epoch>.json     the files of an epoch: the mark
     <folder>/_cairn/<job>/<sink>/staged/                 durable, invisible; without a list only
     <folder>/_cairn/<job>/<sink>/merges/                 see `compaction`; with a list only
-    <folder>/_cairn/<job>/<sink>/recovered/<epoch>       what is below and in no list is gone
+    <folder>/_cairn/<job>/<sink>/below/recovered-<epoch> what is below and in no list is gone
+    <folder>/_cairn/<job>/<sink>/below/trimmed-<epoch>   what is below was published
     <folder>/_spark_metadata/                            the list, see `spark_list`
 
 Without a list (a disk, HDFS) files are staged and renamed into the folder: a plain reader sees
@@ -15,7 +16,8 @@ and one entry of the list publishes an epoch: Spark reads by it. `published` rea
 Always true here:
 - a file is named by its sink, its place and its content, so an attempt that runs again
   cannot change one, and no file takes the place of another;
-- the mark of an epoch is written once all its files are published, and proves the commit;
+- the mark of an epoch is written once all its files are published, and proves the commit; where
+  there is a list, a note takes the place of those that are old;
 - an epoch enters the list once: whoever adds it has looked at the list, then at the mark,
   and its files leave the list only after the mark is there;
 - a commit of files that are gone raises, and publishes nothing.
@@ -41,6 +43,7 @@ from cairn.sinks.partitions import Partitions
 from cairn.sinks.published import (
     CAIRN_FOLDER,
     files_without_list,
+    find_marks,
     mark_path,
     parse_name,
     spark_url,
@@ -50,6 +53,8 @@ from cairn.storage.arrow_store import ArrowStore
 from cairn.storage.store import is_bucket, open_store
 
 THREADS: Final = 16
+MARKS_KEPT: Final = 100
+"""Old marks are removed down to this many epochs, when there are twice as many."""
 MOVED_ALONE_MAX: Final = 16
 _OPENED: Final = (
     "context", "_store", "_spark_url", "_spark_list", "home", "owner", "_partitions", "_compactor",
@@ -85,6 +90,11 @@ class Files(Sink):
             raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")
         self.file_bytes_target = file_bytes_target
         self.listed = is_bucket(self.path) if listed is None else listed
+        if self.listed and self.path.startswith(("az://", "azure://")):
+            raise PlanError(
+                f"Spark could not follow a list of files in {self.path!r}: it has no such scheme\n"
+                "  next: use abfss://<container>@<account>.dfs.core.windows.net/<path>"
+            )
         # Renamed one by one; whoever reads by `published` sees whole epochs all the same.
         self.shows = "epochs" if self.listed else "pieces"
         if compact and not self.listed:
@@ -163,18 +173,20 @@ class Files(Sink):
         if not files or self._store.exists(mark):
             return
         number = 0
-        if self.listed:
+        if not self.listed:
+            self._publish_by_rename([file["name"] for file in files])
+        if self.listed or self._list().exists():
+            # Another job may have begun a list since this one started.
             number = self._publish_by_list(epoch, files, mark)
-        else:
-            self._publish_by_rename(files)
         crash_point("driver.sink.unmarked")
         self._store.put(mark, msgspec.json.encode({"files": files}))
+        if self.listed and epoch % MARKS_KEPT == 0:
+            self._trim_marks()
         if self.compact:
             self._list_merges(number)
             self._compacting().consider()
 
-    def _publish_by_rename(self, files: list[dict[str, Any]]) -> None:
-        names = [file["name"] for file in files]
+    def _publish_by_rename(self, names: list[str]) -> None:
         missing = self._missing([self.staged(name) for name in names])
         published = [name for name in names if self.staged(name) in missing]
         self._refuse_missing(self._missing(published))
@@ -198,9 +210,14 @@ class Files(Sink):
             # and files that are removed are so after the note about it and another entry.
             if names[0] in listing.names or self._store.exists(mark):
                 return None
-            if epoch < self._recovered_below():
+            below = self._below()
+            if epoch < below["trimmed"]:
+                return None
+            if epoch < below["recovered"]:
                 self._refuse_missing(set(names))
-            self._refuse_missing(self._missing(names))
+            if missing := self._missing(names):
+                # Staged by a run for which the folder had no list.
+                self._publish_by_rename(sorted(missing))
             if listing.next_number == 0:
                 return [*self._files_of_before(), *added]
             return added
@@ -259,6 +276,7 @@ class Files(Sink):
             staged = self._store.list(f"{self.home}/staged/")
             self._store.delete([f.path for f in staged if self._is_before(f.path, before_epoch)])
             return
+        self._trim_marks()
         stored = self._store.list()
         compactor = self._compacting()
         live = self._live()
@@ -273,7 +291,7 @@ class Files(Sink):
             return
         # A driver that was fenced may be about to list what is removed here. After the note it
         # does not begin to, and after another entry it cannot end what it had begun.
-        self._note_recovered(before_epoch)
+        self._note("recovered", before_epoch)
         compactor.revoke(merges)
         self._list().append(
             lambda listing: Replacement([] if listing.next_number else self._files_of_before())
@@ -300,14 +318,29 @@ class Files(Sink):
             return set(listing.names)
         return {found.path for found in files_without_list(self._store)}
 
-    def _note_recovered(self, before_epoch: int) -> None:
-        self._store.put(f"{self.home}/recovered/{before_epoch:012d}", b"")
-        notes = self._store.list(f"{self.home}/recovered")
-        self._store.delete([note.path for note in notes[:-1]])
+    def _trim_marks(self) -> None:
+        """The list proves a commit; marks are for files that have left it."""
+        marks = find_marks(self._store, f"{self.home}/epochs")
+        if len(marks) < 2 * MARKS_KEPT:
+            return
+        oldest = marks[-MARKS_KEPT].epoch
+        # In this order: whoever misses a mark finds the note.
+        self._note("trimmed", oldest)
+        self._store.delete([mark.path for mark in marks if mark.epoch < oldest])
 
-    def _recovered_below(self) -> int:
-        notes = self._store.list(f"{self.home}/recovered")
-        return int(notes[-1].path.rpartition("/")[2]) if notes else 0
+    def _note(self, kind: str, epoch: int) -> None:
+        prefix = f"{self.home}/below/{kind}-"
+        self._store.put(f"{prefix}{epoch:012d}", b"")
+        notes = [note.path for note in self._store.list(f"{self.home}/below")]
+        self._store.delete([path for path in notes if path.startswith(prefix)][:-1])
+
+    def _below(self) -> dict[str, int]:
+        """The newest notes."""
+        newest = {"recovered": 0, "trimmed": 0}
+        for note in self._store.list(f"{self.home}/below"):
+            kind, _, epoch = note.path.rpartition("/")[2].partition("-")
+            newest[kind] = int(epoch)
+        return newest
 
     def _is_before(self, path: str, epoch: int) -> bool:
         name = parse_name(path)

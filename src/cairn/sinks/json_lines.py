@@ -14,6 +14,7 @@ Always true here:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,19 +24,27 @@ import pyarrow.compute as pc
 
 Convert = Callable[[pa.Array], list[Any]]
 
+# msgspec writes the names of fields as they are.
+_UNWRITABLE: Final = re.compile(r'["\\\x00-\x1f]')
 _DAY_US: Final = 86_400_000_000
 
 
-def refused_in_json(type: pa.DataType) -> str | None:
-    """Why a type cannot be written, or None."""
+def refused_in_json(field: pa.Field) -> str | None:
+    """Why a column or a field in one cannot be written, or None."""
+    if _UNWRITABLE.search(field.name):
+        return f"the name {field.name!r}: quotes, backslashes and control characters are not for it"
+    return _refused_type(field.type)
+
+
+def _refused_type(type: pa.DataType) -> str | None:
     if pa.types.is_map(type):
         if not pa.types.is_string(type.key_type):
             return f"a map with keys of type {type.key_type}: in JSON they are strings"
-        return refused_in_json(type.item_type)
+        return _refused_type(type.item_type)
     if pa.types.is_list(type):
-        return refused_in_json(type.value_type)
+        return _refused_type(type.value_type)
     if pa.types.is_struct(type):
-        found = (refused_in_json(field.type) for field in type)
+        found = (refused_in_json(field) for field in type)
         return next((why for why in found if why is not None), None)
     return None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -110,10 +110,10 @@ def spark_url(store: Store) -> str:
     """The folder as Spark names it: encoded, and a bucket of S3 by Hadoop's scheme."""
     if isinstance(store, LocalStore):
         return f"file://{quote(store.root)}"
-    parts = urlsplit(store.url)
-    scheme = "s3a" if parts.scheme == "s3" else parts.scheme
+    scheme, rest = store.url.split("://", 1)
     # Not by urlsplit: in the url of a store `#` and `?` are part of names.
-    return f"{scheme}://{quote(store.url.split('://', 1)[1])}"
+    bucket, slash, path = rest.partition("/")
+    return f"{'s3a' if scheme == 's3' else scheme}://{bucket}{slash}{quote(path)}"
 
 
 def published(path: str) -> list[str]:
