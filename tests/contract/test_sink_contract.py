@@ -268,8 +268,10 @@ def test_a_driver_that_dies_in_a_commit_is_followed_by_one_that_completes_it(
 ) -> None:
     rows = [(s, "x") for s in range(3)]
     prepared = [place.prepared(2, row, subtask=s) for s, row in enumerate(rows)]
-    with simulated_crash(point, nth), contextlib.suppress(SimulatedCrash):
+    passed: list[bool] = []
+    with simulated_crash(point, nth), _noted(SimulatedCrash, passed):
         place.driver.commit(2, prepared)
+    _skip_if_not_passed(place, point, passed)
     new = place.opened()
     new.commit(2, prepared)
     new.recover(3)
@@ -291,12 +293,29 @@ def test_a_commit_that_fails_half_way_is_completed_by_the_next_call(
         if name == point and passes == nth:
             raise OSError("injected")
 
-    with told_of_passes(fail), contextlib.suppress(OSError):
+    passed: list[bool] = []
+    with told_of_passes(fail), _noted(OSError, passed):
         place.driver.commit(2, prepared)
+    _skip_if_not_passed(place, point, passed)
     place.driver.commit(2, prepared)
     place.assert_survived(*rows, driver=place.driver)
     place.driver.commit(3, [place.prepared(3, (7, "y"))])
     assert (7, "y") in place.visible()
+
+
+@contextlib.contextmanager
+def _noted(error: type[BaseException], passed: list[bool]) -> Iterator[None]:
+    try:
+        yield
+    except error:
+        passed.append(True)
+
+
+def _skip_if_not_passed(place: Stage, point: str, passed: list[bool]) -> None:
+    """Not each sink has pieces; each but one without a mark is about to write it."""
+    if not passed:
+        assert point == "driver.sink.piece" or not place.place.has_mark
+        pytest.skip(f"a commit does not pass {point} here")
 
 
 def test_a_reader_sees_whole_epochs_in_order_while_they_are_committed(place: Stage) -> None:

@@ -27,6 +27,8 @@ class Place(ABC):
 
     is_far: ClassVar[bool] = False
     """Each look takes a request; left out where there are many."""
+    has_mark: ClassVar[bool] = True
+    """A commit ends with a mark, or with a transaction that has it."""
     is_one_whatever_the_batches: ClassVar[bool] = True
     """Equal rows give equal committables also when they come in other batches."""
     text_length: ClassVar[int] = 100_000

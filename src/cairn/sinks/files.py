@@ -79,6 +79,8 @@ class Files(Sink):
     ) -> None:
         """`listed` is the default on object stores; `compact` merges small files and needs it.
 
+        Every tenth entry of a list names all files: `compact` also keeps that short.
+
         `header` is for CSV. Files that were merged into others are deleted after
         `compact_grace_s`: readers who know them are done by then.
         """

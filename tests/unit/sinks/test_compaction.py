@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,12 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.errors import PlanError
+from cairn.errors import CommitError, PlanError
 from cairn.sinks import Files, compaction
 from cairn.sinks.published import parse_name
 from cairn.storage.store import temporary_path
-from cairn.testing import FaultyStore, SimulatedCrash
+from cairn.testing import Fault, FaultyStore, SimulatedCrash
 from tests.unit.sinks.folders import Folder
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are many writes here, and no power cuts."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
@@ -354,6 +363,52 @@ def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
 def test_compaction_needs_a_list(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="listed=True"):
         Files(str(tmp_path), compact=True)
+
+
+def dying(folder: Folder, act: Callable[[Files], None]) -> Iterator[None]:
+    """A driver dies after each call to the store in turn; then, whatever the test does."""
+    pristine = folder.path.with_name("pristine")
+    shutil.copytree(folder.path, pristine)
+    for call in itertools.count(1):
+        shutil.rmtree(folder.path)
+        shutil.copytree(pristine, folder.path)
+        driver = folder.sink()
+        driver._compacting().round()
+        store = driver._store = FaultyStore(driver._store, [Fault("*", call, "after")])
+        driver._compacting()._store = driver._compacting()._list.store = store
+        with contextlib.suppress(OSError, CommitError):
+            act(driver)
+        if not store.faults_seen:
+            break
+        yield
+    assert call > 10
+
+
+def test_a_recovery_that_dies_anywhere_is_completed_by_the_next(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.prepared(8, (-8, "abandoned"))
+    next_epoch = folder.prepared(10, (10, "a"))
+    for _ in dying(folder, lambda driver: driver.recover(10)):
+        assert folder.rows() == [(n, "a") for n in range(1, 10)]
+        folder.sink().recover(10)
+        assert plans(folder) == []
+        folder.sink().commit(10, next_epoch)
+        assert folder.rows() == [(n, "a") for n in range(1, 11)]
+        assert sorted(folder.names()) == folder.data()
+
+
+def test_a_commit_with_merges_that_dies_anywhere_is_completed_by_the_next(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    for epoch in range(10, 19):
+        folder.commit(folder.sink(), epoch, (epoch, "a"))
+    last = folder.prepared(19, (19, "a"))
+    for _ in dying(folder, lambda driver: driver.commit(19, last)):
+        folder.sink().commit(19, last)
+        folder.sink().recover(20)
+        assert folder.rows() == [(n, "a") for n in range(1, 20)]
+        folder.sink().recover(20)
+        assert sorted(folder.names()) == folder.data()
 
 
 @mock.patch.object(compaction, "MERGE_FILES_MIN", 3)
