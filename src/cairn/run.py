@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,13 +18,14 @@ from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.resume import check_resume
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
-from cairn.errors import CommitConflictError, EpochError, PlanError
+from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options, check_parallelism
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
+from cairn.sinks.base import close_all
 from cairn.slot.entry import entries_of
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
@@ -34,6 +36,7 @@ from cairn.storage.removal import delete_checkpoint
 from cairn.storage.spark_log import (
     SPARK_FOLDER,
     lay_out_for,
+    leave_unread,
     read_offsets,
     same_offsets,
     spark_folder,
@@ -145,20 +148,21 @@ class Run:
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
         self._turn.take_for_batch(self._refuse_if_ending)
         try:
-            self._refuse_if_ending()
-            self._run_batch(rows, batch_id)
-            crash_point("driver.epoch.ended")
-        except _StoppingError:
-            raise
+            if not self._is_ending:
+                self._run_batch(rows, batch_id)
+                crash_point("driver.epoch.ended")
+                return
+            self._leave_unread(batch_id)
         except StoppedError as error:
             # The epoch is in the log, or its batch is read again: nothing is lost.
             _logger.warning("%s", error)
-            self._refuse_if_ending()
         except BaseException as error:
             self.error = self.error or error
             raise
         finally:
             self._turn.give_up()
+        # Not with the turn: who stops the run waits for it.
+        self._refuse_if_ending()
 
     @property
     def _is_ending(self) -> bool:
@@ -171,6 +175,11 @@ class Run:
         self._stop_called.wait(STOP_PATIENCE_S)
         time.sleep(0.2)
         raise _StoppingError
+
+    def _leave_unread(self, batch_id: int) -> None:
+        """Spark has planned a batch that nobody processes: the next run is to read it."""
+        if self._gives_up and self.error is None:
+            leave_unread(self._spark_store, self._position.folder, batch_id)
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         folder = self._position.folder
@@ -302,15 +311,7 @@ class Run:
             self._ended_as = "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
-        try:
-            # A slot that is being started would not hear the goodbye.
-            for preparation in self._change.preparations if self._change else ():
-                preparation.join(STOP_PATIENCE_S)
-            self._driver.say_goodbye()
-            for sink in self._graph.sinks:
-                sink.sink.close()
-        except Exception:
-            pass  # Spark may be gone already; slots end by themselves then.
+        self._let_go()
         if self._options.on_stop == "delete" and self.error is None:
             try:
                 self._delete()
@@ -318,9 +319,18 @@ class Run:
                 self.error = error
         self._ended.set()
 
+    def _let_go(self) -> None:
+        # Spark may be gone already; slots end by themselves then.
+        with suppress(Exception):
+            # A slot that is being started would not hear the goodbye.
+            for preparation in self._change.preparations if self._change else ():
+                preparation.join(STOP_PATIENCE_S)
+            self._driver.say_goodbye()
+        close_all(sink.sink for sink in self._graph.sinks)
+
     def _finish_epoch(self) -> None:
         """Commit what the last batches have left: the next start would run them again."""
-        if self.error is not None:
+        if self.error is not None or not self._turn.take_at_once(STOP_PATIENCE_S):
             return
         try:
             self._coordinator.commit_epoch()
@@ -328,6 +338,8 @@ class Run:
             _logger.warning("%s", error)
         except BaseException as error:
             self.error = error
+        finally:
+            self._turn.give_up()
 
     def _delete(self) -> None:
         delete_checkpoint(self._store)
@@ -353,7 +365,8 @@ class Run:
             and coordinator.newest.spark.folder == self._position.folder
         )
         reset = () if is_ours else self._options.reset_sources
-        lay_out_for(coordinator.newest, folder, self._spark_store, self._graph.source_names, reset)
+        position = coordinator.newest.spark
+        lay_out_for(position, folder, self._spark_store, self._graph.source_names, reset)
         self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
@@ -381,7 +394,8 @@ class Run:
     @property
     def paused(self) -> str | None:
         """Why no epoch begins, while a sink cannot publish; the job goes on when it can."""
-        return None if self._coordinator.paused is None else str(self._coordinator.paused)
+        paused = self._coordinator.paused
+        return None if paused is None else str(paused)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until the run has ended; raises what failed. False when `timeout` seconds passed."""
@@ -431,8 +445,15 @@ class Run:
             if finished:
                 self._turn.give_up()
         self._ended.wait(STOP_PATIENCE_S)
-        if savepoint is not None:
-            self.savepoint(savepoint)
+        if savepoint is None:
+            return
+        if not self._coordinator.is_published:
+            raise CommitError(
+                f"no savepoint: a sink of job {self.name!r} has not taken the newest epoch, and a "
+                "job that starts from the savepoint would not publish it\n"
+                "  next: start the job on this checkpoint again, then stop it with a savepoint"
+            )
+        self.savepoint(savepoint)
 
     def savepoint(self, path: str) -> SavepointInfo:
         """Write the newest committed epoch to a folder: full, self-contained, movable.
@@ -527,6 +548,7 @@ class Run:
             return {}
         measured = summary(committed, spent_ms if committed.number == number else None)
         measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
+        measured["dropped_batches"] = self._coordinator.dropped_batches
         return measured
 
     def __enter__(self) -> Run:

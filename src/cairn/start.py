@@ -5,7 +5,8 @@
     settle     Spark's folder is brought to the newest epoch; its output is published again
 
 Always true here:
-- a program that does not fit is refused before it stops the one that runs.
+- a program that does not fit is refused before it stops the one that runs;
+- a start that fails leaves no sink open.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cairn.ids import new_id
 from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph
-from cairn.sinks.base import SinkContext
+from cairn.sinks.base import Sink, SinkContext, close_all
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.manifest import Epoch
@@ -42,6 +43,15 @@ class Started(NamedTuple):
 
 def start(graph: Graph, options: Options) -> Started:
     """Become the leader of the job, at its newest epoch."""
+    opened: list[Sink] = []
+    try:
+        return _start(graph, options, opened)
+    except BaseException:
+        close_all(opened)
+        raise
+
+
+def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     spark = graph.sources[0].dataframe.sparkSession
     parallelism = check_options(graph, options, spark)
     # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
@@ -60,6 +70,7 @@ def start(graph: Graph, options: Options) -> Started:
         on_error=options.on_error,
     )
     for sink in graph.sinks:
+        opened.append(sink.sink)  # One that fails may hold something already.
         sink.sink.open(
             SinkContext(
                 job.job_id,

@@ -364,12 +364,11 @@ def test_equal_rows_give_equal_committables(place: Stage) -> None:
 
 def test_a_sink_travels_with_its_settings_only(place: Stage) -> None:
     place.driver.commit(2, [place.prepared(2, (1, "a"))])
-    again = pickle.loads(pickle.dumps(place.driver))
-    again.open(place.driver.context)
-    again.commit(3, [place.prepared(3, (2, "b"))])
-    if place.place.is_shared:
-        place.assert_sees((1, "a"), (2, "b"), driver=again)
-    again.close()
+    slot = pickle.loads(pickle.dumps(place.driver))
+    slot.open(place.place.context(in_slot=True))
+    place.driver.commit(3, [place.prepared(3, (2, "b"), slot=slot)])
+    place.assert_sees((1, "a"), (2, "b"))
+    slot.close()
 
 
 # Passes and attempts

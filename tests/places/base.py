@@ -25,6 +25,8 @@ class Place(ABC):
     is_shared: ClassVar[bool] = True
     """What another job or sink publishes into the same place is seen too."""
 
+    is_in_pieces: ClassVar[bool] = False
+    """A commit puts one thing after the other in place, and passes driver.sink.piece for each."""
     is_far: ClassVar[bool] = False
     """Each look takes a request; left out where there are many."""
     has_mark: ClassVar[bool] = True
@@ -64,8 +66,10 @@ class Place(ABC):
     # For the suite
 
     def opened(self, job_id: str = "job", uid: str = "out", *, in_slot: bool = False) -> Sink:
-        """The sink as it arrives in another process."""
-        sink: Sink = pickle.loads(pickle.dumps(self.make()))
+        """The sink as a driver has it, made by the program; or as it arrives in a slot."""
+        sink = self.make()
+        if in_slot:
+            sink = pickle.loads(pickle.dumps(sink))
         sink.open(self.context(job_id, uid, in_slot=in_slot))
         return sink
 

@@ -28,6 +28,7 @@ from tests.s3 import S3, s3_server
 
 
 class FilesPlace(Place):
+    is_in_pieces = True
     settings: ClassVar[dict[str, Any]] = {}
 
     @property
@@ -68,6 +69,7 @@ class JsonFilesPlace(FilesPlace):
 
 class ListedFilesPlace(FilesPlace):
     settings: ClassVar = {"listed": True}
+    is_in_pieces = False
 
 
 class CompactedFilesPlace(ListedFilesPlace):

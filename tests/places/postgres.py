@@ -106,6 +106,7 @@ class PostgresPreparedPlace(PostgresPlace):
     """In a database of its own: prepared transactions are of a database, not of a schema."""
 
     mode = "prepared"
+    is_in_pieces = True
 
     def database(self) -> str:
         return postgres().new_database()

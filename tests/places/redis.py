@@ -18,6 +18,7 @@ PREFIX = "row:"
 
 class RedisHashPlace(Place):
     is_keyed = True
+    is_in_pieces = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -66,4 +67,4 @@ class RedisStringPlace(RedisHashPlace):
         return Redis(self.url, key=PREFIX + "{k}", kind="string", chunk_rows=1)
 
     def value(self, key: bytes) -> Any:
-        return json.loads(self.server.get(key))["s"]
+        return json.loads(self.server.get(key)).get("s")

@@ -88,6 +88,8 @@ class ForeachBatchPlace(WalPlace):
 class ForeachPlace(WalPlace):
     """Row by row, so a crash in the middle shows rows twice."""
 
+    is_in_pieces = True
+
     def make(self) -> Sink:
         return TableForeach(self.folder / "table", batch=False)
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from cairn.errors import CommitConflictError
 from cairn.guarantees import Guarantee
+from cairn.snapshots.rollback import rollback
+from cairn.storage.spark_log import leave_unread
 from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
 from tests.simulation.test_exactly_once import POINTS, seeds, survive
 from tests.simulation.world import Driver, World
@@ -185,3 +188,54 @@ def test_at_most_once_repeats_nothing_whatever_fails(seed: int, tmp_path: Path) 
         survive(lead)
     led(world, "at-most-once", 1).run_batch(BATCH)
     assert set(published(world).values()) == {1}
+
+
+def test_at_most_once_does_not_read_what_a_fenced_driver_has_planned_and_published(
+    tmp_path: Path,
+) -> None:
+    """The older driver goes on between the takeover and the first batch of the newer one."""
+    for every in (1, EVERY):
+        world = World(3, tmp_path / str(every))
+        older = led(world, "at-most-once", every)
+        older.run_batch(BATCH)
+        newer = Driver(world, guarantee="at-most-once", checkpoint_every=every)
+        newer.start()
+        with pytest.raises(CommitConflictError):
+            for _ in range(3):
+                older.run_batch(BATCH)
+        for _ in range(EVERY):
+            newer.run_batch(BATCH)
+        found = published(world)
+        assert set(found.values()) == {1}
+        assert set(found) == set(expected(world, world.committed_rows()))
+
+
+def test_at_most_once_goes_on_after_what_it_had_planned_since_a_rollback(tmp_path: Path) -> None:
+    world = World(3, tmp_path)
+    first = led(world, "at-most-once", 1)
+    first.run_batch(BATCH)
+    epoch = world.newest()
+    assert epoch is not None
+    first.run_changed()
+    rollback(world.store, epoch.number)
+
+    def lead() -> None:
+        driver = led(world, "at-most-once", 1)
+        for _ in range(3):
+            driver.run_batch(BATCH)
+
+    with simulated_crash("driver.batch.published", 3):
+        survive(lead)
+    led(world, "at-most-once", 1).run_batch(BATCH)
+    assert set(published(world).values()) == {1}
+
+
+def test_a_batch_that_a_stop_left_unread_is_read_by_the_next_run(tmp_path: Path) -> None:
+    world = World(3, tmp_path)
+    driver = led(world, "at-most-once", 1)
+    driver.run_batch(BATCH)
+    batch_id, _, _ = driver.spark.next_batch(BATCH)
+    leave_unread(world.store, driver.folder, batch_id)
+    after = led(world, "at-most-once", 1)
+    after.run_batch(BATCH)
+    assert set(published(world)) == set(expected(world, 2 * BATCH))

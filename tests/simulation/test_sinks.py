@@ -6,12 +6,13 @@ Seeded. To try more seeds, or to replay one: CAIRN_SEEDS=100 or CAIRN_SEEDS=17:1
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from cairn.guarantees import Guarantee
+from cairn.testing import SimulatedCrash, crash_points, told_of_passes
 from tests.places import PLACES
 from tests.simulation.outlets import OutletDriver, OutletWorld
 from tests.simulation.test_exactly_once import seeds, survive
@@ -34,7 +35,6 @@ ELSEWHERE = (
 )  # fmt: skip
 POINTS = [(point, 1) for point in crash_points() if point not in ELSEWHERE]
 POINTS.append(("driver.sink.piece", 2))
-# A sink that publishes by one act passes these once or never.
 WITHIN_A_COMMIT = ("driver.sink.piece", "driver.sink.unmarked")
 
 
@@ -45,19 +45,40 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutletWorl
     made.close()
 
 
+@contextmanager
+def crash_in(world: OutletWorld, point: str, nth: int = 1) -> Iterator[None]:
+    """Within the block the nth pass of a point is a crash, and there is such a pass."""
+    passes = 0
+
+    def die(name: str) -> None:
+        nonlocal passes
+        passes += name == point
+        if name == point and passes == nth:
+            raise SimulatedCrash(point)
+
+    with told_of_passes(die):
+        yield
+    if point == "driver.sink.piece" and not world.place.is_in_pieces:
+        assert passes == 0, "say that the place is in pieces"
+    else:
+        assert passes >= nth, f"pass {nth} of {point} did not come"
+
+
 def test_a_crash_at_any_point_publishes_every_row_as_promised(world: OutletWorld) -> None:
     for point, nth in POINTS:
 
-        def lead() -> None:
+        def lead(batches: int = nth) -> None:
             driver = world.driver()
             driver.start()
-            driver.run_batch(4)
+            for _ in range(batches):
+                driver.run_batch(4)
 
-        with simulated_crash(point, nth):
-            lived = survive(lead)
-        world.end()
         try:
-            assert lived == point.startswith("slot.") or point in WITHIN_A_COMMIT
+            with crash_in(world, point, nth):
+                lived = survive(lead)
+            is_passed = point != "driver.sink.piece" or world.place.is_in_pieces
+            assert lived == (point.startswith("slot.") or not is_passed)
+            world.end()
             after = world.driver()
             after.start()
             world.check_output()
@@ -94,16 +115,37 @@ def test_batches_published_before_the_record_are_repeated_and_never_lost(
         ("driver.manifest.written", 1),
         ("slot.sink.prepared", 2),
     ]:
-        with simulated_crash(point, nth):
-            survive(lead)
-        world.end()
         try:
+            with crash_in(world, point, nth):
+                survive(lead)
+            world.end()
             lead()
             world.check_all()
         except BaseException as error:
             error.add_note(f"after a crash at {point}, pass {nth}")
             raise
         world.end()
+
+
+# What "compacted" has merged waits for the next merge.
+@pytest.mark.parametrize(
+    "world", [name for name in LASTING if name != "files, compacted"], indirect=True
+)
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_what_a_lost_attempt_prepared_does_not_pile_up_while_its_driver_lives(
+    world: OutletWorld, guarantee: Guarantee
+) -> None:
+    """Nobody takes over, so nobody recovers."""
+    driver = world.driver(parallelism=4, guarantee=guarantee, checkpoint_every=2)
+    driver.start()
+    for nth in (1, 2, 3):
+        with crash_in(world, "slot.sink.prepared", nth):
+            driver.run_batch(8)
+        driver.run_batch(8)
+    for _ in range(2):
+        driver.run_batch(8)
+    world.check_all()
+    assert world.committed_rows() == 8 * 8
 
 
 @pytest.mark.parametrize("seed", seeds(1))

@@ -34,6 +34,7 @@ def test_no_row_is_lost_doubled_or_late_without_cause_whatever_fails(
                 parallelism=chance.choice([1, 2, 5]),
                 fault_rate=chance.choice([0.0, 0.003]),
                 trouble=chance.choice([0.0, 0.03]),
+                checkpoint_every=chance.choice([1, 1, 3]),
             )
             driver.start()
             world.check_output()
@@ -68,6 +69,7 @@ def test_no_row_is_lost_doubled_or_late_without_cause_whatever_fails(
 
 ELSEWHERE = (
     "driver.savepoint.loaded", "driver.deployed", "driver.epoch.ended", "driver.round.ran",
+    "driver.batch.published", "driver.sink.piece", "driver.sink.unmarked",
 )  # fmt: skip
 POINTS = [point for point in crash_points("driver") if point not in ELSEWHERE]
 

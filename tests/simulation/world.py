@@ -346,7 +346,13 @@ class Driver:
         newest = self.coordinator.take_over()
         term = self.coordinator.term
         if self.guarantee == "at-most-once":
-            position = give_up(newest, term, store=self.store, sources=["rows"])
+            position = give_up(
+                newest,
+                term,
+                store=self.store,
+                sources=["rows"],
+                since=self.coordinator.log.restored_by() or 0,
+            )
         else:
             position = settle(newest, term, store=self.store, sources=["rows"])
         self.folder = position.folder

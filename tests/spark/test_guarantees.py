@@ -134,9 +134,7 @@ def test_a_sink_that_cannot_publish_pauses_the_job_until_it_can(spark: Any, tmp_
         checkpoint=str(tmp_path / "checkpoint"), trigger="100 milliseconds", parallelism=1
     ) as run:
         assert eventually(lambda: run.status == "paused"), run.status
-        assert run.paused == (
-            "sink 'out' cannot publish epoch 2, tried 5 times: the gate is closed"
-        )
+        assert run.paused == ("sink 'out' cannot take epoch 2, tried 5 times: the gate is closed")
         source.add((3,))
         (tmp_path / "gate").touch()
         run.process_all_available()
@@ -166,7 +164,7 @@ def test_a_sink_that_cannot_publish_for_long_fails_the_run_if_it_is_told_so(
     run = gated(spark, source, tmp_path).start(
         checkpoint=str(tmp_path / "checkpoint"), trigger="available-now", commit_timeout="1 second"
     )
-    with pytest.raises(CommitError, match="'out' did not publish epoch 2: the gate is closed"):
+    with pytest.raises(CommitError, match="'out' did not take epoch 2: the gate is closed"):
         run.wait(60)
     assert run.status == "failed"
 

@@ -98,9 +98,10 @@ def _follow(run: Run, follower: _Follower, view: View, interrupts: _Interrupts) 
         while not run.wait(POLL_S):
             for facts in follower.new():
                 view.epoch(facts)
-            if (run.paused is not None) != paused:
+            why = run.paused
+            if (why is not None) != paused:
                 paused = not paused
-                view.say(f"paused: {run.paused}" if paused else "the sink is back: going on")
+                view.say(f"paused: {why}" if paused else "the sink is back: going on")
             if interrupts.count and not stopped:
                 stopped = True
                 run.stop()

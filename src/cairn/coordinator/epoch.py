@@ -46,16 +46,22 @@ from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
 from cairn.durations import MAX_MS
-from cairn.errors import CairnError, CommitError, EpochError, RestoreError
+from cairn.errors import (
+    CairnError,
+    CommitConflictError,
+    CommitError,
+    EpochError,
+    RestoreError,
+)
 from cairn.guarantees import Guarantee
 from cairn.ids import new_id
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Committable, Sink
 from cairn.slot.entry import entries_of
 from cairn.slot.feedback import records_entry
-from cairn.slot.protocol import Ack, Begin, Report
+from cairn.slot.protocol import ATTEMPTS_MAX, Ack, Begin, Report
 from cairn.slot.spec import JobSpec, OperatorSpec
-from cairn.storage.log import Log
+from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import (
     Epoch,
     OperatorEntry,
@@ -127,6 +133,8 @@ class Coordinator:
         """The newest epoch in the log."""
         self.batches = 0
         """How many of the epoch under way have run; none: the newest is committed."""
+        self.is_published = True
+        """Whether the sinks have what is in the log."""
         self.term = 0
         self.awake_ms = 0
         """Since when this driver asks the sources for rows."""
@@ -161,6 +169,11 @@ class Coordinator:
     def paused(self) -> Paused | None:
         """Why no epoch begins, while a sink cannot publish."""
         return self._publisher.paused
+
+    @property
+    def dropped_batches(self) -> int:
+        """With at-most-once: those that a sink has failed on, and was not told of again."""
+        return self._publisher.dropped
 
     @property
     def last_commit_ms(self) -> float:
@@ -247,10 +260,12 @@ class Coordinator:
         division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
+        attempt = failures = 0
         first_error: CairnError | None = None
-        for attempt in range(self._attempts_max):
-            begin = self._begin(number, attempt, now_ms, division, is_draining)
+        began_ms = self._clock()
+        while True:
             try:
+                begin = self._begin(number, attempt, now_ms, division, is_draining)
                 rounds = self._run_rounds(begin, execute)
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
@@ -270,24 +285,33 @@ class Coordinator:
             except Exception as error:
                 # A store says what is wrong in errors of many kinds: its own, the system's.
                 failed = error if isinstance(error, CairnError) else _failed(number, error)
-                first_error = first_error or failed
                 if isinstance(error, CommitError | RestoreError):
                     raise
-                if attempt + 1 < self._attempts_max:
-                    self._sleep(min(5.0, 0.1 * 4**attempt))
-        else:
-            assert first_error is not None
-            first_error.facts["attempts"] = self._attempts_max
-            raise first_error
+            attempt += 1
+            if failed.facts.get("is_away") and attempt < ATTEMPTS_MAX - self._attempts_max:
+                sink = str(failed.facts.get("sink"))
+                self._publisher.wait_for(sink, number, failed, attempt, began_ms)
+                continue
+            if failed.facts.get("is_lost") and attempt < ATTEMPTS_MAX - self._attempts_max:
+                continue  # What the slot has lost is written down for the next attempt.
+            first_error = first_error or failed
+            failures += 1
+            if failures == self._attempts_max:
+                first_error.facts["attempts"] = attempt
+                raise first_error
+            self._sleep(min(5.0, 0.1 * 4 ** (failures - 1)))
+        self._publisher.resume()
         for failure in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
             _logger.warning("epoch %d: a base could not be written, %s", number, failure)
+        if self._guarantee != "exactly-once":
+            # First: a batch that is not published is not in the epoch, and is read again.
+            self._check_leader(number)
+            self._publisher.publish(number, prepared, begin.batch)
+            crash_point("driver.batch.published")
         self.newest = epoch
         self.batches += 1
         self._settled = [file.stored.id for file in compacted]
         self._rewrite -= frozenset(begin.rewrite)
-        if self._guarantee != "exactly-once":
-            self._publisher.publish(number, prepared, begin.batch)
-            crash_point("driver.batch.published")
         if self.batches >= self._checkpoint_every:
             self.commit_epoch()
         return self.newest
@@ -297,7 +321,10 @@ class Coordinator:
         if not self.batches:
             return
         assert self.newest is not None and self._collector is not None, "an epoch has run"
-        epoch = self.newest
+        # As of now: its last batch may have been a while ago.
+        epoch = msgspec.structs.replace(
+            self.newest, wall_ms=self._clock(), oldest_kept=self._collector.oldest_to_keep()
+        )
         try:
             epoch = self.log.append(lambda number: _numbered(epoch, number))
         except OSError as error:
@@ -309,13 +336,33 @@ class Coordinator:
         crash_point("driver.manifest.written")
         self.newest = self.committed = epoch
         self.batches = 0
-        if self._pending:
-            self.store.delete(self._pending)
-            self._pending.clear()
+        self.is_published = False
         self._publisher.publish(epoch.number, epoch.committables)
+        self.is_published = True
         crash_point("driver.sinks.committed")
+        self._forget_pending()
         self._collector.after_epoch()
         crash_point("driver.collected")
+
+    def _check_leader(self, number: int) -> None:
+        """Before something is published that is not in the log: whoever takes over is there first.
+
+        So what a driver that was fenced has planned since then is not published, and what it
+        had planned before is known to the one who took over.
+        """
+        if self.store.exists(record_path(number)):
+            raise CommitConflictError(
+                f"another driver has taken over job {self.spec.job_name!r}", epoch=number
+            )
+
+    def _forget_pending(self) -> None:
+        if not self._pending:
+            return
+        try:
+            self.store.delete(self._pending)
+            self._pending.clear()
+        except OSError as error:
+            _logger.warning("what was written down for slots could not be removed: %s", error)
 
     @property
     def watermark_ms(self) -> int | None:
@@ -419,6 +466,9 @@ class Coordinator:
         }
         timings = timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms)
         metrics = metrics_of(self.spec, acks, reports, rounds[0].sources_ms)
+        if self._guarantee != "exactly-once":
+            # Said here, as the record has nothing left to publish.
+            metrics["published"] = {uid: len(given) for uid, given in prepared.items()}
         clocks = clocks_of(self.newest).after(
             rounds[0].event_times,
             self.origins,

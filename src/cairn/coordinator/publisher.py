@@ -1,10 +1,11 @@
 """Has the sinks publish, again and again until they have.
 
-A commit that keeps failing pauses the job: no epoch begins before it has succeeded. So
-does a slow sink slow the job down, and nothing is dropped.
+A commit that keeps failing pauses the job: no epoch begins before it has succeeded. So does
+a target that is away when slots write to it. So a slow sink slows the job down, and
+nothing is dropped.
 
 Always true here:
-- a commit ends by success, by the end of the run, by a takeover, or after `timeout_s`; and
+- waiting ends by success, by the end of the run, by a takeover, or after `timeout_s`; and
   what is committed in the log and not published is published by the next start;
 - with at-most-once, a sink that cannot tell a repeated commit is told once.
 """
@@ -37,7 +38,7 @@ class StoppedError(CommitError):
 
 
 class Paused(NamedTuple):
-    """Why no epoch begins."""
+    """Why the job stands still."""
 
     sink: str
     epoch: int
@@ -47,7 +48,7 @@ class Paused(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"sink {self.sink!r} cannot publish epoch {self.epoch}, tried {self.tries} times: "
+            f"sink {self.sink!r} cannot take epoch {self.epoch}, tried {self.tries} times: "
             f"{self.error}"
         )
 
@@ -69,6 +70,8 @@ class Publisher:
         self.paused: Paused | None = None
         self.last_ms = 0.0
         """How long the last epoch took to be published."""
+        self.dropped = 0
+        """Batches that a sink has failed on, and was not told of again."""
         self.is_stopping: Callable[[], bool] = lambda: False
         self._log = log
         self._guarantee = guarantee
@@ -100,7 +103,8 @@ class Publisher:
                 continue  # Dropped from the job; what it prepared stays invisible.
             self._commit(uid, sink, epoch, prepared, part, is_start)
             crash_point("driver.sink.committed")
-        self.last_ms = (time.perf_counter() - started) * 1000
+        if committables:
+            self.last_ms = (time.perf_counter() - started) * 1000
 
     def _commit(
         self,
@@ -126,12 +130,30 @@ class Publisher:
                         "sink %r failed to publish epoch %d and is not told again "
                         "(at-most-once): %s", uid, epoch, error,
                     )  # fmt: skip
+                    self.dropped += 1
                     break
-                self._give_up(uid, epoch, error, tries, began_ms, is_start)
-            self._wait(uid, epoch, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 3 ** (tries - 1)))
+                self.wait_for(uid, epoch, error, tries, began_ms, is_start=is_start)
+        self.resume()
+
+    def resume(self) -> None:
+        """What the job waited for has come about."""
         if self.paused is not None:
+            _logger.warning("sink %r is back: the job goes on", self.paused.sink)
             self.paused = None
-            _logger.warning("sink %r has published epoch %d: the job goes on", uid, epoch)
+
+    def wait_for(
+        self,
+        uid: str,
+        epoch: int,
+        error: Exception,
+        tries: int,
+        began_ms: int,
+        *,
+        is_start: bool = False,
+    ) -> None:
+        """Until it is time to try again; the job is paused meanwhile. Raises to end it."""
+        self._give_up(uid, epoch, error, tries, began_ms, is_start)
+        self._wait(uid, epoch, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 3 ** min(tries - 1, 9)))
 
     def _give_up(
         self, uid: str, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool
@@ -140,27 +162,34 @@ class Publisher:
         if tries < TRIES_BEFORE_PAUSE:
             return
         was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), began_ms, tries)
-        if self._log.newest_number() != self._log.last:
+        if self._is_taken_over():
             raise CommitConflictError(
-                f"another driver has taken over; it publishes epoch {epoch}", epoch=epoch
+                f"another driver has taken over, and goes on with epoch {epoch}", epoch=epoch
             ) from error
         waited_s = (self._clock() - began_ms) / 1000
         if is_start or (self._timeout_s is not None and waited_s >= self._timeout_s):
             raise CommitError(
-                f"sink {uid!r} did not publish epoch {epoch}: {error}\n"
-                f"  tried {tries} times; it is published when the job starts again",
+                f"sink {uid!r} did not take epoch {epoch}: {error}\n"
+                f"  tried {tries} times; nothing is lost, the next start goes on with it",
                 sink=uid,
                 epoch=epoch,
             ) from error
         if was_paused is None:
             _logger.warning("the job is paused until this is over: %s", self.paused)
 
+    def _is_taken_over(self) -> bool:
+        try:
+            return self._log.newest_number() != self._log.last
+        except Exception:
+            return False  # The store may be away too: asked again the next time.
+
     def _wait(self, uid: str, epoch: int, seconds: float) -> None:
         while seconds > 0:
             if self.is_stopping():
+                self.paused = None
                 raise StoppedError(
-                    f"sink {uid!r} has not published epoch {epoch} when the run was stopped; "
-                    "the next start does",
+                    f"sink {uid!r} has not taken epoch {epoch} when the run was stopped; "
+                    "the next start goes on with it",
                     sink=uid,
                     epoch=epoch,
                 )

@@ -6,12 +6,13 @@ behind it, Spark goes on; in every other case, and where the program reads other
 than the epoch was made from, a new folder is laid out from the offsets in the manifest,
 and Spark resumes after them.
 
-A job that never reads twice (at-most-once) goes on in Spark's folder instead, after the
-last batch that any driver has planned there: Spark lets one driver only plan the next.
+A job that never reads twice (at-most-once) goes on after the last batch that any driver has
+planned, in a folder of its own. A driver that was fenced and has not noticed may plan another
+one in its folder, but it looks at the log before it publishes: the takeover came first.
 
 Always true here:
 - a folder is laid out under the new leader's term, so nobody else writes to it;
-- an old folder is read, never changed, but for the batch that at-most-once gives up;
+- an old folder is read, never changed;
 - a source keeps its position by its name, wherever it stands among the others.
 """
 
@@ -26,8 +27,8 @@ import msgspec
 
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.spark_log import (
-    NO_WATERMARK,
     SPARK_FOLDER,
+    last_planned,
     lay_out,
     lay_out_for,
     match_sources,
@@ -95,12 +96,12 @@ def settle(
         return Position(folder, Stand.FRESH)
     change = match_sources(epoch.spark, sources, reset_sources)
     if change is None or not change.is_same:
-        lay_out_for(epoch, folder, store, sources, reset_sources)
+        lay_out_for(epoch.spark, folder, store, sources, reset_sources)
         return Position(folder, Stand.SOURCES)
     stand = compare(store, epoch)
     if stand in (Stand.EQUAL, Stand.BEHIND):
         return Position(epoch.spark.folder, stand)
-    lay_out(epoch, folder, source=store, target=store)
+    lay_out(epoch.spark, folder, source=store, target=store)
     return Position(folder, stand)
 
 
@@ -117,35 +118,31 @@ def give_up(
 
     `since` is the record of the last rollback: a position of before it counts no longer.
     """
+    folder = spark_folder(term)
     planned = _last_planned(epoch, store, since)
     if planned is None:
-        return settle(epoch, term, store=store, sources=sources, reset_sources=reset_sources)
-    if epoch is not None:
-        change = match_sources(planned, sources, reset_sources)
-        if change is None or not change.is_same:
-            moved = msgspec.structs.replace(epoch, spark=planned)
-            return settle(moved, term, store=store, sources=sources, reset_sources=reset_sources)
-    store.put_if_absent(f"{planned.folder}/commits/{planned.batch_id}", NO_WATERMARK)
-    return Position(planned.folder, Stand.GIVEN_UP)
+        return Position(folder, Stand.FRESH)
+    if not planned.sources:
+        planned = msgspec.structs.replace(planned, sources=list(sources))
+    lay_out_for(planned, folder, store, sources, reset_sources)
+    return Position(folder, Stand.GIVEN_UP)
 
 
 def _last_planned(epoch: Epoch | None, store: Store, since: int) -> SparkPosition | None:
     """The last batch that a driver has planned after an epoch, or since a rollback to it."""
     first = (since, 0) if since or epoch is None else _order(epoch.spark.folder)
-    found = [
-        (_order(match[1]), match[1], int(match[2]))
-        for there in store.list(SPARK_FOLDER)
-        if (match := _PLANNED.fullmatch(there.path)) and _order(match[1]) >= first
-    ]
-    if not found:
-        return None
-    _, folder, batch_id = max(found)
-    return SparkPosition(
-        folder=folder,
-        batch_id=batch_id,
-        offsets=read_offsets(store, folder, batch_id),
-        sources=[] if epoch is None else epoch.spark.sources,
-    )
+    folders: dict[str, set[int]] = {}
+    for there in store.list(SPARK_FOLDER):
+        match = _PLANNED.fullmatch(there.path)
+        if match and _order(match[1]) >= first:
+            folders.setdefault(match[1], set()).add(int(match[2]))
+    names = [] if epoch is None else epoch.spark.sources
+    for folder in sorted(folders, key=_order, reverse=True):
+        batch_id = last_planned(store, folder, folders[folder])
+        if batch_id is not None:
+            offsets = read_offsets(store, folder, batch_id)
+            return SparkPosition(folder=folder, batch_id=batch_id, offsets=offsets, sources=names)
+    return None if epoch is None else epoch.spark
 
 
 def _order(folder: str) -> tuple[int, int]:

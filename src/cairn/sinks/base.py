@@ -16,7 +16,8 @@ Always true of a sink:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,8 +117,22 @@ class Sink(ABC):
         one that has taken over from it since, unnoticed.
         """
 
+    def is_away(self, error: Exception) -> bool:
+        """Whether the target cannot be reached now, and may be later: then the job waits for it."""
+        found: BaseException | None = error
+        while found is not None and not isinstance(found, ConnectionError | TimeoutError):
+            found = found.__cause__
+        return found is not None
+
     def on_epoch_committed(self, epoch: int) -> None:
         """In a slot, at the beginning of the next epoch: this one is committed for good."""
 
     def close(self) -> None:
-        """When the run or the slot ends."""
+        """When the run or the slot ends; also after an `open` that failed."""
+
+
+def close_all(sinks: Iterable[Sink]) -> None:
+    """Close each of them, whatever becomes of the others: what is committed does not need it."""
+    for sink in sinks:
+        with suppress(Exception):
+            sink.close()

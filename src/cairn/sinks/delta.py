@@ -14,17 +14,21 @@ Always true here:
 - two drivers that commit at once write the same transaction id: one of them is refused, looks
   again and finds the mark;
 - before anything is removed, the log says below which epoch nothing may be committed any more;
-- a data file that the log names is never removed from here.
+- a data file that the log names, or has named while its older versions can be read, is never
+  removed from here.
 
 What a merge has written when the driver dies in the middle of it lies in the table's folder
-under delta-rs' own names, invisible; the table's VACUUM removes it, as after any failed write.
+under delta-rs' own names, invisible; so does a file of a slot given up for dead that was
+stored after `recover` had removed its note. The table's VACUUM removes them, as after any
+failed write.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -48,6 +52,8 @@ PART_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
+
+_logger = logging.getLogger("cairn")
 
 
 class Delta(Sink):
@@ -111,17 +117,18 @@ class Delta(Sink):
         self._options = {name: _resolved(value) for name, value in self.storage_options.items()}
         self.home = digest(context.job_id.encode(), context.uid.encode())[:16]
         self._app = f"cairn/{context.job_id}/{context.uid}"
-        table = self._opened()
+        self._table: Any = self._opened()
         is_driver = context.scratch is None
-        if is_driver and self.merge_schema and (fields := missing_columns(table, context.schema)):
-            table.alter.add_columns(fields)
-            table = self._load()
+        if is_driver and self.merge_schema:
+            self._on_newest(self._add_columns)
+        table = self._refreshed()
         check_table(table, context.schema, self)
         self.partitions = check_partitions(table, context.schema, self)
         self.required = {f.name for f in table.schema().fields if not f.nullable}
         self.store: Store = open_store(self.path, options=self._options)
         # Slots never look into the log again; it may be large.
-        self._table: Any = table if is_driver else None
+        if not is_driver:
+            self._table = None
 
     def close(self) -> None:
         self._table = None
@@ -139,41 +146,58 @@ class Delta(Sink):
             return
         assert part < 1 << PART_BITS, "an epoch has fewer parts"
         mark = epoch << PART_BITS | part
-        for tries_left in reversed(range(CONFLICTS_MAX)):
-            table = self._refreshed()
-            committed = self._committed(table)
-            if committed > mark:
-                return  # Long done, or abandoned by then: `recover` can tell by the log.
-            if committed == mark:
-                break
-            self._check_allowed(table, epoch, files)
-            try:
-                rows = self._merged_rows(files) if self.mode == "merge" else None
-                crash_point("driver.sink.unmarked")
-                self._publish(table, files, rows, self._transactions({self._app: mark}))
-                break
-            except (self._delta.exceptions.CommitFailedError, NotFoundError):
-                # Somebody else was first: a driver with this very epoch, or another writer.
-                if not tries_left:
-                    raise
-        self.store.delete(self.staged(file["name"]) for file in files)
+        if self._on_newest(lambda table: self._publish_once(table, epoch, mark, files)):
+            self.store.delete(self.staged(file["name"]) for file in files)
 
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch, so those of earlier ones compare lower.
         end = self.staged(f"part-{before_epoch:012d}")
-        paths = [found.path for found in self.store.list(f"_cairn/{self.home}/")]
-        abandoned = [path for path in paths if path < end]
+        found = self.store.list(f"_cairn/{self.home}/")
+        abandoned = [staged for staged in found if staged.path < end]
         if not abandoned:
             return
-        self._fence(before_epoch)
-        if self.mode == "append":
-            table = self._refreshed()
-            named = set(pa.table(table.get_add_actions())["path"].to_pylist())
-            names = {path.rsplit("/", 1)[1] for path in abandoned}
-            self.store.delete(names - named)
-        self.store.delete(abandoned)
+        self._on_newest(lambda table: self._fence(table, before_epoch))
+        # By what is there, not by `mode`: it may have been another one then.
+        notes = {staged.path.rsplit("/", 1)[1] for staged in abandoned if not staged.size}
+        if notes:
+            self.store.delete(notes - self._named(self._refreshed()))
+        self.store.delete(staged.path for staged in abandoned)
 
     # The table's log
+
+    def _on_newest(self, work: Callable[[Any], Any]) -> Any:
+        """Work on the table as it is now; again when somebody else was first."""
+        for tries_left in reversed(range(CONFLICTS_MAX)):
+            try:
+                return work(self._refreshed())
+            except (self._delta.exceptions.CommitFailedError, NotFoundError):
+                # A driver with this very epoch, or another writer.
+                if not tries_left:
+                    raise
+
+    def _publish_once(
+        self, table: Any, epoch: int, mark: int, files: Sequence[dict[str, Any]]
+    ) -> bool:
+        """Publish these files, unless they are; False when that cannot be told."""
+        committed = self._committed(table)
+        if committed > mark:
+            # Long done, or abandoned by then: `recover` can tell by the log.
+            _logger.warning(
+                "sink %r: %s has epoch %d already, so epoch %d is taken for published before it",
+                self.context.uid, self.path, committed >> PART_BITS, epoch,
+            )  # fmt: skip
+            return False
+        if committed == mark:
+            return True
+        self._check_allowed(table, epoch, files)
+        rows = self._merged_rows(files) if self.mode == "merge" else None
+        crash_point("driver.sink.unmarked")
+        self._publish(table, files, rows, self._transactions({self._app: mark}))
+        if rows is not None and self._committed(table) < mark:
+            # A merge that changes nothing writes nothing. Not on a newer version of the table:
+            # what a newer driver has written since must be in the way.
+            self._write_marks(table, {self._app: mark})
+        return True
 
     def _publish(
         self,
@@ -232,26 +256,33 @@ class Delta(Sink):
         last = keys.group_by(list(self.key)).aggregate([("cairn row", "max")])
         return rows.take(last["cairn row_max"].combine_chunks().sort())
 
-    def _fence(self, before_epoch: int) -> None:
+    def _fence(self, table: Any, before_epoch: int) -> None:
         """From here on nothing of an epoch below this number is committed."""
-        for tries_left in reversed(range(CONFLICTS_MAX)):
-            table = self._refreshed()
-            if self._fenced(table) >= before_epoch:
-                return
+        if self._fenced(table) < before_epoch:
             # With the mark as it is: a commit on its way meets its own transaction id, and fails.
-            versions = {self._app: self._committed(table), f"{self._app}/fence": before_epoch}
-            try:
-                table.create_write_transaction(
-                    [],
-                    "append",
-                    table.schema(),
-                    list(self.partitions),
-                    commit_properties=self._transactions(versions),
-                )
-                return
-            except self._delta.exceptions.CommitFailedError:
-                if not tries_left:
-                    raise
+            fence = {self._app: self._committed(table), f"{self._app}/fence": before_epoch}
+            self._write_marks(table, fence)
+
+    def _write_marks(self, table: Any, versions: Mapping[str, int]) -> None:
+        """An entry of the log without rows."""
+        table.create_write_transaction(
+            [],
+            "append",
+            table.schema(),
+            list(table.metadata().partition_columns),
+            commit_properties=self._transactions(versions),
+        )
+
+    def _named(self, table: Any) -> set[str]:
+        """The files of the table, of older versions too."""
+        now = pa.table(table.get_add_actions())["path"].to_pylist()
+        then = table.vacuum(0, dry_run=True, enforce_retention_duration=False)
+        return {*now, *then}
+
+    def _add_columns(self, table: Any) -> None:
+        fields = missing_columns(table, self.context.schema)
+        if fields:
+            table.alter.add_columns(fields)
 
     def _committed(self, table: Any) -> int:
         version = table.transaction_version(self._app)
@@ -261,27 +292,58 @@ class Delta(Sink):
         return int(table.transaction_version(f"{self._app}/fence") or 0)
 
     def _check_allowed(self, table: Any, epoch: int, files: Sequence[dict[str, Any]]) -> None:
-        """Before a commit: everything it names is there, and stays."""
+        """Before a commit: it fits the table, and everything it names is there, and stays."""
         if self._fenced(table) > epoch:
-            raise CommitError(
-                f"sink {self.context.uid!r}: epoch {epoch} cannot be committed to {self.path}\n"
-                f"  found: a newer driver has cleared what was prepared before epoch "
-                f"{self._fenced(table)}\n"
-                "  next: leave the job to that driver",
-                epoch=epoch,
+            raise self._refused(
+                epoch,
+                "a newer driver has cleared what was prepared before epoch "
+                f"{self._fenced(table)}\n  next: leave the job to that driver",
             )
-        in_place = str if self.mode == "append" else self.staged
+        mode = "merge" if "place" in files[0] else "append"
+        if mode != self.mode:
+            raise self._refused(
+                epoch,
+                f"it was prepared with mode={mode!r}, the sink has mode={self.mode!r}\n"
+                f"  next: start the job with mode={mode!r} once more, and change it after "
+                "this epoch",
+            )
+        self._check_table_again(table, epoch, files)
+        in_place = str if mode == "append" else self.staged
         paths = [in_place(file["name"]) for file in files]
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             there = list(pool.map(self.store.exists, paths))
         missing = [path for path, is_there in zip(paths, there, strict=True) if not is_there]
         if missing:
-            raise CommitError(
-                f"sink {self.context.uid!r}: epoch {epoch} cannot be committed to {self.path}\n"
-                f"  found: {len(missing)} of {len(paths)} prepared files are gone: {missing[0]}\n"
-                "  next: put them back, or see who removed them (VACUUM with a short retention?)",
-                epoch=epoch,
+            raise self._refused(
+                epoch,
+                f"{len(missing)} of {len(paths)} prepared files are not there: {missing[0]}\n"
+                "  next: if the sink's path is a new one, start the job with the one before "
+                "once more; else put the files back, or see who removed them (VACUUM with a "
+                "short retention?)",
             )
+
+    def _check_table_again(self, table: Any, epoch: int, files: Sequence[dict[str, Any]]) -> None:
+        """Others may have changed the table since it was opened, or these files were written."""
+        try:
+            check_table(table, self.context.schema, self)
+            columns = set(check_partitions(table, self.context.schema, self))
+        except PlanError as error:
+            raise self._refused(epoch, f"the table was changed: {error}") from error
+        for file in files:
+            if columns != set(file.get("partition", columns)):
+                raise self._refused(
+                    epoch,
+                    f"it was prepared in partitions by {', '.join(file['partition']) or 'nothing'},"
+                    f" the table has them by {', '.join(sorted(columns)) or 'nothing'}\n"
+                    "  next: bring the table's partitions back",
+                )
+
+    def _refused(self, epoch: int, found: str) -> CommitError:
+        return CommitError(
+            f"sink {self.context.uid!r}: epoch {epoch} cannot be committed to {self.path}\n"
+            f"  found: {found}",
+            epoch=epoch,
+        )
 
     def _transactions(self, versions: Mapping[str, int]) -> Any:
         made = [self._delta.Transaction(app, version) for app, version in versions.items()]

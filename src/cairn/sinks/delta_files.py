@@ -151,9 +151,20 @@ class AppendWriter(_FilesWriter):
         start = 0
         for end in ends.tolist():
             first = int(order[start])
-            partition = tuple(_text(column[first].as_py()) for column in values.values())
+            partition = tuple(self._value(column[first]) for column in values.values())
             yield partition, rest.slice(start, end - start)
             start = end
+
+    def _value(self, value: pa.Scalar) -> str | None:
+        try:
+            return _text(value.as_py())
+        except (OverflowError, ValueError):
+            uid = self._sink.context.uid
+            raise EpochError(
+                f"sink {uid!r}: {value.cast(pa.string())} is no value of a partition: only dates "
+                "of the years 1 to 9999 are\n  next: filter such rows out before the sink",
+                sink=uid,
+            ) from None
 
     def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
         values = dict(zip(self._sink.partitions, partition, strict=True))
@@ -192,7 +203,13 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     ):
         return None
     found = pc.min_max(column)
-    low, high = found["min"].as_py(), found["max"].as_py()
+    try:
+        low, high = found["min"].as_py(), found["max"].as_py()
+        if high is not None and pa.types.is_timestamp(kind):
+            # The log has milliseconds; the bounds must hold all the same.
+            high += dt.timedelta(microseconds=999)
+    except (OverflowError, ValueError):
+        return None  # Beyond the year 9999, or before the year 1.
     if low is None:
         return None
     if pa.types.is_floating(kind) and not (math.isfinite(low) and math.isfinite(high)):
@@ -202,12 +219,9 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     if pa.types.is_date(kind):
         return low.isoformat(), high.isoformat()
     if pa.types.is_timestamp(kind):
-        # The log has milliseconds; the bounds must hold all the same.
         zone = "Z" if kind.tz else ""
-        up = dt.timedelta(microseconds=999)
         return tuple(
-            t.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
-            for t in (low, high + up)
+            t.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone for t in (low, high)
         )
     return low, high
 

@@ -48,7 +48,16 @@ def missing_columns(table: Any, schema: pa.Schema) -> list[Any]:
 
 
 def check_columns(schema: pa.Schema, target: Target) -> None:
-    """That the settings name columns of the stream that can be used so."""
+    """That Delta has the stream's types, and the settings name columns that can be used so."""
+    for field in schema:
+        try:
+            _as_stored(pa.schema([field]))
+        except Exception:  # deltalake raises no other.
+            raise _refused(
+                target,
+                f"column {field.name!r} has type {field.type}, which Delta does not have",
+                "  next: cast it before the sink, or leave it out",
+            ) from None
     for role, names in (("key", target.key), ("partition_by", target.partition_by)):
         unknown = [name for name in names if name not in schema.names]
         if unknown:

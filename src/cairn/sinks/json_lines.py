@@ -1,4 +1,4 @@
-"""Arrow batches as JSON lines that Spark reads back as the same rows.
+"""Arrow values as JSON: lines that Spark reads back as the same rows, or values one by one.
 
     {"id":1,"at":"2026-01-31T10:00:00.000000Z","price":9.90,"raw":"AAE=","tags":["a"]}
 
@@ -8,7 +8,8 @@ msgspec's, which writes a row from a struct without a dict in between.
 Always true here:
 - a null at the top or in a struct is left out, as Spark leaves it out; in a list it is null;
 - timestamps are ISO 8601 in UTC with `Z`, those without a zone have none; binary is base64;
-- a decimal is a number with all its digits; NaN and infinities are text, as Spark writes them.
+- a decimal is a number with all its digits; NaN and infinities are text, as Spark writes them;
+- keys of maps are text, the same that the value would have.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +29,10 @@ Convert = Callable[[pa.Array], list[Any]]
 # msgspec writes the names of fields as they are.
 _UNWRITABLE: Final = re.compile(r'["\\\x00-\x1f]')
 _DAY_US: Final = 86_400_000_000
+# msgspec writes the names of a struct as they are.
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+
+_json = msgspec.json.Encoder(decimal_format="number")
 
 
 def refused_in_json(field: pa.Field) -> str | None:
@@ -54,17 +60,20 @@ class LinesEncoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._make = _struct(list(schema))
-        self._encoder = msgspec.json.Encoder(decimal_format="number")
 
     def encode(self, batch: pa.RecordBatch) -> bytes:
-        return self._encoder.encode_lines(self._make(batch.columns, batch.num_rows))
+        return _json.encode_lines(self._make(batch.columns, batch.num_rows))
+
+
+def json_values(array: pa.Array) -> list[bytes | None]:
+    """Each value as JSON by itself; None for null."""
+    values = _converter(array.type)(array)
+    return [None if value is None else _json.encode(value) for value in values]
 
 
 def _struct(fields: list[pa.Field]) -> Callable[[list[pa.Array], int], list[Any]]:
-    """Makes one msgspec struct a row out of columns."""
-    made = [(f"f{i}", Any, None) for i in range(len(fields))]
-    rename = {f"f{i}": field.name for i, field in enumerate(fields)}
-    row: Any = msgspec.defstruct("Row", made, rename=rename, omit_defaults=True, gc=False)
+    """Makes one object a row out of columns."""
+    row = _row_class([field.name for field in fields])
     converters = [_converter(field.type) for field in fields]
 
     def make(columns: list[pa.Array], count: int) -> list[Any]:
@@ -76,6 +85,18 @@ def _struct(fields: list[pa.Field]) -> Callable[[list[pa.Array], int], list[Any]
     return make
 
 
+def _row_class(names: list[str]) -> Callable[..., Any]:
+    """Takes values in the order of the names; nulls are not written."""
+    if any(map(_ESCAPED.search, names)):
+        return lambda *values: {
+            name: value for name, value in zip(names, values, strict=True) if value is not None
+        }
+    made = [(f"f{i}", Any, None) for i in range(len(names))]
+    rename = {f"f{i}": name for i, name in enumerate(names)}
+    return msgspec.defstruct("Row", made, rename=rename, omit_defaults=True, gc=False)
+
+
+@lru_cache(maxsize=256)
 def _converter(type: pa.DataType) -> Convert:
     if pa.types.is_floating(type):
         return _floats
@@ -164,13 +185,13 @@ def _lists(type: pa.DataType) -> Convert:
 
 
 def _maps(type: pa.DataType) -> Convert:
-    values_of = _converter(type.item_type)
+    keys_of, values_of = _converter(type.key_type), _converter(type.item_type)
 
     def convert(array: pa.Array) -> list[Any]:
         offsets = array.offsets.to_pylist()
         first = offsets[0] if offsets else 0
         length = (offsets[-1] if offsets else 0) - first
-        keys = array.keys.slice(first, length).to_pylist()
+        keys = map(_key, keys_of(array.keys.slice(first, length)))
         values = values_of(array.items.slice(first, length))
         pairs = list(zip(keys, values, strict=True))
         valid = array.is_valid().to_pylist()
@@ -180,3 +201,7 @@ def _maps(type: pa.DataType) -> Convert:
         ]
 
     return convert
+
+
+def _key(value: Any) -> str:
+    return value if isinstance(value, str) else _json.encode(value).decode().strip('"')

@@ -12,13 +12,15 @@ Always true here:
 - an older epoch never overwrites a newer one, whoever sends it and however late;
 - a chunk is applied once: what is sent again after a lost answer finds the fence moved;
 - within an epoch the last row of a key stays, in order of pass, subtask and position;
-- a reader sees whole chunks; an epoch of one chunk appears at once.
+- a reader sees whole chunks; an epoch of one chunk appears at once;
+- rows that Redis loses later are not sent again, but the next commit sees it and says so.
 
 The fence and the keys must be on one server: a Redis Cluster is refused.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import string
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,8 @@ from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks.base import SinkContext
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
+
+_logger = logging.getLogger("cairn")
 
 CHUNK_ROWS: Final = 1000
 CHUNK_BYTES_MAX: Final = 8 << 20
@@ -105,7 +109,11 @@ class Redis(Staged):
     """
 
     shows = "pieces"
-    driver_only = frozenset({"_client"})
+    driver_only = frozenset({"_client", "_url", "_left"})
+
+    _client: Any = None
+    _left: tuple[int, int, int]
+    """Epoch, part and rows of the fence, as this driver has left it."""
 
     def __init__(
         self,
@@ -139,6 +147,7 @@ class Redis(Staged):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
+        self._left = (-1, -1, 0)
         names = [column for _, column in self.key_parts if column]
         for name in (*names, *self.value):
             if name not in context.schema.names:
@@ -155,7 +164,6 @@ class Redis(Staged):
                 "  next: name fields with value=, or use kind='string'",
                 sink=context.uid,
             )
-        self._client: Any = None
         if context.scratch is None:
             self._connect()
 
@@ -251,7 +259,8 @@ class Redis(Staged):
         import redis
 
         try:
-            self._publish(epoch, files)
+            if self._publish(epoch, files):
+                self._left = int(epoch), epoch.part, sum(file.rows for file in files)
         except redis.RedisError as error:
             raise CommitError(
                 f"sink {self.context.uid!r}: Redis did not take all of epoch {epoch}\n"
@@ -260,13 +269,14 @@ class Redis(Staged):
                 epoch=int(epoch),
             ) from None
 
-    def _publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
+    def _publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> bool:
+        """False when there is a newer epoch or part."""
         script = self._client.register_script(_SCRIPT)
         # Asks by writing nothing: how many rows are in?
         done = self._done(epoch)
         for _ in range(RESTARTS_MAX):
             if done is None:
-                return
+                return False
             for first, keys, names, columns in self._chunks(files, done):
                 nulls, values = _flat(columns)
                 args = [int(epoch), epoch.part, first, self.ttl_ms, len(names), nulls]
@@ -275,7 +285,7 @@ class Redis(Staged):
                 if done != first + len(keys):
                     break
             else:
-                return
+                return True
             done = None if done == -1 else done
         raise CommitError(
             f"sink {self.context.uid!r}: epoch {epoch} was begun {RESTARTS_MAX} times\n"
@@ -287,12 +297,21 @@ class Redis(Staged):
     def _done(self, epoch: PublishedEpoch) -> int | None:
         """How many rows of this part are in; None when there is a newer one."""
         found = self._client.hmget(self.fence, "epoch", "part", "rows")
-        if None in found:
-            return 0
-        at_epoch, at_part, rows = map(int, found)
-        if (at_epoch, at_part) > (int(epoch), epoch.part):
+        at = (-1, -1, 0) if None in found else tuple(map(int, found))
+        expected = max((*self.marked, 0), self._left)
+        if at < expected:
+            _logger.warning(
+                "sink %r: Redis has lost rows that were published\n  found: the fence %s at %s\n"
+                "  expected: %s\n  next: see why, for example a failover; "
+                "to publish them again, to every sink, roll the job back (cairn rollback)",
+                self.context.uid,
+                self.fence,
+                _place(at),
+                _place(expected),
+            )
+        if at[:2] > (int(epoch), epoch.part):
             return None
-        return rows if (at_epoch, at_part) == (int(epoch), epoch.part) else 0
+        return at[2] if at[:2] == (int(epoch), epoch.part) else 0
 
     def _chunks(
         self, files: Sequence[StagedFile], skip: int
@@ -321,6 +340,11 @@ class Redis(Staged):
         while chunk.num_rows > 1 and _bytes(chunk) > CHUNK_BYTES_MAX:
             chunk = chunk.slice(0, chunk.num_rows // 2)
         return chunk
+
+
+def _place(fence: tuple[int, ...]) -> str:
+    epoch, part, rows = fence
+    return "no epoch" if epoch < 0 else f"epoch {epoch}, part {part}, row {rows}"
 
 
 def _bytes(chunk: pa.RecordBatch) -> int:

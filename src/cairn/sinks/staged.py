@@ -9,7 +9,7 @@ in order of pass and subtask; then it writes a mark and removes the files.
 
 Always true here:
 - a file is named by its place and its content, so an attempt that runs again cannot change one,
-  and a damaged one is noticed;
+  and a damaged one is noticed before its rows are published;
 - nothing is published unless every file that the commit names is there;
 - a mark is written after the rows are published, and the files go after that: a crash between
   leaves rows to be published again, never rows that nobody published;
@@ -77,6 +77,8 @@ class Staged(Sink):
     """Attributes that do not travel to the slots: functions, and what holds secrets."""
 
     home: str
+    marked: tuple[int, int]
+    """The newest epoch and part with a mark, as of the last call of `publish`."""
     _store: Store
 
     def open(self, context: SinkContext) -> None:
@@ -84,9 +86,10 @@ class Staged(Sink):
         assert context.checkpoint, "rows cannot ride in an epoch without a checkpoint"
         self._store = open_store(context.checkpoint)
         self.home = f"{WAL_FOLDER}/{context.job_id}/{context.uid}"
+        self.marked = (-1, -1)
 
     def __getstate__(self) -> dict[str, Any]:
-        handles = {"context", "_store", "home"} | self.driver_only
+        handles = {"context", "_store", "home", "marked"} | self.driver_only
         return {name: value for name, value in vars(self).items() if name not in handles}
 
     @abstractmethod
@@ -100,7 +103,7 @@ class Staged(Sink):
     # In a slot
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):08d}-{subtask:05d}")
+        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):012d}-{subtask:05d}")
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows as they are to be kept; unlike those of the stream where that saves work."""
@@ -123,6 +126,9 @@ class Staged(Sink):
             for file in files:
                 if self.staged_path(file.name) not in there:
                     raise self._gone(file)
+            if marks:
+                newest_epoch, _, newest_part = marks[-1].rpartition("/")[2].partition("-")
+                self.marked = int(newest_epoch), int(newest_part)
             key = f"{self.context.job_id}/{self.context.uid}/{epoch}/{part}"
             self.publish(PublishedEpoch(epoch, part, key), files)
             crash_point("driver.sink.unmarked")
@@ -189,7 +195,9 @@ def check_content(name: str, data: bytes, url: str, path: str) -> None:
 class StagedWriter(Writer):
     """Encodes rows in memory, then stages them as whole files under their digest.
 
-    Row groups are cut by number, not where batches end: equal rows make equal files.
+    Row groups are cut by number, not where batches end: equal rows make equal files. But for wide
+    rows, of which a group would take more memory than a file has: those are cut where the
+    batch ends that reaches it.
     """
 
     def __init__(self, sink: Staged, prefix: str) -> None:
@@ -222,7 +230,7 @@ class StagedWriter(Writer):
         return {"files": msgspec.to_builtins(self._files)} if self._files else None
 
     def abort(self) -> None:
-        # What is staged stays until `recover`: equal rows have equal names, so by now it may
+        # What is staged stays until `recover`: equal files have equal names, so by now it may
         # be the work of the attempt that came after this one.
         self._waiting, self._files = [], []
         self._buffer = self._writer = None

@@ -66,8 +66,11 @@ class Wal(Staged):
         spark = self.context.spark
         if spark is None:
             raise CommitError(f"sink {self.context.uid!r} needs a Spark session to publish with")
-        ddl = schema_ddl(parse_schema(self._schema(files[0])))
         local = [self._store.local_path(self.staged_path(file.name)) for file in files]
+        if all(local):
+            for file in files:
+                self._checked(file)  # Spark would read damaged rows without noticing.
+        ddl = schema_ddl(parse_schema(self._schema(files[0])))
         if all(local):
             # By their names as they are: a folder may be called `a*` or `{b}`. Spark has an option
             # against patterns, with which it reads files of such a folder twice.

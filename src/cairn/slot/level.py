@@ -279,7 +279,8 @@ class LevelRuntime:
         if begin.batch:
             raise EpochError(
                 f"a slot has lost its state of batch {begin.batch} of epoch {begin.epoch}; "
-                "the next attempt restores it"
+                "the next attempt restores it",
+                is_lost=True,
             )
         assert begin.parent is not None, "state without a parent epoch"
         return self.log.epoch(begin.parent)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 
-from cairn.errors import EpochError
+from cairn.errors import CairnError, EpochError
 from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Begin
@@ -35,29 +36,42 @@ class SinkRuntime:
         self.abort()
         self.committed(begin.parent)
         attempt = attempt_of(begin.attempt, begin.pass_index)
-        self.writer = self.sink.writer(begin.epoch, subtask, attempt)
+        with self._named():
+            self.writer = self.sink.writer(begin.epoch, subtask, attempt)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
         batch = fitted(batch, self.spec.schema)
-        try:
+        with self._named():
             self.writer.write(batch)
-        except OSError as error:
-            # Named here: above, it would pass for an error of the function that emits the rows.
-            raise EpochError(
-                f"sink {self.spec.uid!r} could not be written: {error}", sink=self.spec.uid
-            ) from error
 
     def prepare(self) -> Any:
         assert self.writer is not None, "a sink is prepared once per attempt"
         writer, self.writer = self.writer, None
+        with self._named():
+            try:
+                return writer.prepare()
+            except BaseException:
+                # Nobody else knows the writer any more, and it may hold files and connections.
+                with suppress(Exception):
+                    writer.abort()
+                raise
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of the sink. Above, they would pass for those of the function that emits rows."""
         try:
-            return writer.prepare()
-        except BaseException:
-            # Nobody else knows the writer any more, and it may hold files and connections.
-            with contextlib.suppress(Exception):
-                writer.abort()
+            yield
+        except AssertionError:
             raise
+        except Exception as error:
+            uid, is_away = self.spec.uid, self.sink.is_away(error)
+            if isinstance(error, CairnError):
+                error.facts.update(sink=uid, is_away=is_away)
+                raise
+            raise EpochError(
+                f"sink {uid!r} could not be written: {error}", sink=uid, is_away=is_away
+            ) from error
 
     def committed(self, epoch: int | None) -> None:
         """Tell the sink, once, of the epoch before."""

@@ -92,7 +92,7 @@ def branch(
         _check_kept(Log(store), parent.number)
         _write_job(dest, child)
         folder = spark_folder(FIRST_NUMBER)
-        lay_out(parent, folder, source=spark_store, target=spark_dest)
+        lay_out(parent.spark, folder, source=spark_store, target=spark_dest)
         first = _write_epoch(dest, parent, store.url, folder, clock_ms())
     except CommitUnknownError as error:
         # The first epoch may be there: then the branch is whole and needs its holds.

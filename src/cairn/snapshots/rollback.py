@@ -161,5 +161,6 @@ def _undone(epoch: Epoch) -> Undone:
         committables={
             uid: sum(committable is not None for committable in committables)
             for uid, committables in epoch.committables.items()
-        },
+        }
+        | epoch.metrics.get("published", {}),
     )

@@ -75,7 +75,7 @@ def write_savepoint(
         try:
             with tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch) as folder:
                 # First of all: a running query goes on cleaning up behind itself.
-                sources = dest.put_sources(source_files(spark_store or store, epoch))
+                sources = dest.put_sources(source_files(spark_store or store, epoch.spark))
                 operators = _write_operators(store, epoch, dest, folder, progress)
             info = SavepointInfo(
                 id=savepoint_id,

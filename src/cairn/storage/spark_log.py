@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cairn.errors import RestoreError
-from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.manifest import SparkPosition
 from cairn.storage.store import NotFoundError, Store
 
 SPARK_FOLDER: Final = "spark"
@@ -33,6 +33,7 @@ NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 # Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
 COMPACT_INTERVAL: Final = 10
 _HEAD_LINES: Final = 2
+_UNREAD: Final = "unread"
 _READ_ATTEMPTS_MAX: Final = 3
 _NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
 
@@ -70,14 +71,14 @@ def _canonical(line: str) -> str:
 # Laying out
 
 
-def lay_out(epoch: Epoch, folder: str, *, source: Store, target: Store) -> None:
-    """A folder in `target` from which Spark resumes right after an epoch run in `source`."""
+def lay_out(position: SparkPosition, folder: str, *, source: Store, target: Store) -> None:
+    """A folder in `target` from which Spark resumes right after a position in `source`."""
     metadata = None
     if source.url == target.url:
         # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
         # runs when a second one of the same id starts beside it.
-        metadata = read_metadata(source, epoch.spark.folder)
-    lay_out_from(epoch.spark, source_files(source, epoch), folder, target, metadata=metadata)
+        metadata = read_metadata(source, position.folder)
+    lay_out_from(position, source_files(source, position), folder, target, metadata=metadata)
 
 
 def lay_out_from(
@@ -112,22 +113,36 @@ def read_metadata(store: Store, folder: str) -> bytes | None:
         return None
 
 
+def leave_unread(store: Store, folder: str, batch_id: int) -> None:
+    """Note that a batch which Spark has planned was not processed, and will not be from here."""
+    store.put(f"{folder}/{_UNREAD}", str(batch_id).encode())
+
+
+def last_planned(store: Store, folder: str, batch_ids: Collection[int]) -> int | None:
+    """The last of these batches that may have been processed."""
+    try:
+        unread = int(store.get(f"{folder}/{_UNREAD}"))
+    except NotFoundError:
+        unread = None
+    return max((batch_id for batch_id in batch_ids if batch_id != unread), default=None)
+
+
 # What sources keep beside their offsets
 
 
 def source_files(
-    store: Store, epoch: Epoch, *, only: Collection[int] | None = None
+    store: Store, position: SparkPosition, *, only: Collection[int] | None = None
 ) -> dict[str, bytes]:
-    """The files under sources/ as they must be right after an epoch, by path below sources/.
+    """The files under sources/ as they must be right after a position, by path below sources/.
 
     `only`: the indices of the sources that matter. RestoreError where a list of files seen
     is gone: without it, every file would be read again.
     """
-    cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(epoch.spark.offsets))}
+    cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
     cuts = {index: last for index, last in cuts.items() if only is None or index in only}
     missing: tuple[int, int] | None = None
     for _ in range(_READ_ATTEMPTS_MAX):
-        files, logs = _read_sources(store, epoch, cuts, only)
+        files, logs = _read_sources(store, position, cuts, only)
         missing = None
         for index, last in cuts.items():
             if last is None or last < 0:
@@ -142,9 +157,9 @@ def source_files(
             return files
     assert missing is not None
     index, last = missing
-    file = f"{epoch.spark.folder}/sources/{index}/{last}"
+    file = f"{position.folder}/sources/{index}/{last}"
     raise RestoreError(
-        f"Spark's list of files already read by source {_shown(epoch, index)} is gone\n"
+        f"Spark's list of files already read by source {_shown(position, index)} is gone\n"
         f"  expected: {store.url}/{file}\n"
         "  going on without it would read every file again\n"
         "  next: say where Spark's log is, if elsewhere (spark_checkpoint=, --spark-checkpoint), "
@@ -154,10 +169,13 @@ def source_files(
 
 
 def _read_sources(
-    store: Store, epoch: Epoch, cuts: Mapping[int, int | None], only: Collection[int] | None
+    store: Store,
+    position: SparkPosition,
+    cuts: Mapping[int, int | None],
+    only: Collection[int] | None,
 ) -> tuple[dict[str, bytes], dict[int, dict[str, bytes]]]:
     """(files to be kept as they are, entries of logs that must be cut, by source)."""
-    root = f"{epoch.spark.folder}/sources/"
+    root = f"{position.folder}/sources/"
     files: dict[str, bytes] = {}
     logs: dict[int, dict[str, bytes]] = {}
     for found in store.list(root):
@@ -177,8 +195,8 @@ def _read_sources(
     return files, logs
 
 
-def _shown(epoch: Epoch, index: int) -> str:
-    names = epoch.spark.sources
+def _shown(position: SparkPosition, index: int) -> str:
+    names = position.sources
     return f"{index} ({names[index]!r})" if index < len(names) else str(index)
 
 
@@ -248,43 +266,43 @@ def match_sources(
 
 
 def lay_out_for(
-    epoch: Epoch,
+    position: SparkPosition,
     folder: str,
     store: Store,
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
 ) -> bool:
-    """Like `lay_out`, for a program with other sources than the epoch had.
+    """Like `lay_out`, for a program with other sources than the position is of.
 
     Sources keep their positions wherever they stand now; new ones, and those in
     `reset_sources`, start at their beginning. False, and nothing is laid out, where no
     source has a position to keep.
     """
-    change = match_sources(epoch.spark, sources, reset_sources)
+    change = match_sources(position, sources, reset_sources)
     if change is None:
         raise RestoreError(
             f"cannot tell which of Spark's offsets are those of {', '.join(sources)}\n"
-            f"  epoch {epoch.number} was made from: {', '.join(epoch.spark.sources) or 'unknown'}\n"
+            f"  it was made from: {', '.join(position.sources) or 'unknown'}\n"
             "  next: start with the sources it had, in that order",
-            epoch=epoch.number,
+            batch=position.batch_id,
         )
     if change.is_same:
-        lay_out(epoch, folder, source=store, target=store)
+        lay_out(position, folder, source=store, target=store)
         return True
-    old = source_lines(epoch.spark.offsets)
+    old = source_lines(position.offsets)
     kept = change.kept
     lines = [old[kept[new]] if new in kept else NO_OFFSET for new in range(len(sources))]
     if all(line.strip() == NO_OFFSET for line in lines):
         return False
     moved = {str(before): str(new) for new, before in kept.items()}
     files = {}
-    for name, data in source_files(store, epoch, only=kept.values()).items():
+    for name, data in source_files(store, position, only=kept.values()).items():
         index, _, entry = name.partition("/")
         files[f"{moved[index]}/{entry}"] = data
-    head = epoch.spark.offsets.strip().split("\n")[:_HEAD_LINES]
-    position = msgspec.structs.replace(
-        epoch.spark, offsets="\n".join([*head, *lines]), sources=list(sources)
+    head = position.offsets.strip().split("\n")[:_HEAD_LINES]
+    moved_to = msgspec.structs.replace(
+        position, offsets="\n".join([*head, *lines]), sources=list(sources)
     )
-    metadata = read_metadata(store, epoch.spark.folder)
-    lay_out_from(position, files, folder, store, metadata=metadata)
+    metadata = read_metadata(store, position.folder)
+    lay_out_from(moved_to, files, folder, store, metadata=metadata)
     return True

@@ -279,7 +279,7 @@ def test_a_sink_that_keeps_failing_ends_the_run_and_is_published_by_the_next(
 ) -> None:
     lead = Lead(tmp_path, commit_timeout_s=60).start()
     lead.sink.failures = 1000
-    with pytest.raises(CommitError, match="sink 'out' did not publish epoch 2: sink is away"):
+    with pytest.raises(CommitError, match="sink 'out' did not take epoch 2: sink is away"):
         lead.run_epoch((1, 5))
     assert lead.clock() >= 61_000
     after = Lead(tmp_path, lead.store).start()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from cairn.coordinator.publisher import TRIES_BEFORE_PAUSE, StoppedError
-from cairn.errors import CommitConflictError, CommitError
+from cairn.errors import CommitConflictError, CommitError, EpochError, FunctionError
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.testing import SimulatedCrash, simulated_crash
-from tests.unit.coordinator.test_epoch import Lead
+from tests.unit.coordinator.test_epoch import POSITION, Lead
 
 
 def committed(lead: Lead) -> list[int]:
@@ -169,7 +169,7 @@ def test_a_commit_that_keeps_failing_pauses_the_job_until_it_succeeds(tmp_path: 
     paused = [each for each in seen if each is not None]
     assert seen[0] is None and paused
     assert (paused[0].sink, paused[0].epoch, paused[0].error) == ("out", 2, "sink is away")
-    assert "cannot publish epoch 2" in str(paused[0])
+    assert "cannot take epoch 2" in str(paused[0])
     assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
 
 
@@ -177,7 +177,7 @@ def test_a_paused_job_can_be_stopped_and_the_next_start_publishes(tmp_path: Path
     lead = Lead(tmp_path).start()
     lead.sink.failures = 1000
     lead.coordinator.is_stopping = lambda: lead.coordinator.paused is not None
-    with pytest.raises(StoppedError, match="the next start does"):
+    with pytest.raises(StoppedError, match="the next start goes on with it"):
         lead.run_epoch((1, 5))
     after = Lead(tmp_path, lead.store).start()
     assert after.sink.rows == [(1, 1, 5)]
@@ -207,3 +207,107 @@ def test_a_start_does_not_wait_for_ever(tmp_path: Path) -> None:
     after.sink.failures = 1000
     with pytest.raises(CommitError, match="tried 5 times"):
         after.start()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_a_batch_that_was_not_published_is_not_in_the_log(
+    tmp_path: Path, guarantee: str, every: int
+) -> None:
+    """Stopped while the sink is away: as published counts only what is."""
+    lead = every_of(tmp_path, every, guarantee)
+    for _ in range(every):
+        lead.run_epoch((1, 5))
+    lead.sink.failures = 1000
+    lead.coordinator.is_stopping = lambda: lead.coordinator.paused is not None
+    with pytest.raises(StoppedError):
+        lead.run_epoch((1, 5))
+    lead.coordinator.commit_epoch()
+    assert committed(lead) == [2]
+    assert lead.coordinator.paused is None
+
+
+def every_of(tmp_path: Path, every: int, guarantee: str) -> Lead:
+    return Lead(tmp_path, checkpoint_every=every, guarantee=guarantee).start()
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+def test_a_driver_that_was_taken_over_publishes_nothing_before_its_commit(
+    tmp_path: Path, guarantee: str
+) -> None:
+    lead = every_of(tmp_path, 3, guarantee)
+    lead.run_epoch((1, 5))
+    Lead(tmp_path, lead.store).start()
+    with pytest.raises(CommitConflictError, match="another driver has taken over"):
+        lead.run_epoch((1, 5))
+    assert lead.sink.rows == [(1, 1, 5)]
+
+
+def test_a_pause_goes_on_while_the_checkpoint_is_away_too(tmp_path: Path) -> None:
+    lead = Lead(tmp_path).start()
+    lead.sink.failures = TRIES_BEFORE_PAUSE + 3
+
+    def away() -> int:
+        raise OSError("the store is away")
+
+    lead.coordinator.log.newest_number = away  # type: ignore[method-assign]
+    lead.run_epoch((1, 5))
+    assert lead.sink.rows == [(1, 1, 5)]
+
+
+# Trouble within an epoch
+
+
+def test_what_cannot_be_written_down_or_removed_is_tried_again(tmp_path: Path) -> None:
+    lead = every(tmp_path, 2)
+    lead.run_epoch((1, 5))
+    lead.slots.clear()
+    put = lead.store.put
+    tries = []
+
+    def fails_once(path: str, data: bytes) -> None:
+        if path.startswith("pending/"):
+            tries.append(path)
+            if len(tries) == 1:
+                raise OSError("injected")
+        put(path, data)
+
+    lead.store.put = fails_once  # type: ignore[method-assign]
+    lead.run_epoch((1, 5))
+    assert len(tries) == 2
+    assert lead.sink.rows == [(1, 1, 5), (1, 2, 10)] and committed(lead) == [2]
+
+
+def test_a_lost_slot_does_not_hide_why_a_batch_fails(tmp_path: Path) -> None:
+    lead = every(tmp_path, 3)
+    lead.run_epoch((1, 5))
+    lead.slots.clear()
+
+    def execute(begin: Any) -> Any:
+        lead.execute(begin, [(1, 5)])
+        raise FunctionError("this is why")
+
+    with pytest.raises(FunctionError, match="this is why"):
+        lead.coordinator.run_epoch(POSITION, execute)
+
+
+def test_a_target_that_is_away_while_slots_write_pauses_the_job(tmp_path: Path) -> None:
+    lead = Lead(tmp_path).start()
+    seen = []
+
+    def execute(begin: Any) -> Any:
+        if begin.attempt < TRIES_BEFORE_PAUSE + 2:
+            raise EpochError("no route", sink="out", is_away=True)
+        seen.append(lead.coordinator.paused)
+        return lead.execute(begin, [(1, 5)])
+
+    lead.coordinator.run_epoch(POSITION, execute)
+    assert seen[0] is not None and seen[0].error == "no route"
+    assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
+    lead.coordinator.is_stopping = lambda: True
+
+    def away(begin: Any) -> Any:
+        raise EpochError("no route", sink="out", is_away=True)
+
+    with pytest.raises(StoppedError):
+        lead.coordinator.run_epoch(POSITION, away)

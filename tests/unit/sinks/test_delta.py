@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import logging
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,34 @@ def test_the_bounds_of_a_file_hold_for_times_of_microseconds(values: list[Any]) 
         assert dt.datetime.fromisoformat(high) >= max(times)
 
 
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_and_dates_at_the_end_of_the_calendar_and_beyond_have_no_bounds(
+    tmp_path: Path, zone: str | None
+) -> None:
+    beyond = pa.array([2**31 - 1], pa.int32()).cast(pa.date32())
+    last = pa.array([dt.datetime.max], pa.timestamp("us")).cast(pa.timestamp("us", zone))
+    rows = pa.table({"t": last, "day": beyond})
+    found = json.loads(statistics(rows))
+    assert found["minValues"] == found["maxValues"] == {}
+    assert found["nullCount"] == {"t": 0, "day": 0}
+    sink = opened(tmp_path, rows.schema)
+    writer = sink.writer(2, 0, 0)
+    writer.write(rows.to_batches()[0])
+    sink.commit(2, [writer.prepare()])
+    assert table(tmp_path).equals(rows)
+
+
+def test_a_partition_of_a_date_that_no_reader_can_read_is_refused_in_the_slot(
+    tmp_path: Path,
+) -> None:
+    sink = opened(tmp_path, parse_schema("k long, day date"), partition_by="day")
+    day = pa.array([2932897 + 30], pa.int32()).cast(pa.date32())
+    writer = sink.writer(2, 0, 0)
+    writer.write(pa.RecordBatch.from_arrays([pa.array([1]), day], schema=sink.context.schema))
+    with pytest.raises(EpochError, match="10000-01-31 is no value of a partition"):
+        writer.prepare()
+
+
 def test_values_that_json_cannot_hold_have_no_bounds() -> None:
     rows = pa.table(
         {"nan": [1.0, float("nan")], "inf": [1.0, float("inf")], "long": ["a", "b" * 99]}
@@ -179,6 +209,40 @@ def test_rows_that_are_all_key_are_kept_once(tmp_path: Path) -> None:
     published(sink, 2, (1, "x"))
     published(sink, 3, (1, "x"), (2, "x"))
     assert seen(tmp_path) == [(1, "x"), (2, "x")]
+
+
+def test_a_merge_that_changes_nothing_is_marked_all_the_same(tmp_path: Path) -> None:
+    """So it can be committed again, after what was prepared is gone."""
+    sink = opened(tmp_path, mode="merge", key=["k", "s"])
+    published(sink, 2, (1, "x"))
+    committables = [prepared(sink, 3, (1, "x"))]
+    sink.commit(3, committables)
+    version = DeltaTable(str(tmp_path)).version()
+    sink.commit(3, committables)
+    opened(tmp_path, mode="merge", key=["k", "s"]).commit(3, committables)
+    assert DeltaTable(str(tmp_path)).version() == version
+    assert seen(tmp_path) == [(1, "x")]
+    assert sink.store.list(f"_cairn/{sink.home}/") == []
+
+
+def test_a_merge_that_changes_nothing_is_not_marked_when_a_new_driver_has_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = opened(tmp_path, mode="merge", key=["k", "s"])
+    new = opened(tmp_path, mode="merge", key=["k", "s"])
+    published(old, 2, (1, "x"))
+    committables = [prepared(old, 3, (1, "x"))]
+    publish = old._publish
+
+    def overtaken(*given: Any) -> None:
+        publish(*given)
+        new.recover(4)
+
+    monkeypatch.setattr(old, "_publish", overtaken)
+    with pytest.raises(CommitError, match="cleared"):
+        old.commit(3, committables)
+    published(new, 5, (2, "y"))
+    assert seen(tmp_path) == [(1, "x"), (2, "y")]
 
 
 def test_a_row_without_its_key_is_refused_in_the_slot(tmp_path: Path) -> None:
@@ -283,11 +347,116 @@ def test_a_new_driver_that_recovers_in_between_leaves_nothing_to_commit(
     assert seen(tmp_path) == [(1, "a"), (3, "c")]
 
 
+CHANGED = pytest.mark.parametrize(
+    ("before", "after"), [({}, MERGE), (MERGE, {})], ids=["append first", "merge first"]
+)
+
+
+@CHANGED
+def test_what_was_prepared_in_the_other_mode_is_not_committed_and_can_be_later(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    old = opened(tmp_path, **before)
+    committables = [prepared(old, 2, (1, "a"))]
+    mode = before.get("mode", "append")
+    with pytest.raises(CommitError, match=f"start the job with mode='{mode}' once more"):
+        opened(tmp_path, **after).commit(2, committables)
+    assert seen(tmp_path) == []
+    old.commit(2, committables)
+    changed = opened(tmp_path, **after)
+    changed.commit(2, committables)
+    published(changed, 3, (2, "b"))
+    assert seen(tmp_path) == [(1, "a"), (2, "b")]
+
+
+@CHANGED
+def test_what_was_abandoned_in_the_other_mode_is_removed(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    prepared(opened(tmp_path, **before), 2, (1, "abandoned"))
+    changed = opened(tmp_path, **after)
+    changed.recover(3)
+    assert changed.store.list(f"_cairn/{changed.home}/") == []
+    assert list(tmp_path.glob("part-*")) == []
+
+
+@MODES
+def test_a_column_that_another_writer_drops_meanwhile_is_not_lost_silently(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    sink = opened(tmp_path, **settings)
+    published(sink, 2, (1, "a"))
+    committables = [prepared(sink, 3, (2, "b"))]
+
+    def overwrite() -> None:
+        theirs = pa.table({"k": [9]})
+        write_deltalake(str(tmp_path), theirs, mode="overwrite", schema_mode="overwrite")
+
+    with (
+        told_of_passes(once(overwrite)),
+        pytest.raises(CommitError, match=r"the table was changed(.|\n)*no column 's'"),
+    ):
+        sink.commit(3, committables)
+    assert seen(tmp_path) == [(9,)]
+    opened(tmp_path, merge_schema=True, **settings)
+    sink.commit(3, committables)
+    assert seen(tmp_path) == [(2, "b"), (9, None)]
+
+
+@MODES
+def test_a_column_that_another_writer_adds_meanwhile_is_null(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    sink = opened(tmp_path, **settings)
+    published(sink, 2, (1, "a"))
+    theirs = pa.table({"k": [9], "s": ["x"], "more": [0.5]})
+    write_deltalake(str(tmp_path), theirs, mode="append", schema_mode="merge")
+    published(sink, 3, (2, "b"))
+    assert seen(tmp_path) == [(1, "a", None), (2, "b", None), (9, "x", 0.5)]
+
+
+def test_files_in_partitions_that_the_table_has_no_more_are_refused(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    committables = [prepared(sink, 2, (1, "a"))]
+    write_deltalake(
+        str(tmp_path),
+        pa.Table.from_pylist([{"k": 9, "s": "x"}], KS),
+        mode="overwrite",
+        schema_mode="overwrite",
+        partition_by=["s"],
+    )
+    for driver in (sink, opened(tmp_path)):
+        with pytest.raises(CommitError, match="in partitions by nothing, the table has them by s"):
+            driver.commit(2, committables)
+    assert seen(tmp_path) == [(9, "x")]
+
+
+def test_an_older_epoch_that_is_taken_for_published_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = opened(tmp_path)
+    committables = [prepared(sink, 2, (1, "a"))]
+    published(sink, 3, (2, "b"))
+    with caplog.at_level(logging.WARNING, "cairn"):
+        sink.commit(2, committables)
+    assert "has epoch 3 already, so epoch 2 is taken for published" in caplog.text
+    assert seen(tmp_path) == [(2, "b")]
+
+
+@MODES
+def test_another_path_than_it_was_prepared_in_is_named_as_a_cause(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    committables = [prepared(opened(tmp_path / "old", **settings), 2, (1, "a"))]
+    with pytest.raises(CommitError, match=r"new(.|\n)*not there(.|\n)*path is a new one"):
+        opened(tmp_path / "new", **settings).commit(2, committables)
+
+
 def test_a_commit_of_files_that_are_gone_is_refused(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     committables = [prepared(sink, 2, (s, "x"), subtask=s) for s in range(3)]
     (tmp_path / committables[1]["files"][0]["name"]).unlink()
-    with pytest.raises(CommitError, match="1 of 3 prepared files are gone"):
+    with pytest.raises(CommitError, match="1 of 3 prepared files are not there"):
         sink.commit(2, committables)
     assert seen(tmp_path) == []
 
@@ -371,6 +540,26 @@ def test_files_that_the_table_has_compacted_stay_for_readers_of_older_versions(
     assert sorted(pa.table(old)["k"].to_pylist()) == [2, 3]
 
 
+def test_a_file_that_was_compacted_before_its_note_was_removed_stays_for_older_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that publishes before the record died; nobody commits its epoch again."""
+    sink = opened(tmp_path)
+    published(sink, 2, (2, "x"))
+    committable = prepared(sink, 3, (3, "x"))
+    monkeypatch.setattr(sink.store, "delete", lambda paths: None)
+    sink.commit(3, [committable])
+    prepared(sink, 4, (4, "abandoned"))
+    version = DeltaTable(str(tmp_path)).version()
+    DeltaTable(str(tmp_path)).optimize.compact()
+    new = opened(tmp_path)
+    new.recover(5)
+    old = DeltaTable(str(tmp_path), version=version).to_pyarrow_table()
+    assert sorted(pa.table(old)["k"].to_pylist()) == [2, 3]
+    assert new.store.list(f"_cairn/{new.home}/") == []
+    assert list(tmp_path.glob("part-000000000004-*")) == []
+
+
 # Tables of others, and settings that do not fit
 
 
@@ -388,6 +577,34 @@ def test_a_column_that_is_missing_is_added_when_asked_for(tmp_path: Path) -> Non
         opened(tmp_path)
     published(opened(tmp_path, merge_schema=True), 2, (1, "a"))
     assert seen(tmp_path) == [(1, "a"), (9, None)]
+
+
+def test_drivers_that_add_a_column_at_once_all_start(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path), pa.table({"k": [9]}))
+    start = threading.Barrier(4)
+    sinks: list[Delta] = []
+
+    def work() -> None:
+        start.wait()
+        sinks.append(opened(tmp_path, merge_schema=True))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(sinks) == 4
+    published(sinks[0], 2, (1, "a"))
+    assert seen(tmp_path) == [(1, "a"), (9, None)]
+
+
+def test_a_type_that_delta_does_not_have_is_refused(tmp_path: Path) -> None:
+    schema = parse_schema("k long, i interval day to second")
+    with pytest.raises(PlanError, match="column 'i' has type duration"):
+        opened(tmp_path / "t", schema)
+    write_deltalake(str(tmp_path / "t"), pa.table({"k": [9]}))
+    with pytest.raises(PlanError, match="column 'i' has type duration"):
+        opened(tmp_path / "t", schema, merge_schema=True)
 
 
 def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:

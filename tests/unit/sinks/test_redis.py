@@ -18,7 +18,7 @@ import pytest
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Redis
 from cairn.sinks.base import SinkContext, attempt_of
-from cairn.sinks.text_forms import text_of
+from cairn.sinks.text_forms import json_of, text_of
 from cairn.testing import SimulatedCrash, simulated_crash
 from cairn.types import parse_schema
 from tests import servers
@@ -81,7 +81,7 @@ def test_a_string_is_one_column_and_gone_when_it_is_null(tmp_path: Path, server:
 def test_a_string_without_a_column_is_the_row_as_json(tmp_path: Path, server: Any) -> None:
     sink = opened(tmp_path, server, kind="string")
     sink.commit(2, [prepared(sink, 2, (1, "é"), (2, None))])
-    assert text(server) == {"row:1": '{"k":1,"s":"é"}', "row:2": '{"k":2,"s":null}'}
+    assert text(server) == {"row:1": '{"k":1,"s":"é"}', "row:2": '{"k":2}'}
 
 
 @pytest.mark.parametrize("kind", ["hash", "string"])
@@ -141,6 +141,16 @@ VALUES: dict[str, tuple[Any, bytes]] = {
         {"a": dt.date(2026, 1, 31), "b": b"\x01"},
         b'{"a":"2026-01-31","b":"AQ=="}',
     ),
+    "array<double>": ([float("nan"), float("-inf")], b'["NaN","-Infinity"]'),
+    "array<decimal(20, 9)>": ([decimal.Decimal("0.1")], b"[0.100000000]"),
+    "array<interval day to second>": (
+        [dt.timedelta(seconds=1)],
+        b"[\"INTERVAL '0 00:00:01.000000' DAY TO SECOND\"]",
+    ),
+    "map<boolean, int>": ([(True, 1)], b'{"true":1}'),
+    "map<double, int>": ([(float("nan"), 1), (1.5, 2)], b'{"NaN":1,"1.5":2}'),
+    "map<binary, int>": ([(b"\xff", 1)], b'{"/w==":1}'),
+    'struct<`a"b`: int, `c\\d`: int>': ({'a"b': 1, "c\\d": None}, b'{"a\\"b":1}'),
 }
 
 
@@ -149,6 +159,14 @@ def test_each_type_has_its_text(ddl: str) -> None:
     value, expected = VALUES[ddl]
     column = pa.array([value, None], parse_schema(f"c {ddl}").field("c").type)
     assert text_of(column).to_pylist() == [expected, None]
+
+
+def test_times_after_the_year_9999_have_a_text() -> None:
+    column = pa.array([253402300800 * 10**6], pa.timestamp("us", "UTC"))
+    text = "10000-01-01T00:00:00.000000Z"
+    assert text_of(column).to_pylist() == [text.encode()]
+    rows = pa.record_batch({"t": column, "x": pa.array([float("inf")])})
+    assert json_of(rows).to_pylist() == [f'{{"t":"{text}","x":"Infinity"}}'.encode()]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 1e300, 5e-324, 1 / 3])
@@ -233,6 +251,50 @@ def test_a_server_that_forgot_gets_everything_again(tmp_path: Path, server: Any)
     server.script_flush()
     sink.commit(2, [found])
     assert len(text(server)) == 4
+
+
+@pytest.mark.parametrize("is_same_driver", [True, False])
+def test_a_server_that_lost_published_epochs_is_told_of_once(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture, is_same_driver: bool
+) -> None:
+    sink = opened(tmp_path, server)
+    for epoch in (2, 3, 5):
+        if epoch == 3:
+            saved = server.hgetall(sink.fence)
+        sink.commit(epoch, [prepared(sink, epoch, (epoch, "x"))])
+    server.hset(sink.fence, mapping=saved)
+    assert not caplog.records
+    again = sink if is_same_driver else opened(tmp_path, server)
+    for epoch in (7, 8):
+        again.commit(epoch, [prepared(again, epoch, (epoch, "x"))])
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "'out': Redis has lost rows" in warning
+    assert "at epoch 2, part 0, row 1\n  expected: epoch 5, part 0" in warning
+
+
+def test_a_sink_of_another_job_expects_nothing_of_the_one_before(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = opened(tmp_path, server)
+    sink.commit(5, [prepared(sink, 5, (1, "x"))])
+    sink.commit(6, [prepared(sink, 6, (1, "x"))])
+    sink.open(context(tmp_path, "another job", "out", None))
+    sink.commit(2, [prepared(sink, 2, (1, "x"))])
+    assert not caplog.records
+
+
+def test_a_server_that_lost_the_end_of_an_epoch_or_all_is_told_of(
+    tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = opened(tmp_path, server)
+    sink.commit(2, [prepared(sink, 2, (1, "x"), (2, "x"))])
+    server.hset(sink.fence, "rows", 1)
+    sink.commit(3, [prepared(sink, 3, (1, "x"))])
+    server.flushall()
+    sink.commit(4, [prepared(sink, 4, (1, "x"))])
+    partly, whole = (record.getMessage() for record in caplog.records)
+    assert "row 1\n  expected: epoch 2, part 0, row 2" in partly
+    assert "at no epoch\n  expected: epoch 3" in whole
 
 
 def test_a_key_of_another_kind_is_named(tmp_path: Path, server: Any) -> None:
@@ -351,7 +413,10 @@ def test_what_cannot_work_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(PlanError, match=why):
         sink = Redis("unix:///nowhere", **{"key": "row:{k}", **settings})
-        sink.open(context(tmp_path, "job", "out", str(tmp_path)))
+        try:
+            sink.open(context(tmp_path, "job", "out", str(tmp_path)))
+        finally:
+            sink.close()
 
 
 def test_the_url_can_come_from_the_environment_and_is_never_shown(
@@ -366,11 +431,21 @@ def test_the_url_can_come_from_the_environment_and_is_never_shown(
     assert "hunter22" not in str(raised.value) + repr(sink)
     monkeypatch.setenv("MY_REDIS", url(server))
     sink.open(context(tmp_path, "job", "out", None))
-    assert url(server).encode() not in pickle.dumps(sink)
+    assert b"MY_REDIS" not in pickle.dumps(sink)
     found = prepared(sink, 2, (1, "a"))
     assert "socket" not in str(found)
     sink.commit(2, [found])
     assert len(text(server)) == 1
+
+
+def test_a_password_does_not_travel_to_the_slots(tmp_path: Path, server: Any) -> None:
+    driver = Redis(url(server) + "&password=hunter22", key="row:{k}")
+    sent = pickle.dumps(driver)
+    assert b"hunter22" not in sent
+    slot = pickle.loads(sent)
+    slot.open(context(tmp_path, "job", "out", str(tmp_path)))
+    assert prepared(slot, 2, (1, "a"))
+    slot.close()
 
 
 def test_a_cluster_is_refused(tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
 
 from cairn import sinks
-from cairn.errors import CommitError, PlanError
+from cairn.errors import CommitError, CorruptFileError, PlanError
 from tests.places.base import context, prepared
 
 
@@ -110,6 +112,28 @@ def test_an_error_of_spark_shows_no_secret(tmp_path: Path) -> None:
         sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert "cannot reach <url>, table t, password <password>" in str(raised.value)
     assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize("place", [4, -1])
+def test_a_damaged_file_does_not_reach_spark(tmp_path: Path, place: int) -> None:
+    asked: list[Any] = []
+
+    class Session:
+        @property
+        def read(self) -> Any:
+            asked.append("read")
+            return SimpleNamespace(schema=lambda _: SimpleNamespace(parquet=asked.append))
+
+    sink = sinks.Wal(lambda frame, epoch: asked.append(epoch))
+    sink.open(replace(context(tmp_path, "job", "out", None), spark=Session()))
+    found = prepared(sink, 2, (1, "a"))
+    (file,) = (tmp_path / "checkpoint" / sink.staged_path("")).iterdir()
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptFileError, match="are damaged"):
+        sink.commit(2, [found])
+    assert asked == []
 
 
 def test_without_spark_a_wal_says_so(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_offsets_are_the_same_whatever_clock_settings_and_spacing() -> None:
 def test_a_folder_is_laid_out_so_that_spark_resumes_after_the_epoch(store: Store) -> None:
     spark_ran(store, 5, committed=5)
     newest = at(2, '{"n":2}')
-    lay_out(newest, NEW, source=store, target=store)
+    lay_out(newest.spark, NEW, source=store, target=store)
     assert paths(store, NEW) == ["commits/2", "metadata", "offsets/1", "offsets/2"]
     assert read_offsets(store, NEW, 2) == newest.spark.offsets
     assert same_offsets(read_offsets(store, NEW, 1), newest.spark.offsets)
@@ -60,12 +60,12 @@ def test_a_folder_is_laid_out_so_that_spark_resumes_after_the_epoch(store: Store
 
 def test_the_first_batch_is_laid_out_without_one_before_it(store: Store) -> None:
     spark_ran(store, 2, committed=2)
-    lay_out(at(0, '{"n":0}'), NEW, source=store, target=store)
+    lay_out(at(0, '{"n":0}').spark, NEW, source=store, target=store)
     assert paths(store, NEW) == ["commits/0", "metadata", "offsets/0"]
 
 
 def test_a_folder_is_laid_out_when_the_old_one_is_gone(store: Store) -> None:
-    lay_out(at(2, '{"n":2}'), NEW, source=store, target=store)
+    lay_out(at(2, '{"n":2}').spark, NEW, source=store, target=store)
     assert paths(store, NEW) == ["commits/2", "metadata", "offsets/1", "offsets/2"]
     # Spark refuses a folder with offsets and no name for the query.
     assert json.loads(store.get(f"{NEW}/metadata"))["id"]
@@ -73,7 +73,7 @@ def test_a_folder_is_laid_out_when_the_old_one_is_gone(store: Store) -> None:
 
 def test_a_folder_laid_out_stands_equal_to_its_epoch(store: Store) -> None:
     spark_ran(store, 5, committed=5)
-    lay_out(at(2, '{"n":2}'), NEW, source=store, target=store)
+    lay_out(at(2, '{"n":2}').spark, NEW, source=store, target=store)
     moved = epoch(6, folder=NEW, batch_id=2, offsets=at(2, '{"n":2}').spark.offsets)
     assert compare(store, moved) is Stand.EQUAL
 
@@ -82,7 +82,7 @@ def test_what_other_sources_keep_is_copied_whole(store: Store) -> None:
     store.put(f"{OLD}/sources/0/0", b"v1\nrate start")
     store.put(f"{OLD}/sources/1/3", b"v1\nkafka")
     store.put(f"{OLD}/sources/1/notes", b"else")
-    lay_out(at(2, "41", '{"topic":{"0":7}}'), NEW, source=store, target=store)
+    lay_out(at(2, "41", '{"topic":{"0":7}}').spark, NEW, source=store, target=store)
     assert store.get(f"{NEW}/sources/0/0") == b"v1\nrate start"
     assert store.get(f"{NEW}/sources/1/3") == b"v1\nkafka"
     assert store.get(f"{NEW}/sources/1/notes") == b"else"
@@ -94,7 +94,7 @@ def test_what_other_sources_keep_is_copied_whole(store: Store) -> None:
 @pytest.mark.parametrize("last", [0, 5, 8, 9, 10, 18, 19, 20, 23])
 def test_the_list_of_files_is_cut_after_the_epoch(store: Store, last: int) -> None:
     file_log(store, 23)
-    lay_out(at(40, json.dumps({"logOffset": last})), NEW, source=store, target=store)
+    lay_out(at(40, json.dumps({"logOffset": last})).spark, NEW, source=store, target=store)
     assert files_seen(store) == list(range(last + 1))
     numbers = [int(name.split(".")[0]) for name in paths(store, f"{NEW}/sources/0")]
     assert max(numbers) == last, "Spark would take later files for seen"
@@ -105,7 +105,7 @@ def test_entries_that_spark_cleaned_up_are_found_in_a_later_compact_file(
     store: Store, last: int
 ) -> None:
     file_log(store, 23, keep_from=19)
-    lay_out(at(40, json.dumps({"logOffset": last})), NEW, source=store, target=store)
+    lay_out(at(40, json.dumps({"logOffset": last})).spark, NEW, source=store, target=store)
     assert files_seen(store) == list(range(last + 1))
 
 
@@ -114,7 +114,7 @@ def test_a_list_of_files_that_is_gone_is_refused_before_files_are_read_again(
 ) -> None:
     newest = at(40, json.dumps({"logOffset": 12}))
     with pytest.raises(RestoreError, match="list of files already read by source 0 is gone"):
-        lay_out(newest, NEW, source=store, target=store)
+        lay_out(newest.spark, NEW, source=store, target=store)
     assert paths(store, NEW) == []
 
 
@@ -122,33 +122,33 @@ def test_a_list_with_a_gap_and_nothing_later_is_refused(store: Store) -> None:
     file_log(store, 12)
     store.delete([f"{OLD}/sources/0/11"])
     with pytest.raises(RestoreError, match="is gone"):
-        lay_out(at(40, json.dumps({"logOffset": 12})), NEW, source=store, target=store)
+        lay_out(at(40, json.dumps({"logOffset": 12})).spark, NEW, source=store, target=store)
 
 
 def test_a_file_source_that_has_read_nothing_has_no_list(store: Store) -> None:
     file_log(store, 3)
-    lay_out(at(1, json.dumps({"logOffset": -1})), NEW, source=store, target=store)
+    lay_out(at(1, json.dumps({"logOffset": -1})).spark, NEW, source=store, target=store)
     assert paths(store, f"{NEW}/sources") == []
 
 
 def test_a_source_without_an_offset_yet_keeps_its_list(store: Store) -> None:
     """Spark then reads those files as the source's first batch: none is lost."""
     file_log(store, 2)
-    lay_out(at(1, "-"), NEW, source=store, target=store)
+    lay_out(at(1, "-").spark, NEW, source=store, target=store)
     assert files_seen(store) == [0, 1, 2]
 
 
 def test_each_source_is_cut_by_its_own_offset(store: Store) -> None:
     file_log(store, 4)
     store.put(f"{OLD}/sources/1/0", b"v1\nother")
-    lay_out(at(7, json.dumps({"logOffset": 1}), '{"n":1}'), NEW, source=store, target=store)
+    lay_out(at(7, json.dumps({"logOffset": 1}), '{"n":1}').spark, NEW, source=store, target=store)
     assert paths(store, f"{NEW}/sources") == ["0/0", "0/1", "1/0"]
 
 
 def test_hidden_checksum_files_are_not_copied(store: Store) -> None:
     store.put(f"{OLD}/sources/1/.0.crc", b"x")
     store.put(f"{OLD}/sources/1/0", b"v1\nother")
-    lay_out(at(7, "-", '{"n":1}'), NEW, source=store, target=store)
+    lay_out(at(7, "-", '{"n":1}').spark, NEW, source=store, target=store)
     assert paths(store, f"{NEW}/sources") == ["1/0"]
 
 
@@ -161,7 +161,7 @@ def test_a_folder_in_another_store_resumes_at_the_same_place(store: Store) -> No
     file_log(store, 5)
     newest = at(2, json.dumps({"logOffset": 1}))
     before = paths(store, "spark")
-    lay_out(newest, NEW, source=store, target=other)
+    lay_out(newest.spark, NEW, source=store, target=other)
     assert read_offsets(other, NEW, 2) == newest.spark.offsets
     assert files_seen(other) == [0, 1]
     assert paths(store, "spark") == before
@@ -170,7 +170,7 @@ def test_a_folder_in_another_store_resumes_at_the_same_place(store: Store) -> No
 def test_a_folder_in_another_store_is_a_query_of_its_own(tmp_path: Path) -> None:
     store, other = open_store(str(tmp_path / "a")), open_store(str(tmp_path / "b"))
     spark_ran(store, 2, committed=2)
-    lay_out(at(1, '{"n":1}'), NEW, source=store, target=other)
+    lay_out(at(1, '{"n":1}').spark, NEW, source=store, target=other)
     assert json.loads(other.get(f"{NEW}/metadata"))["id"] != "q"
     assert compare(other, epoch(5, folder=NEW, batch_id=1, offsets=offsets('{"n":1}'))) is (
         Stand.EQUAL
@@ -182,9 +182,9 @@ def test_files_of_sources_carried_elsewhere_give_the_same_folder(store: Store) -
     file_log(store, 23, keep_from=19)
     store.put(f"{OLD}/sources/1/0", b"v1\nother")
     newest = at(40, json.dumps({"logOffset": 12}), "41", sources="files rate")
-    carried = source_files(store, newest)
+    carried = source_files(store, newest.spark)
     assert {name.split("/")[0] for name in carried} == {"0", "1"}
-    lay_out(newest, "direct", source=store, target=store)
+    lay_out(newest.spark, "direct", source=store, target=store)
     other = open_store("memory:")
     position = lay_out_from(newest.spark, carried, NEW, other)
     assert (position.folder, position.sources) == (NEW, ["files", "rate"])
@@ -196,8 +196,8 @@ def test_files_of_sources_carried_elsewhere_give_the_same_folder(store: Store) -
 def test_a_list_that_is_gone_names_the_source(store: Store) -> None:
     newest = at(4, '{"n":1}', json.dumps({"logOffset": 3}), sources="rate files")
     with pytest.raises(RestoreError, match=r"read by source 1 \('files'\) is gone"):
-        source_files(store, newest)
-    assert source_files(store, newest, only=[0]) == {}
+        source_files(store, newest.spark)
+    assert source_files(store, newest.spark, only=[0]) == {}
 
 
 def test_lines_of_sources_follow_two_of_spark_s_own() -> None:

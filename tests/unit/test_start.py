@@ -1,0 +1,98 @@
+"""Sinks at the start and at the end of a run: none stays open because of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cairn import Job, sinks
+from cairn.errors import PlanError
+from cairn.options import Options
+from cairn.plan.graph import Graph
+from cairn.run import Run
+from cairn.sinks.base import SinkContext
+from cairn.start import start
+from tests.unit.plan.programs import process, source
+
+
+class Watched(sinks.Noop):
+    """Notes what is done to it; what its name says it cannot do fails."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name = name
+        self.seen = seen
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._note("open")
+
+    def close(self) -> None:
+        self._note("close")
+
+    def _note(self, what: str) -> None:
+        self.seen.append(f"{what} {self.name}")
+        if self.name == f"cannot {what}":
+            raise PlanError(self.name)
+
+
+def graph_of(seen: list[str], *names: str) -> Graph:
+    job = Job("j", max_parallelism=16)
+    rows = process(source(job, "s"), "op")
+    for index, name in enumerate(names):
+        rows.sink_to(Watched(name, seen), uid=f"sink-{index}")
+    session = SimpleNamespace(conf=SimpleNamespace(set=lambda *_: None))
+    frame: Any = SimpleNamespace(sparkSession=session)
+    node: Any = job._nodes["s"]
+    job._nodes["s"] = replace(node, dataframe=frame)
+    return job.graph()
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    # Without a session there is nothing to check against.
+    monkeypatch.setattr("cairn.start.check_options", lambda *_: 1)
+    return Options(str(tmp_path))
+
+
+def test_sinks_are_closed_when_a_later_one_cannot_be_opened(options: Options) -> None:
+    seen: list[str] = []
+    with pytest.raises(PlanError, match="cannot open"):
+        start(graph_of(seen, "cannot close", "a", "cannot open", "never"), options)
+    assert seen[:3] == ["open cannot close", "open a", "open cannot open"]
+    assert sorted(seen[3:]) == ["close a", "close cannot close", "close cannot open"]
+
+
+def test_sinks_are_closed_when_the_job_does_not_become_the_leader(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PlanError("another leads")
+
+    seen: list[str] = []
+    monkeypatch.setattr("cairn.start.Coordinator.take_over", refuse)
+    with pytest.raises(PlanError, match="another leads"):
+        start(graph_of(seen, "a", "b"), options)
+    assert seen == ["open a", "open b", "close a", "close b"]
+
+
+def test_a_start_that_succeeds_leaves_its_sinks_open(options: Options) -> None:
+    seen: list[str] = []
+    start(graph_of(seen, "a"), options)
+    assert seen == ["open a"]
+
+
+def test_every_sink_is_closed_when_slots_are_not_reached_and_one_cannot_close() -> None:
+    def gone() -> None:
+        raise ConnectionError("Spark is gone")
+
+    seen: list[str] = []
+    run = Run.__new__(Run)
+    run._graph = graph_of(seen, "cannot close", "b")
+    run._change = None
+    run._driver = SimpleNamespace(say_goodbye=gone)
+    run._let_go()
+    assert seen == ["close cannot close", "close b"]
