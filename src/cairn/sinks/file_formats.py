@@ -114,7 +114,7 @@ class Json(Format):
 
     def check(self, schema: pa.Schema) -> str | None:
         for field in schema:
-            why = refused_in_json(field)
+            why = refused_in_json(field.type)
             if why is not None:
                 return f"column {field.name!r} has {why}"
         return None

@@ -26,8 +26,6 @@ import pyarrow.compute as pc
 
 Convert = Callable[[pa.Array], list[Any]]
 
-# msgspec writes the names of fields as they are.
-_UNWRITABLE: Final = re.compile(r'["\\\x00-\x1f]')
 _DAY_US: Final = 86_400_000_000
 # msgspec writes the names of a struct as they are.
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
@@ -35,22 +33,16 @@ _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 _json = msgspec.json.Encoder(decimal_format="number")
 
 
-def refused_in_json(field: pa.Field) -> str | None:
-    """Why a column or a field in one cannot be written, or None."""
-    if _UNWRITABLE.search(field.name):
-        return f"the name {field.name!r}: quotes, backslashes and control characters are not for it"
-    return _refused_type(field.type)
-
-
-def _refused_type(type: pa.DataType) -> str | None:
+def refused_in_json(type: pa.DataType) -> str | None:
+    """Why a type cannot be written, or None."""
     if pa.types.is_map(type):
         if not pa.types.is_string(type.key_type):
             return f"a map with keys of type {type.key_type}: in JSON they are strings"
-        return _refused_type(type.item_type)
+        return refused_in_json(type.item_type)
     if pa.types.is_list(type):
-        return _refused_type(type.value_type)
+        return refused_in_json(type.value_type)
     if pa.types.is_struct(type):
-        found = (refused_in_json(field) for field in type)
+        found = (refused_in_json(field.type) for field in type)
         return next((why for why in found if why is not None), None)
     return None
 

@@ -195,9 +195,6 @@ def test_a_header_with_line_breaks_is_one_header(tmp_path: Path) -> None:
         ("csv", "a string", "an empty line"),
         ("json", "a map<int,string>", "column 'a' has a map with keys of type int32"),
         ("json", "a array<struct<m:map<date,int>>>", "keys of type date32"),
-        ("json", 'a int, `b"c` int', "the name 'b\"c'"),
-        ("json", "a map<string,struct<`x\\y`:int>>", "has the name"),
-        ("json", "`a\tb` int", "has the name"),
     ],
 )
 def test_what_cannot_be_told_apart_later_is_refused(
@@ -208,13 +205,11 @@ def test_what_cannot_be_told_apart_later_is_refused(
         sink.open(SinkContext("job", "j", "out", parse_schema(ddl)))
 
 
-def test_every_name_that_is_not_refused_can_be_written_as_json(tmp_path: Path) -> None:
-    json_format = make_format("json", None, header=True)
+def test_a_column_may_have_any_name_in_json(tmp_path: Path) -> None:
     for code in (*range(0x250), 0x2028, 0xFFFF, 0x1F600):
         schema = pa.schema([(f"a{chr(code)}", pa.int64())])
-        if json_format.check(schema) is None:
-            batch = pa.RecordBatch.from_arrays([[1]], schema=schema)
-            assert json.loads(written("json", [batch], tmp_path / "x")) == {schema.names[0]: 1}
+        batch = pa.RecordBatch.from_arrays([[1]], schema=schema)
+        assert json.loads(written("json", [batch], tmp_path / "x")) == {schema.names[0]: 1}
 
 
 @pytest.mark.parametrize(
