@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from cairn.errors import CommitError
 from cairn.sinks import published
 from cairn.sinks.base import Committable, Sink, attempt_of
+from cairn.storage.arrow_store import ArrowStore
 from cairn.testing import SimulatedCrash, simulated_crash, told_of_passes
 from tests.places import PLACES, Place, batch
 
@@ -266,8 +268,10 @@ def test_a_driver_that_dies_in_a_commit_is_followed_by_one_that_completes_it(
 ) -> None:
     rows = [(s, "x") for s in range(3)]
     prepared = [place.prepared(2, row, subtask=s) for s, row in enumerate(rows)]
-    with simulated_crash(point, nth), contextlib.suppress(SimulatedCrash):
+    passed: list[bool] = []
+    with simulated_crash(point, nth), _noted(SimulatedCrash, passed):
         place.driver.commit(2, prepared)
+    _skip_if_not_passed(place, point, passed)
     new = place.opened()
     new.commit(2, prepared)
     new.recover(3)
@@ -289,12 +293,30 @@ def test_a_commit_that_fails_half_way_is_completed_by_the_next_call(
         if name == point and passes == nth:
             raise OSError("injected")
 
-    with told_of_passes(fail), contextlib.suppress(OSError):
+    passed: list[bool] = []
+    with told_of_passes(fail), _noted(OSError, passed):
         place.driver.commit(2, prepared)
+    _skip_if_not_passed(place, point, passed)
     place.driver.commit(2, prepared)
     place.assert_survived(*rows, driver=place.driver)
     place.driver.commit(3, [place.prepared(3, (7, "y"))])
     assert (7, "y") in place.visible()
+
+
+@contextlib.contextmanager
+def _noted(error: type[BaseException], passed: list[bool]) -> Iterator[None]:
+    try:
+        yield
+    except error:
+        passed.append(True)
+
+
+def _skip_if_not_passed(place: Stage, point: str, passed: list[bool]) -> None:
+    """Not each sink has pieces; each but one without a mark is about to write it."""
+    if not passed:
+        is_piece = point == "driver.sink.piece"
+        assert not (place.place.is_in_pieces if is_piece else place.place.has_mark)
+        pytest.skip(f"a commit does not pass {point} here")
 
 
 def test_a_reader_sees_whole_epochs_in_order_while_they_are_committed(place: Stage) -> None:
@@ -331,6 +353,10 @@ def test_equal_rows_give_equal_committables(place: Stage) -> None:
     first = place.prepared(2, (1, "a"), (2, "b"))
     again = place.prepared(2, (1, "a"), (2, "b"), slot=place.opened(in_slot=True))
     assert json.dumps(again) == json.dumps(first)
+    if place.place.is_one_whatever_the_batches:
+        writer = place.opened(in_slot=True).writer(2, 0, 0)
+        writer.write(batch((1, "a"), (2, "b")))
+        assert json.dumps(writer.prepare()) == json.dumps(first)
     place.driver.commit(2, [again])
     place.driver.recover(3)
     place.assert_sees((1, "a"), (2, "b"))
@@ -506,6 +532,43 @@ def test_a_closed_sink_holds_nothing_open(place: Stage) -> None:
 
 
 # What only files can show
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if name.startswith("files")])
+def test_recovery_removes_what_a_slot_killed_in_the_middle_of_a_file_left(
+    name: str, tmp_path: Path
+) -> None:
+    place = Stage(PLACES[name](tmp_path))
+    kept = place.prepared(5, (1, "a"))
+
+    def killed(*_: Any) -> None:
+        raise SimulatedCrash("in the middle of a file")
+
+    store = place.slot._store  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as patches:
+        # The file is written, and the process gone before it has its name.
+        if isinstance(store, ArrowStore):
+            patches.enter_context(mock.patch.object(store, "_rename", killed))
+            patches.enter_context(mock.patch.object(store._fs, "delete_file", killed))
+        else:
+            patches.enter_context(mock.patch("os.replace", killed))
+            patches.enter_context(mock.patch("os.unlink", killed))
+        for epoch in (2, 5):
+            with contextlib.suppress(SimulatedCrash):
+                place.prepare(epoch, (2, "b"))
+    for path in place.place.scratch.iterdir():
+        path.unlink()  # A slot's scratch goes with it.
+    left = place.leftovers()
+    place.driver.recover(5)
+    # One of epoch 5 may be at work.
+    assert sum("/.part-" in path for path in left) == (0 if place.place.is_far else 2)
+    assert sum("/.part-" in path for path in place.leftovers()) == (0 if place.place.is_far else 1)
+    place.driver.commit(5, [kept])
+    place.driver.recover(6)
+    assert place.leftovers() == []
+    place.assert_sees((1, "a"))
+    place.close_all()
+    place.place.close()
 
 
 def test_the_list_of_an_epoch_names_its_files(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ class Place(ABC):
     """A commit puts one thing after the other in place, and passes driver.sink.piece for each."""
     is_far: ClassVar[bool] = False
     """Each look takes a request; left out where there are many."""
+    has_mark: ClassVar[bool] = True
+    """A commit ends with a mark, or with a transaction that has it."""
+    is_one_whatever_the_batches: ClassVar[bool] = True
+    """Equal rows give equal committables also when they come in other batches."""
     text_length: ClassVar[int] = 100_000
     """Text of this length fits."""
     has_no_empty_text: ClassVar[bool] = False

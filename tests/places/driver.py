@@ -11,6 +11,7 @@ from tests.places.base import Place, Row
 
 class CollectPlace(Place):
     is_shared = False
+    has_mark = False
 
     def make(self) -> Sink:
         return Collect()

@@ -49,14 +49,18 @@ class FilesPlace(Place):
 
     def leftovers(self) -> list[str]:
         """Also what one who lists the folder would see and should not."""
-        stored = {found.path for found in open_store(self.url).list()}
+        store = open_store(self.url)
+        stored = {found.path for found in store.list()}
         data = {path for path in stored if parse_name(path) is not None} - {*self.names()}
         plans = {path for path in stored if "/merges/" in path}
-        return [*data, *plans, *map(str, self.scratch.iterdir())]
+        # On a disk by another way than the sink's.
+        hidden = map(str, self.folder.rglob(".*"))
+        return [*data, *plans, *hidden, *map(str, self.scratch.iterdir())]
 
 
 class OneRowFilesPlace(FilesPlace):
     settings: ClassVar = {"file_bytes_target": 1}
+    is_one_whatever_the_batches = False
 
 
 class JsonFilesPlace(FilesPlace):
@@ -93,14 +97,13 @@ class BucketFilesPlace(ListedFilesPlace):
 
 
 class RenamingFilesPlace(FilesPlace):
-    """HDFS, by a stand-in: Arrow's own local file system, whose calls are the same."""
+    """HDFS, by a stand-in."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         root = folder / "namenode"
         root.mkdir(exist_ok=True)
-        local = pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())
-        opened = (local, "out")
+        opened = (HdfsLike(str(root)), "out")
         self._patch = mock.patch.object(arrow_store, "open_filesystem", lambda url: opened)
         self._patch.start()
 
@@ -110,6 +113,21 @@ class RenamingFilesPlace(FilesPlace):
     @property
     def url(self) -> str:
         return "hdfs://namenode/out"
+
+
+class HdfsLike:
+    """Arrow's local file system, whose calls are the same; but a rename replaces nothing."""
+
+    def __init__(self, root: str) -> None:
+        self._local = pyarrow.fs.SubTreeFileSystem(root, pyarrow.fs.LocalFileSystem())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._local, name)
+
+    def move(self, source: str, target: str) -> None:
+        if self._local.get_file_info(target).type != pyarrow.fs.FileType.NotFound:
+            raise OSError(f"rename of {source!r}: {target!r} exists")
+        self._local.move(source, target)
 
 
 _ended = contextlib.ExitStack()

@@ -5,13 +5,14 @@
 
 A thread of the driver writes plans and merged files. The commit that makes the next
 `.compact` entry takes what is ready into it: that entry is the moment of the change, for
-every reader at once. Files of one folder and of about one size are merged, eight or more
-at a time, so a row is written again a few times only, however long the job runs.
+every reader at once. Where other sinks of the folder make those entries, one is made for it.
+Files of one folder and of about one size are merged, eight or more at a time, so a row is
+written again a few times only, however long the job runs.
 
 Always true here:
 - sources and their merged file are never in the list together;
 - only files of this job and sink are merged, and only once their epochs have marks: a
-  repeated commit finds its epoch either in the list or by its mark;
+  repeated commit finds its epoch in the list, by its mark, or by the note of removed marks;
 - who makes the entry has read the list and then seen the plan; who gives a merge up deletes
   the plan, makes an entry, and deletes the merged file only if it is not in the list then;
 - a source is deleted only after the entry without it is durable and the grace is over.
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -36,7 +37,7 @@ from cairn.ids import new_id
 from cairn.sinks.file_formats import Format
 from cairn.sinks.published import find_marks, parse_name, read_mark
 from cairn.sinks.spark_list import COMPACT_INTERVAL, Listed, Listing, SparkList
-from cairn.storage.store import NotFoundError, Store, StoredObject
+from cairn.storage.store import NotFoundError, Store, StoredObject, is_transient
 
 MERGE_FILES_MIN: Final = 8
 # Merged in one round, at most: what is ready waits for one entry.
@@ -81,6 +82,7 @@ class Compactor:
         self.wall_clock = wall_clock
         self._lock = threading.Lock()
         self._ready: list[Merge] = []
+        self._ready_at = 0
         self._applied: list[Merge] = []
         self._marked: set[str] = set()
         self._refused: set[str] = set()
@@ -120,6 +122,7 @@ class Compactor:
         names = listing.names
         merges = [self._settled(merge, names) for merge in self._plans()]
         self._expire(merges, names)
+        self._ready_at = listing.next_number
         budget = ROUND_TARGETS_MAX * self._target
         for sources in self._groups(listing):
             budget -= sum(size for _, size in sources)
@@ -134,7 +137,11 @@ class Compactor:
         small = []
         for file in listing.files:
             name = self._list.name(file)
-            if name is not None and file.size < self._target / 2 and name not in self._refused:
+            if name is None or file.size >= self._target / 2 or name in self._refused:
+                continue
+            parsed = parse_name(name)
+            # Of other settings it may be written in another way.
+            if parsed is not None and parsed.extension == self._format.extension:
                 small.append((name, file.size))
         marked = self._with_mark([name for name, _ in small])
         tiers: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
@@ -166,7 +173,11 @@ class Compactor:
         self._marked &= found
         if not wanted:
             return found
-        for mark in find_marks(self._store, f"{self._home}/epochs"):
+        marks = find_marks(self._store, f"{self._home}/epochs")
+        for epoch, of_epoch in wanted.items():
+            # Epochs are marked in their order, and the oldest marks are removed.
+            found |= of_epoch if marks and epoch < marks[0].epoch else set()
+        for mark in marks:
             if mark.epoch in wanted:
                 of_mark = {file["name"] for file in read_mark(self._store, mark.path)}
                 found |= of_mark & wanted[mark.epoch]
@@ -182,20 +193,40 @@ class Compactor:
         merge = Merge(
             f"{self._home}/merges/{id}.json", f"{folder}/{name}" if folder else name, sources
         )
-        self._put(merge)
-        with tempfile.TemporaryDirectory(prefix="cairn-merge") as scratch:
-            local = os.path.join(scratch, "merged")
-            try:
-                self._format.merge(local, (self._content(*file) for file in files))
-            except CommitError:
-                # Of other schemas than each other: they stay as they are.
-                self._refused |= set(sources)
-                self._store.delete([merge.path])
-                return
-            self._store.put_file(merge.merged, local)
-            size = os.path.getsize(local)
+        try:
+            self._put(merge)
+            with tempfile.TemporaryDirectory(prefix="cairn-merge") as scratch:
+                local = os.path.join(scratch, "merged")
+                self._write_merged(local, files)
+                self._store.put_file(merge.merged, local)
+                size = os.path.getsize(local)
+        except Exception:
+            # Nothing depends on it: the files stay as they are. Nobody else has this merge.
+            log.warning("small files in %s are not merged", self._store.url, exc_info=True)
+            self._store.delete([merge.path, merge.merged])
+            return
         with self._lock:
             self._ready.append(msgspec.structs.replace(merge, bytes=size))
+
+    def _write_merged(self, local: str, files: list[tuple[str, int]]) -> None:
+        """What cannot be merged is left alone from here on, so that it stops no others."""
+        read = []
+
+        def contents() -> Iterator[bytes]:
+            for name, size in files:
+                read.append(name)
+                yield self._content(name, size)
+
+        try:
+            self._format.merge(local, contents())
+        except CommitError:
+            # Of other schemas than each other.
+            self._refused |= {name for name, _ in files}
+            raise
+        except Exception as error:
+            if not is_transient(error):
+                self._refused.add(read[-1])
+            raise
 
     def _content(self, name: str, size: int) -> bytes:
         content = self._store.get(name)
@@ -209,6 +240,12 @@ class Compactor:
         return content
 
     # In commits
+
+    def is_overdue(self, next_number: int) -> bool:
+        """Whether merges wait while others make the `.compact` entries."""
+        with self._lock:
+            waits = next_number - self._ready_at
+            return bool(self._ready) and waits >= 2 * COMPACT_INTERVAL
 
     def merged(self, listing: Listing) -> list[Listed]:
         """All files of the list, merged ones in place of their sources where that is ready."""

@@ -1,7 +1,9 @@
 """What files of the `Files` sink look like inside: Parquet, JSON lines, CSV.
 
 CSV is that of RFC 4180: text is quoted, a quote is doubled, null is empty and the empty string
-is `""`. Spark reads it with `header`, `escape='"'` and, for line breaks in values, `multiLine`.
+is `""`. Spark reads it with `header`, `escape='"'`, a `nullValue` that does not occur (by its
+default it takes `""` for null) and, for line breaks in values, `multiLine`. In Parquet a duration
+is a count of microseconds to Spark.
 
 Always true here:
 - equal batches give equal bytes, so a file can be named by its content;
@@ -23,6 +25,8 @@ import pyarrow.parquet as pq
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.json_lines import LinesEncoder, as_text, interval_text, refused_in_json
 
+_MERGED_GROUP_BYTES: Final = 64 << 20
+
 
 class FileWriter(ABC):
     """Writes one local file."""
@@ -39,7 +43,10 @@ class Format(ABC):
 
     name: ClassVar[str]
     compressions: ClassVar[dict[str, str]]
-    """What files are compressed with, and the end of their names."""
+    """What files are compressed with, and the end of their names.
+
+    Files with equal ends of their names can be merged, whatever the sink's settings are by now.
+    """
 
     def __init__(self, compression: str) -> None:
         self.compression = compression
@@ -69,6 +76,8 @@ class Parquet(Format):
 
     def merge(self, local_path: str, contents: Iterable[bytes]) -> None:
         writer: pq.ParquetWriter | None = None
+        # Small row groups of small files become one: that is what readers gain by it.
+        waiting: list[pa.Table] = []
         try:
             for content in contents:
                 file = pq.ParquetFile(pa.py_buffer(content))
@@ -77,8 +86,12 @@ class Parquet(Format):
                     writer = pq.ParquetWriter(local_path, schema, compression=self.compression)
                 elif file.schema_arrow != schema:
                     raise _differs(str(file.schema_arrow), str(schema))
-                # Small row groups of small files become one: that is what readers gain by it.
-                writer.write_table(file.read())
+                waiting.append(file.read())
+                if sum(table.nbytes for table in waiting) >= _MERGED_GROUP_BYTES:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting.clear()
+            if writer is not None and waiting:
+                writer.write_table(pa.concat_tables(waiting))
         finally:
             if writer is not None:
                 writer.close()
@@ -135,6 +148,8 @@ class Csv(Format):
     def __init__(self, compression: str, header: bool) -> None:
         super().__init__(compression)
         self.header = header
+        if not header:
+            self.extension = f".noheader{self.extension}"
 
     def check(self, schema: pa.Schema) -> str | None:
         for field in schema:

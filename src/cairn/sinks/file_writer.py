@@ -1,12 +1,13 @@
 """Writes one subtask's rows of one attempt into files, by folder and by size.
 
 A file is written to local scratch and stored whole, under a name made of its place and its
-content. Rows of partitioned files are gathered in memory first, so that an epoch with rows
-for many folders has one file in each; when there are too many rows for that, some
-folders get more files.
+content. Rows are gathered in memory first, whatever the batches they come in: a Parquet file
+has few row groups then. Of partitioned files, an epoch with rows for many folders has
+one in each; when there are too many rows for that, some folders get more files.
 
 Always true here:
-- equal rows give equal names, in equal order, whatever the attempt;
+- equal rows in equal batches give equal names, in equal order, whatever the attempt; in other
+  batches too, while GROUP_ROWS of them (of partitioned files: all) fit into memory;
 - at most OPEN_MAX files are open, and about BUFFER_BYTES_MAX of rows in memory;
 - nothing local is left behind after `prepare` or `abort`.
 """
@@ -32,6 +33,8 @@ from cairn.storage.store import Store
 
 OPEN_MAX: Final = 32
 BUFFER_BYTES_MAX: Final = 64 << 20
+GROUP_ROWS: Final = 65_536
+GROUP_BYTES: Final = 32 << 20
 STORE_THREADS: Final = 8
 
 
@@ -80,6 +83,7 @@ class FilesWriter(Writer):
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._buffers: dict[str, list[pa.RecordBatch]] = {}
         self._buffer_bytes: dict[str, int] = {}
+        self._gathered_rows = 0
         self._closed = 0
         self._locals: set[str] = set()
         self._stored: list[dict[str, Any] | Future[dict[str, Any]]] = []
@@ -87,14 +91,29 @@ class FilesWriter(Writer):
 
     def write(self, batch: pa.RecordBatch) -> None:
         if not self._is_partitioned:
-            if batch.num_rows:
-                self._write("", batch)
+            self._gather(batch)
             return
         for folder, rows in self._target.partitions.split(batch):
-            self._buffers.setdefault(folder, []).append(rows)
-            self._buffer_bytes[folder] = self._buffer_bytes.get(folder, 0) + rows.nbytes
+            self._buffer(folder, rows)
         if sum(self._buffer_bytes.values()) > BUFFER_BYTES_MAX:
             self._drain(BUFFER_BYTES_MAX // 2)
+
+    def _gather(self, batch: pa.RecordBatch) -> None:
+        """Write groups of rows that do not depend on how the rows come."""
+        bytes_max = min(GROUP_BYTES, self._target.file_bytes_target)
+        start = 0
+        while start < batch.num_rows:
+            rows = batch.slice(start, GROUP_ROWS - self._gathered_rows)
+            start += rows.num_rows
+            self._gathered_rows += rows.num_rows
+            self._buffer("", rows)
+            if self._gathered_rows == GROUP_ROWS or self._buffer_bytes[""] >= bytes_max:
+                self._gathered_rows = 0
+                self._flush("")
+
+    def _buffer(self, folder: str, rows: pa.RecordBatch) -> None:
+        self._buffers.setdefault(folder, []).append(rows)
+        self._buffer_bytes[folder] = self._buffer_bytes.get(folder, 0) + rows.nbytes
 
     def prepare(self) -> Committable | None:
         for folder in sorted(self._buffers):
@@ -133,9 +152,12 @@ class FilesWriter(Writer):
         rest = sum(self._buffer_bytes.values())
         for folder in largest:
             if rest <= down_to_bytes:
-                return
+                break
             rest -= self._buffer_bytes[folder]
             self._flush(folder)
+        # Rows that stay are slices of batches whose other rows are written: copied, they let go.
+        for folder, batches in self._buffers.items():
+            self._buffers[folder] = [pa.concat_batches(batches)]
 
     def _flush(self, folder: str) -> None:
         batches = self._buffers.pop(folder)

@@ -4,7 +4,8 @@
     <folder>/_cairn/<job>/<sink>/epochs/<epoch>.json     the files of an epoch: the mark
     <folder>/_cairn/<job>/<sink>/staged/                 durable, invisible; without a list only
     <folder>/_cairn/<job>/<sink>/merges/                 see `compaction`; with a list only
-    <folder>/_cairn/<job>/<sink>/recovered/<epoch>       what is below and in no list is gone
+    <folder>/_cairn/<job>/<sink>/below/recovered-<epoch> what is below and in no list is gone
+    <folder>/_cairn/<job>/<sink>/below/trimmed-<epoch>   what is below was published
     <folder>/_spark_metadata/                            the list, see `spark_list`
 
 Without a list (a disk, HDFS) files are staged and renamed into the folder: a plain reader sees
@@ -15,7 +16,8 @@ and one entry of the list publishes an epoch: Spark reads by it. `published` rea
 Always true here:
 - a file is named by its sink, its place and its content, so an attempt that runs again
   cannot change one, and no file takes the place of another;
-- the mark of an epoch is written once all its files are published, and proves the commit;
+- the mark of an epoch is written once all its files are published, and proves the commit; where
+  there is a list, a note takes the place of those that are old;
 - an epoch enters the list once: whoever adds it has looked at the list, then at the mark,
   and its files leave the list only after the mark is there;
 - a commit of files that are gone raises, and publishes nothing.
@@ -24,7 +26,7 @@ Always true here:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -41,6 +43,7 @@ from cairn.sinks.partitions import Partitions
 from cairn.sinks.published import (
     CAIRN_FOLDER,
     files_without_list,
+    find_marks,
     mark_path,
     parse_name,
     spark_url,
@@ -50,6 +53,8 @@ from cairn.storage.arrow_store import ArrowStore
 from cairn.storage.store import is_bucket, open_store
 
 THREADS: Final = 16
+MARKS_KEPT: Final = 100
+"""Old marks are removed down to this many epochs, when there are twice as many."""
 MOVED_ALONE_MAX: Final = 16
 _OPENED: Final = (
     "context", "_store", "_spark_url", "_spark_list", "home", "owner", "_partitions", "_compactor",
@@ -74,6 +79,8 @@ class Files(Sink):
     ) -> None:
         """`listed` is the default on object stores; `compact` merges small files and needs it.
 
+        Every tenth entry of a list names all files: `compact` also keeps that short.
+
         `header` is for CSV. Files that were merged into others are deleted after
         `compact_grace_s`: readers who know them are done by then.
         """
@@ -85,6 +92,11 @@ class Files(Sink):
             raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")
         self.file_bytes_target = file_bytes_target
         self.listed = is_bucket(self.path) if listed is None else listed
+        if self.listed and self.path.startswith(("az://", "azure://")):
+            raise PlanError(
+                f"Spark could not follow a list of files in {self.path!r}: it has no such scheme\n"
+                "  next: use abfss://<container>@<account>.dfs.core.windows.net/<path>"
+            )
         # Renamed one by one; whoever reads by `published` sees whole epochs all the same.
         self.shows = "epochs" if self.listed else "pieces"
         if compact and not self.listed:
@@ -162,17 +174,21 @@ class Files(Sink):
         mark = mark_path(self.home, epoch, part)
         if not files or self._store.exists(mark):
             return
-        if self.listed:
-            self._publish_by_list(epoch, files, mark)
-        else:
-            self._publish_by_rename(files)
+        number = 0
+        if not self.listed:
+            self._publish_by_rename([file["name"] for file in files])
+        if self.listed or self._list().exists():
+            # Another job may have begun a list since this one started.
+            number = self._publish_by_list(epoch, files, mark)
         crash_point("driver.sink.unmarked")
         self._store.put(mark, msgspec.json.encode({"files": files}))
+        if self.listed and epoch % MARKS_KEPT == 0:
+            self._trim_marks()
         if self.compact:
+            self._list_merges(number)
             self._compacting().consider()
 
-    def _publish_by_rename(self, files: list[dict[str, Any]]) -> None:
-        names = [file["name"] for file in files]
+    def _publish_by_rename(self, names: list[str]) -> None:
         missing = self._missing([self.staged(name) for name in names])
         published = [name for name in names if self.staged(name) in missing]
         self._refuse_missing(self._missing(published))
@@ -186,32 +202,54 @@ class Files(Sink):
             for _ in pool.map(lambda name: self._store.move(self.staged(name), name), names):
                 crash_point("driver.sink.piece")
 
-    def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> None:
+    def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> int:
         spark_list = self._list()
         names = [file["name"] for file in files]
         added = [spark_list.listed(file["name"], file["bytes"]) for file in files]
-        is_merging = False
 
-        def change(listing: Listing) -> Replacement | None:
-            nonlocal is_merging
-            is_merging = False
+        def added_to(listing: Listing) -> Sequence[Listed] | None:
             # In this order: files that left the list since did so after the mark was there,
             # and files that are removed are so after the note about it and another entry.
             if names[0] in listing.names or self._store.exists(mark):
                 return None
-            if epoch < self._recovered_below():
+            below = self._below()
+            if epoch < below["trimmed"]:
+                return None
+            if epoch < below["recovered"]:
                 self._refuse_missing(set(names))
-            self._refuse_missing(self._missing(names))
+            if missing := self._missing(names):
+                # Staged by a run for which the folder had no list.
+                self._publish_by_rename(sorted(missing))
             if listing.next_number == 0:
-                return Replacement([*self._files_of_before(), *added])
-            if self.compact and is_compact(listing.next_number):
+                return [*self._files_of_before(), *added]
+            return added
+
+        return self._append(added_to)
+
+    def _append(self, added_to: Callable[[Listing], Sequence[Listed] | None]) -> int:
+        """Make an entry, with what is merged if it is a `.compact` one; its number."""
+        number, is_merging = 0, False
+
+        def change(listing: Listing) -> Replacement | None:
+            nonlocal number, is_merging
+            number, is_merging = listing.next_number, False
+            added = added_to(listing)
+            if added is None:
+                return None
+            if self.compact and is_compact(number):
                 is_merging = True
                 return Replacement(added, self._compacting().merged(listing))
             return Replacement(added)
 
-        spark_list.append(change)
+        self._list().append(change)
         if is_merging:
             self._compacting().entry_made()
+        return number
+
+    def _list_merges(self, number: int) -> None:
+        """Those that no entry of an epoch takes, with empty ones up to the next that can."""
+        while self._compacting().is_overdue(number):
+            number = self._append(lambda listing: ())
 
     def _files_of_before(self) -> list[Listed]:
         found = files_without_list(self._store)
@@ -235,10 +273,12 @@ class Files(Sink):
             )
 
     def recover(self, before_epoch: int) -> None:
+        self._remove_unfinished(before_epoch)
         if not self.listed:
             staged = self._store.list(f"{self.home}/staged/")
             self._store.delete([f.path for f in staged if self._is_before(f.path, before_epoch)])
             return
+        self._trim_marks()
         stored = self._store.list()
         compactor = self._compacting()
         live = self._live()
@@ -253,7 +293,7 @@ class Files(Sink):
             return
         # A driver that was fenced may be about to list what is removed here. After the note it
         # does not begin to, and after another entry it cannot end what it had begun.
-        self._note_recovered(before_epoch)
+        self._note("recovered", before_epoch)
         compactor.revoke(merges)
         self._list().append(
             lambda listing: Replacement([] if listing.next_number else self._files_of_before())
@@ -262,6 +302,17 @@ class Files(Sink):
         self._store.delete([path for path in left if path not in live])
         compactor.remove(merges, live)
 
+    def _remove_unfinished(self, before_epoch: int) -> None:
+        """What a slot killed while it stored a file has left, or a driver that was merging."""
+        unfinished = self._store.unfinished("" if self.listed else self.staged(""))
+        left = []
+        for path, target in unfinished.items():
+            name = parse_name(target)
+            # A merge whose file is gone is given up, also by a newer driver at work.
+            if name is not None and name.owner == self.owner:
+                left += [path] if name.is_merged or name.epoch < before_epoch else []
+        self._store.delete(left)
+
     def _live(self) -> set[str]:
         """The files that count."""
         listing = self._list().read()
@@ -269,14 +320,29 @@ class Files(Sink):
             return set(listing.names)
         return {found.path for found in files_without_list(self._store)}
 
-    def _note_recovered(self, before_epoch: int) -> None:
-        self._store.put(f"{self.home}/recovered/{before_epoch:012d}", b"")
-        notes = self._store.list(f"{self.home}/recovered")
-        self._store.delete([note.path for note in notes[:-1]])
+    def _trim_marks(self) -> None:
+        """The list proves a commit; marks are for files that have left it."""
+        marks = find_marks(self._store, f"{self.home}/epochs")
+        if len(marks) < 2 * MARKS_KEPT:
+            return
+        oldest = marks[-MARKS_KEPT].epoch
+        # In this order: whoever misses a mark finds the note.
+        self._note("trimmed", oldest)
+        self._store.delete([mark.path for mark in marks if mark.epoch < oldest])
 
-    def _recovered_below(self) -> int:
-        notes = self._store.list(f"{self.home}/recovered")
-        return int(notes[-1].path.rpartition("/")[2]) if notes else 0
+    def _note(self, kind: str, epoch: int) -> None:
+        prefix = f"{self.home}/below/{kind}-"
+        self._store.put(f"{prefix}{epoch:012d}", b"")
+        notes = [note.path for note in self._store.list(f"{self.home}/below")]
+        self._store.delete([path for path in notes if path.startswith(prefix)][:-1])
+
+    def _below(self) -> dict[str, int]:
+        """The newest notes."""
+        newest = {"recovered": 0, "trimmed": 0}
+        for note in self._store.list(f"{self.home}/below"):
+            kind, _, epoch = note.path.rpartition("/")[2].partition("-")
+            newest[kind] = int(epoch)
+        return newest
 
     def _is_before(self, path: str, epoch: int) -> bool:
         name = parse_name(path)

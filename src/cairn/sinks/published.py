@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -24,7 +24,7 @@ from cairn.storage.store import LocalStore, NotFoundError, Store, StoredObject, 
 CAIRN_FOLDER: Final = "_cairn"
 _MARK: Final = re.compile(rf"{CAIRN_FOLDER}/(.+)/epochs/(\d{{12}})(?:-(\d+))?\.json")
 # Files of the sink, by name: part-<epoch>-<subtask, or "merged">-<owner>-<digest>.<extension>
-_NAME: Final = re.compile(r"part-(\d{12})-(\d{5}|merged)-([0-9a-f]{12})-[0-9a-f]{32}\..+")
+_NAME: Final = re.compile(r"part-(\d{12})-(\d{5}|merged)-([0-9a-f]{12})-[0-9a-f]{32}(\..+)")
 
 
 class FileName(NamedTuple):
@@ -33,12 +33,14 @@ class FileName(NamedTuple):
     epoch: int
     is_merged: bool
     owner: str
+    extension: str
+    """How it is written: the format with those settings a reader has to know."""
 
 
 def parse_name(path: str) -> FileName | None:
     """None when the file is not of this kind of sink."""
     found = _NAME.fullmatch(path.rpartition("/")[2])
-    return FileName(int(found[1]), found[2] == "merged", found[3]) if found else None
+    return FileName(int(found[1]), found[2] == "merged", *found.group(3, 4)) if found else None
 
 
 class _File(msgspec.Struct):
@@ -108,10 +110,10 @@ def spark_url(store: Store) -> str:
     """The folder as Spark names it: encoded, and a bucket of S3 by Hadoop's scheme."""
     if isinstance(store, LocalStore):
         return f"file://{quote(store.root)}"
-    parts = urlsplit(store.url)
-    scheme = "s3a" if parts.scheme == "s3" else parts.scheme
+    scheme, rest = store.url.split("://", 1)
     # Not by urlsplit: in the url of a store `#` and `?` are part of names.
-    return f"{scheme}://{quote(store.url.split('://', 1)[1])}"
+    bucket, slash, path = rest.partition("/")
+    return f"{'s3a' if scheme == 's3' else scheme}://{bucket}{slash}{quote(path)}"
 
 
 def published(path: str) -> list[str]:

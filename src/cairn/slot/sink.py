@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -49,7 +49,13 @@ class SinkRuntime:
         assert self.writer is not None, "a sink is prepared once per attempt"
         writer, self.writer = self.writer, None
         with self._named():
-            return writer.prepare()
+            try:
+                return writer.prepare()
+            except BaseException:
+                # Nobody else knows the writer any more, and it may hold files and connections.
+                with suppress(Exception):
+                    writer.abort()
+                raise
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -5,20 +5,28 @@ has none: its streams replace what is there.
 
 Always true here:
 - a file is written under a hidden name and renamed, so it is seen whole or not at all;
+- a file that is there stays as it is: names are by content, and a mark says one thing only;
 - whatever would need a single winner is refused, never imitated.
 """
 
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow.fs as pafs
 
 from cairn.errors import PlanError
-from cairn.storage.store import NotFoundError, Store, StoredObject, checked_path, open_store
+from cairn.storage.store import (
+    NotFoundError,
+    Store,
+    StoredObject,
+    checked_path,
+    finished_path,
+    open_store,
+    temporary_path,
+)
 
 _COPY_CHUNK_BYTES: Final = 4 << 20
 
@@ -99,16 +107,25 @@ class ArrowStore(Store):
                 continue
 
     def list(self, prefix: str = "") -> list[StoredObject]:
+        found = (
+            StoredObject(path, info.size, (info.mtime_ns or 0) / 1e9)
+            for path, info in self._infos(prefix)
+            if not info.base_name.startswith(".")
+        )
+        return sorted(found)
+
+    def unfinished(self, prefix: str = "") -> dict[str, str]:
+        found = ((path, finished_path(path)) for path, _ in self._infos(prefix))
+        return {path: target for path, target in found if target is not None}
+
+    def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
         folder = f"{self._root}/{prefix.rstrip('/')}".rstrip("/")
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
-        found = []
         # File systems differ in whether the paths they give begin with a slash.
         root = self._root.strip("/")
         for info in self._fs.get_file_info(selector):
-            path = info.path.strip("/").removeprefix(root).lstrip("/")
-            if info.type == pafs.FileType.File and not info.base_name.startswith("."):
-                found.append(StoredObject(path, info.size, (info.mtime_ns or 0) / 1e9))
-        return sorted(found)
+            if info.type == pafs.FileType.File:
+                yield info.path.strip("/").removeprefix(root).lstrip("/"), info
 
     def exists(self, path: str) -> bool:
         return self._is_file(self._full(path))
@@ -124,9 +141,8 @@ class ArrowStore(Store):
 
     def _replace(self, path: str, chunks: Iterable[bytes]) -> None:
         target = self._full(path)
-        folder, name = os.path.split(target)
-        self._fs.create_dir(folder, recursive=True)
-        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}"
+        self._fs.create_dir(os.path.dirname(target), recursive=True)
+        temporary = temporary_path(target)
         try:
             with self._fs.open_output_stream(temporary, compression=None) as file:
                 for chunk in chunks:
@@ -142,9 +158,9 @@ class ArrowStore(Store):
         try:
             self._fs.move(source, target)
         except OSError:
-            # HDFS does not rename onto a file that is there. Names are by content, or the
-            # file is private, so what is there may go.
-            if not self._is_file(target) or not self._is_file(source):
+            # HDFS does not rename onto a file that is there. It says the same: were it deleted
+            # first, a driver that dies then would have undone what another has published.
+            if not self._is_file(target):
                 raise
-            self._fs.delete_file(target)
-            self._fs.move(source, target)
+            if self._is_file(source):
+                self._fs.delete_file(source)

@@ -62,6 +62,7 @@ _TRANSIENT_ERRNOS: Final = frozenset(
         errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
     }
 )  # fmt: skip
+_TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{32}#0")
 _RANGE_BEYOND_END: Final = re.compile(r"InvalidRange|StartTooLarge|416")
 
 
@@ -122,6 +123,10 @@ class Store(ABC):
     @abstractmethod
     def list(self, prefix: str = "") -> list[StoredObject]:
         """All objects under a folder, sorted by path. Hidden names are left out."""
+
+    def unfinished(self, prefix: str = "") -> dict[str, str]:
+        """Temporary files under a folder, of writers at work or dead: what each was to become."""
+        return {}
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...
@@ -422,6 +427,15 @@ class LocalStore(ObjectStore):
         except (FileNotFoundError, NotADirectoryError):
             pass
 
+    def unfinished(self, prefix: str = "") -> dict[str, str]:
+        found = {}
+        for folder, _, names in os.walk(os.path.join(self.root, prefix)):
+            for name in names:
+                path = os.path.relpath(os.path.join(folder, name), self.root)
+                if (target := finished_path(path)) is not None:
+                    found[path] = target
+        return found
+
     def local_path(self, path: str) -> str | None:
         return os.path.join(self.root, checked_path(path))
 
@@ -466,10 +480,22 @@ def _unknown(url: str, path: str, cause: BaseException) -> CommitUnknownError:
     )
 
 
-def _temporary(target: str, fill: Callable[[int], None]) -> str:
-    """A durable hidden file beside the target. `#` makes obstore's own listing skip it too."""
+def temporary_path(target: str) -> str:
+    """A hidden name beside the target. `#` makes obstore's own listing skip it too."""
     folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}#0")
+    return os.path.join(folder, f".{name}.{uuid.uuid4().hex}#0")
+
+
+def finished_path(path: str) -> str | None:
+    """The target of a temporary file, by its name; None when it is none."""
+    folder, name = os.path.split(path)
+    found = _TEMPORARY.fullmatch(name)
+    return os.path.join(folder, found[1]) if found else None
+
+
+def _temporary(target: str, fill: Callable[[int], None]) -> str:
+    """A durable hidden file beside the target."""
+    temporary = temporary_path(target)
     file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     try:
         try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,11 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cairn.errors import CorruptFileError, PlanError
+from cairn.errors import CommitError, PlanError
 from cairn.sinks import Files, compaction
 from cairn.sinks.published import parse_name
-from cairn.testing import FaultyStore
+from cairn.storage.store import temporary_path
+from cairn.testing import Fault, FaultyStore, SimulatedCrash
 from tests.unit.sinks.folders import Folder
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are many writes here, and no power cuts."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
@@ -98,6 +109,25 @@ def test_merges_of_a_driver_that_died_are_removed(folder: Folder) -> None:
     assert folder.rows() == [(n, "a") for n in range(1, 10)]
 
 
+def test_what_a_driver_killed_while_it_stored_a_merge_left_is_removed(folder: Folder) -> None:
+    driver = folder.sink()
+    for epoch in range(1, 10):
+        folder.commit(driver, epoch, (epoch, "a"))
+    driver.close()
+
+    def killed(path: str, local_file: str) -> None:
+        (folder.path / temporary_path(path)).write_bytes(b"half")
+        raise SimulatedCrash("in the middle of a file")
+
+    driver._store.put_file = killed  # type: ignore[method-assign]
+    with pytest.raises(SimulatedCrash):
+        driver._compacting().round()
+    assert len(list(folder.path.rglob(".part-*"))) == 1
+    folder.sink().recover(2)
+    assert list(folder.path.rglob(".part-*")) == [] and plans(folder) == []
+    assert folder.rows() == [(n, "a") for n in range(1, 10)]
+
+
 def test_a_merge_that_another_driver_gave_up_is_not_published(folder: Folder) -> None:
     """The fenced driver has its merge ready and makes the next `.compact` entry."""
     fenced = with_merge_ready(folder)
@@ -142,6 +172,43 @@ def test_files_without_a_mark_are_not_merged(folder: Folder) -> None:
     assert [parse_name(name).epoch for name in ready.sources] == [1, 2, 4, 5, 6, 7, 8, 9]  # type: ignore[union-attr]
 
 
+def trimmed(folder: Folder, driver: Files) -> list[int]:
+    """Twenty epochs with the marks of the last three; returns those that have marks."""
+    with mock.patch("cairn.sinks.files.MARKS_KEPT", 3):
+        for epoch in range(1, 21):
+            folder.commit(driver, epoch, (epoch, "a"))
+        driver.recover(21)
+    driver.close()
+    return sorted(int(m.stem) for m in (folder.path / "_cairn/job/out/epochs").iterdir())
+
+
+def test_old_marks_are_removed_and_their_epochs_stay_published(folder: Folder) -> None:
+    driver = folder.sink(compact=False)
+    late = {epoch: folder.prepared(epoch, (epoch, "a")) for epoch in (1, 2, 20)}
+    marks = trimmed(folder, driver)
+    assert marks[-1] == 20 and len(marks) < 6
+    for epoch, prepared in late.items():
+        driver.commit(epoch, prepared)
+        folder.sink().commit(epoch, prepared)
+    assert folder.rows() == [(n, "a") for n in range(1, 21)]
+
+
+def test_an_epoch_without_mark_that_was_merged_is_not_published_again(folder: Folder) -> None:
+    """By a driver that slept, while its files are still there for readers."""
+    late = folder.prepared(1, (1, "a"))
+    trimmed(folder, folder.sink(compact=False))
+    driver = folder.sink(compact_grace_s=1000)
+    driver._compacting().round()
+    (ready,) = driver._compacting()._ready
+    assert len(ready.sources) == 20
+    driver.close()
+    for epoch in range(21, 31):
+        folder.commit(driver, epoch, (epoch, "a"))
+    assert len(merged(folder)) == 1 and late[0]["files"][0]["name"] in folder.data()
+    folder.sink().commit(1, late)
+    assert folder.rows() == [(n, "a") for n in range(1, 31)]
+
+
 def test_only_files_of_this_job_are_merged(folder: Folder) -> None:
     for epoch in range(1, 5):
         folder.commit(folder.sink("other"), epoch, (epoch, "a"))
@@ -164,15 +231,107 @@ def test_files_of_other_schemas_stay_as_they_are(folder: Folder) -> None:
     assert fresh._compacting()._ready == [] and plans(folder) == []
 
 
-def test_a_file_that_was_cut_short_is_not_merged(folder: Folder) -> None:
+def test_a_file_that_was_cut_short_is_not_merged(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
     with_merge_ready(folder)
     folder.sink().recover(10)
     file = folder.path / folder.names()[3]
     file.write_bytes(file.read_bytes()[:-1])
     driver = folder.sink()
-    with pytest.raises(CorruptFileError, match=file.name):
+    with caplog.at_level("WARNING"):
         driver._compacting().round()
-    assert driver._compacting()._ready == []
+    assert driver._compacting()._ready == [] and plans(folder) == []
+    assert file.name in caplog.text
+    assert_others_are_merged(folder, driver, file.name)
+
+
+def assert_others_are_merged(folder: Folder, driver: Files, left: str) -> None:
+    """By the next round: a file that cannot be read stops no others."""
+    driver._compacting().round()
+    (ready,) = driver._compacting()._ready
+    assert left not in ready.sources and len(ready.sources) == 8
+    assert len(plans(folder)) == 1
+
+
+def test_a_file_that_is_gone_stops_no_others(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    file = folder.path / folder.names()[3]
+    file.unlink()
+    driver = folder.sink()
+    driver._compacting().round()
+    assert driver._compacting()._ready == [] and plans(folder) == []
+    assert_others_are_merged(folder, driver, file.name)
+
+
+def test_a_merge_that_cannot_be_stored_is_given_up_and_made_again(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    driver = folder.sink()
+    with mock.patch.object(driver._store, "put_file", side_effect=OSError(28, "full")):
+        driver._compacting().round()
+    assert driver._compacting()._ready == [] and plans(folder) == []
+    driver._compacting().round()
+    assert len(driver._compacting()._ready[0].sources) == 9
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"format": "json"}, {"format": "json", "compression": "gzip"}),
+    ({"format": "json", "compression": "gzip"}, {"format": "json"}),
+    ({"format": "csv"}, {"format": "csv", "compression": "gzip"}),
+    ({"format": "parquet"}, {"format": "json"}),
+    ({"format": "json"}, {"format": "csv"}),
+    ({"format": "parquet"}, {"format": "parquet", "compression": "zstd"}),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=str)
+def test_no_row_is_lost_when_the_settings_change_over_a_restart(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    rows = []
+    epochs = iter(range(1, 100))
+    for settings, count in ((before, 4), (after, 16), (before, 10)):
+        folder = Folder(tmp_path, listed=True, compact=True, compact_grace_s=0, **settings)
+        driver = folder.sink()
+        for epoch in itertools.islice(epochs, count):
+            folder.commit(driver, epoch, (epoch, "a"))
+            rows.append((epoch, "a"))
+            if epoch % 10 == 8:
+                driver.close()
+                driver._compacting().round()
+        driver.close()
+    assert len(merged(folder)) >= 1
+    assert sorted(folder.rows()) == rows
+
+
+def test_csv_with_and_without_a_header_is_not_merged(tmp_path: Path) -> None:
+    """The first rows are equal, so nothing in the files tells them from a header."""
+    folder = Folder(tmp_path, listed=True, compact=True, format="csv")
+    bare, headed = folder.sink(header=False), folder.sink()
+    for epoch in range(1, 5):
+        bare.commit(epoch, folder.prepared(epoch, (1, "a"), (epoch, "b"), header=False))
+    for epoch in range(5, 10):
+        folder.commit(headed, epoch, (epoch, "b"))
+    for driver in (bare, headed):
+        driver.close()
+        driver._compacting().round()
+        assert driver._compacting()._ready == []
+
+
+def test_merges_are_listed_also_when_another_sink_makes_the_compact_entries(
+    folder: Folder,
+) -> None:
+    mine, other = folder.sink(), folder.sink("other", compact=False)
+    for epoch in range(1, 25):
+        folder.commit(mine, epoch, (epoch, "a"))
+        folder.commit(other, epoch, (epoch, "b"))
+        if mine._compacting()._thread is not None:
+            mine._compacting()._thread.join()
+    mine.close()
+    assert len(merged(folder)) >= 1
+    assert sorted(folder.rows()) == sorted((n, s) for n in range(1, 25) for s in "ab")
 
 
 def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
@@ -204,6 +363,52 @@ def test_rows_are_written_again_a_few_times_only(folder: Folder) -> None:
 def test_compaction_needs_a_list(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="listed=True"):
         Files(str(tmp_path), compact=True)
+
+
+def dying(folder: Folder, act: Callable[[Files], None]) -> Iterator[None]:
+    """A driver dies after each call to the store in turn; then, whatever the test does."""
+    pristine = folder.path.with_name("pristine")
+    shutil.copytree(folder.path, pristine)
+    for call in itertools.count(1):
+        shutil.rmtree(folder.path)
+        shutil.copytree(pristine, folder.path)
+        driver = folder.sink()
+        driver._compacting().round()
+        store = driver._store = FaultyStore(driver._store, [Fault("*", call, "after")])
+        driver._compacting()._store = driver._compacting()._list.store = store
+        with contextlib.suppress(OSError, CommitError):
+            act(driver)
+        if not store.faults_seen:
+            break
+        yield
+    assert call > 10
+
+
+def test_a_recovery_that_dies_anywhere_is_completed_by_the_next(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.prepared(8, (-8, "abandoned"))
+    next_epoch = folder.prepared(10, (10, "a"))
+    for _ in dying(folder, lambda driver: driver.recover(10)):
+        assert folder.rows() == [(n, "a") for n in range(1, 10)]
+        folder.sink().recover(10)
+        assert plans(folder) == []
+        folder.sink().commit(10, next_epoch)
+        assert folder.rows() == [(n, "a") for n in range(1, 11)]
+        assert sorted(folder.names()) == folder.data()
+
+
+def test_a_commit_with_merges_that_dies_anywhere_is_completed_by_the_next(folder: Folder) -> None:
+    with_merge_ready(folder)
+    folder.sink().recover(10)
+    for epoch in range(10, 19):
+        folder.commit(folder.sink(), epoch, (epoch, "a"))
+    last = folder.prepared(19, (19, "a"))
+    for _ in dying(folder, lambda driver: driver.commit(19, last)):
+        folder.sink().commit(19, last)
+        folder.sink().recover(20)
+        assert folder.rows() == [(n, "a") for n in range(1, 20)]
+        folder.sink().recover(20)
+        assert sorted(folder.names()) == folder.data()
 
 
 @mock.patch.object(compaction, "MERGE_FILES_MIN", 3)

@@ -51,6 +51,15 @@ _ROWS = st.lists(
 )
 
 
+def test_merged_parquet_files_have_one_row_group(tmp_path: Path) -> None:
+    batch = pa.RecordBatch.from_pylist([{"a": 1}, {"a": 2}])
+    content = written("parquet", [batch], tmp_path / "one")
+    make_format("parquet", None, header=True).merge(str(tmp_path / "merged"), [content] * 20)
+    merged = pq.ParquetFile(tmp_path / "merged")
+    assert merged.num_row_groups == 1
+    assert merged.read()["a"].to_pylist() == [1, 2] * 20
+
+
 def written(format: str, batches: list[pa.RecordBatch], path: Path, **options: Any) -> bytes:
     made = make_format(format, options.get("compression"), header=options.get("header", True))
     file = made.open(str(path), batches[0].schema)
@@ -194,6 +203,13 @@ def test_what_cannot_be_told_apart_later_is_refused(
     sink = Files(str(tmp_path), format=format)
     with pytest.raises(PlanError, match=why):
         sink.open(SinkContext("job", "j", "out", parse_schema(ddl)))
+
+
+def test_a_column_may_have_any_name_in_json(tmp_path: Path) -> None:
+    for code in (*range(0x250), 0x2028, 0xFFFF, 0x1F600):
+        schema = pa.schema([(f"a{chr(code)}", pa.int64())])
+        batch = pa.RecordBatch.from_arrays([[1]], schema=schema)
+        assert json.loads(written("json", [batch], tmp_path / "x")) == {schema.names[0]: 1}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import PlanError
@@ -105,6 +107,49 @@ def test_more_rows_than_memory_holds_become_more_files(
     assert 30 < len(committable["files"]) < len(rows)
     folder.sink().commit(2, [committable])
     assert sorted(folder.rows()) == sorted(rows)
+
+
+def test_a_buffered_row_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
+    """One cold row in each batch, while the hot ones are written."""
+    folder = Folder(tmp_path, partition_by="k")
+    writer = folder.sink(in_slot=True).writer(2, 0, 0)
+    before = pa.total_allocated_bytes()
+    with mock.patch("cairn.sinks.file_writer.BUFFER_BYTES_MAX", 1 << 20):
+        for n in range(20):
+            writer.write(batch((n, "cold"), *[(1000, "x" * 5000)] * 200))
+        assert len(writer._buffers) >= 20
+        assert pa.total_allocated_bytes() - before < 4 << 20
+    assert len(writer.prepare()["files"]) >= 21
+
+
+def groups_of(folder: Folder, committable: dict[str, Any]) -> list[int]:
+    """The rows in each group of the only file."""
+    (file,) = committable["files"]
+    stored = pq.ParquetFile(folder.path / folder.sink().staged(file["name"]))
+    return [stored.metadata.row_group(i).num_rows for i in range(stored.num_row_groups)]
+
+
+def test_small_batches_become_few_row_groups_and_equal_files(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    rows = batch(*[(n, "x") for n in range(70_000)])
+    found = []
+    for size in (1000, 7, 70_000):
+        writer = folder.sink(in_slot=True).writer(2, 0, 0)
+        for start in range(0, len(rows), size):
+            writer.write(rows.slice(start, size))
+        found.append(writer.prepare())
+    assert found[0] == found[1] == found[2]
+    assert groups_of(folder, found[0]) == [65_536, 70_000 - 65_536]
+
+
+def test_wide_rows_are_written_before_there_are_many(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    writer = folder.sink(in_slot=True).writer(2, 0, 0)
+    with mock.patch("cairn.sinks.file_writer.GROUP_BYTES", 50_000):
+        for n in range(20):
+            writer.write(batch((n, "x" * 10_000)))
+    committable = writer.prepare()
+    assert committable is not None and groups_of(folder, committable) == [5, 5, 5, 5]
 
 
 def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:

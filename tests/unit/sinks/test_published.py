@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from cairn.errors import CorruptFileError
+from cairn.errors import CorruptFileError, PlanError
 from cairn.sinks import Files, published
 from cairn.sinks.published import spark_url
 from cairn.storage.store import Store
@@ -76,11 +76,19 @@ def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
         ("s3://bucket/a b/ü", "s3a://bucket/a%20b/%C3%BC"),
         ("s3a://bucket/out/", "s3a://bucket/out"),
         ("gs://bucket/a=b#c", "gs://bucket/a%3Db%23c"),
+        ("abfss://c@a.dfs.core.windows.net/ü", "abfss://c@a.dfs.core.windows.net/%C3%BC"),
+        ("s3://bucket", "s3a://bucket"),
     ],
 )
 def test_in_the_list_a_bucket_has_the_name_spark_knows(url: str, expected: str) -> None:
     store = mock.Mock(spec=Store, url=url.rstrip("/"))
     assert spark_url(store) == expected
+
+
+@pytest.mark.parametrize("scheme", ["az", "azure"])
+def test_a_list_that_spark_could_not_follow_is_refused(scheme: str) -> None:
+    with pytest.raises(PlanError, match="abfss://"):
+        Files(f"{scheme}://container/out")
 
 
 def test_files_in_a_bucket_are_listed_and_merged(tmp_path: Path) -> None:

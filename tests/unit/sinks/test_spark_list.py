@@ -220,6 +220,27 @@ def test_a_folder_with_a_list_is_not_written_without_it(folder: Folder) -> None:
         folder.sink(listed=False)
 
 
+def test_a_job_that_began_before_the_list_goes_into_it(folder: Folder) -> None:
+    older = folder.sink("older", listed=False)
+    before = folder.prepared(2, (1, "a"), job_id="older", listed=False)
+    after = folder.prepared(3, (3, "c"), job_id="older", listed=False)
+    older.commit(2, before)
+    folder.commit(folder.sink(), 2, (2, "b"))
+    for _ in range(2):
+        older.commit(3, after)
+        older.commit(2, before)
+    assert folder.rows() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_what_was_staged_is_published_when_the_run_after_it_has_a_list(folder: Folder) -> None:
+    folder.commit(folder.sink(), 2, (1, "a"))
+    staged = folder.prepared(3, (2, "b"), listed=False)
+    folder.sink().commit(3, staged)
+    folder.sink().commit(3, staged)
+    folder.sink().recover(4)
+    assert folder.rows() == [(1, "a"), (2, "b")]
+
+
 def test_object_stores_are_listed_unless_told_otherwise(tmp_path: Path) -> None:
     assert Files("s3://bucket/out").listed and not Files("s3://bucket/out", listed=False).listed
     assert not Files(str(tmp_path)).listed and Files(str(tmp_path), listed=True).listed
