@@ -120,7 +120,7 @@ def test_batches_published_before_the_record_are_repeated_and_never_lost(
                 survive(lead)
             world.end()
             lead()
-            world.check_all()
+            world.check_all(with_repeated=True)
         except BaseException as error:
             error.add_note(f"after a crash at {point}, pass {nth}")
             raise
