@@ -146,7 +146,7 @@ class Run:
     # Epochs, on Spark's thread
 
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
-        self._turn.take_for_batch(self._refuse_if_ending)
+        self._turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
         try:
             if not self._is_ending:
                 self._run_batch(rows, batch_id)
@@ -175,6 +175,11 @@ class Run:
         self._stop_called.wait(STOP_PATIENCE_S)
         time.sleep(0.2)
         raise _StoppingError
+
+    def _leave_if_ending(self, batch_id: int) -> None:
+        if self._is_ending:
+            self._leave_unread(batch_id)
+            self._refuse_if_ending()
 
     def _leave_unread(self, batch_id: int) -> None:
         """Spark has planned a batch that nobody processes: the next run is to read it."""
