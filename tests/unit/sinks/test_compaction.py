@@ -201,7 +201,7 @@ def test_an_epoch_without_mark_that_was_merged_is_not_published_again(folder: Fo
     driver._compacting().round()
     (ready,) = driver._compacting()._ready
     assert len(ready.sources) == 20
-    driver.close()
+    driver._compacting().close()
     for epoch in range(21, 31):
         folder.commit(driver, epoch, (epoch, "a"))
     assert len(merged(folder)) == 1 and late[0]["files"][0]["name"] in folder.data()
