@@ -187,7 +187,8 @@ class PostgresTarget(Target):
             "where database = current_database() "
             "union all select 'connection ' || application_name || ': ' || left(query, 80) "
             "from pg_stat_activity where datname = current_database() "
-            "and pid <> pg_backend_pid() and backend_type = 'client backend' "
+            # Not our own looks: one that was closed a moment ago may still be listed.
+            "and application_name like 'cairn:%' and backend_type = 'client backend' "
             "union all select 'table ' || tablename from pg_tables "
             "where schemaname not in ('pg_catalog', 'information_schema') "
             "and tablename not like 'out\\_%' and tablename not in "
