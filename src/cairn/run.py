@@ -5,28 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
-import msgspec
-
+from cairn.changes import Changes
 from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
-from cairn.coordinator.resume import check_resume
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
-from cairn.options import Options, check_parallelism
-from cairn.plan.check import check_function, check_same_broadcast, check_ttl
-from cairn.plan.deploy import pickled_function
-from cairn.plan.graph import Graph, ProcessNode
+from cairn.options import Options
+from cairn.plan.graph import Graph
 from cairn.sinks.base import close_all
-from cairn.slot.entry import entries_of
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.start import start
@@ -66,16 +58,6 @@ class _StoppingError(Exception):
         )
 
 
-@dataclass
-class _Change:
-    """What the next epoch is to run with, asked for while this one runs."""
-
-    parallelism: int | None = None
-    preparations: list[threading.Thread] = field(default_factory=list)
-    functions: dict[str, bytes] = field(default_factory=dict)
-    allow_dropped_state: bool = False
-
-
 class Run:
     """A running job. Use it as a context manager: leaving the block stops the run."""
 
@@ -101,8 +83,6 @@ class Run:
         )
         self._ended_as: Status | None = None
         self.error: BaseException | None = None
-        self._change_lock = threading.Lock()
-        self._change: _Change | None = None
         self._turn = Turn()
         self._stopping = False
         self._is_over = False
@@ -113,9 +93,12 @@ class Run:
         """The newest epoch of this run, and how long its batches took."""
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
+        self._changes = Changes(
+            graph, started.coordinator, self._driver, self._pace, url=started.store.url
+        )
         host = Host(
             is_ending=lambda: self._is_ending,
-            is_changing=lambda: self._change is not None,
+            is_changing=lambda: self._changes.is_asked,
             run=self._run_without_batch,
             fail=self._fail,
             stop=self._stop_query,
@@ -209,7 +192,7 @@ class Run:
         started = time.perf_counter()
         self._pace.begin()
         slots = set(self._coordinator.slots)
-        self._apply_change()
+        self._changes.apply()
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
@@ -241,48 +224,6 @@ class Run:
         if self._options.drain:
             self._idle.drain()
         self._idle.commit()
-
-    def _apply_change(self) -> None:
-        """What was asked for since the last epoch takes effect: from here on, all of it."""
-        with self._change_lock:
-            change, self._change = self._change, None
-        if change is None:
-            return
-        # It takes effect between two epochs.
-        self._coordinator.commit_epoch()
-        for preparation in change.preparations:
-            preparation.join()
-        coordinator = self._coordinator
-        spec = coordinator.spec
-        for uid, function in change.functions.items():
-            spec = spec.with_function(uid, function)
-        rewrite = frozenset().union(
-            *(
-                self._check_upgrade(uid, function, change.allow_dropped_state)
-                for uid, function in change.functions.items()
-            )
-        )
-        coordinator.rescale(change.parallelism or coordinator.parallelism)
-        coordinator.deploy(spec, rewrite=rewrite)
-        self._driver.deploy(spec, coordinator.parallelism)
-        crash_point("driver.deployed")
-
-    def _check_upgrade(
-        self, uid: str, function: bytes, allow_dropped_state: bool
-    ) -> frozenset[str]:
-        newest = self._coordinator.newest
-        if newest is None:
-            return frozenset()
-        operator = self._coordinator.operators[uid]
-        entries = {e.uid: e for e in entries_of(operator, cloudpickle.loads(function))}
-        held = {each: newest.operators[each] for each in entries if each in newest.operators}
-        return check_resume(
-            msgspec.structs.replace(newest, operators=held),
-            entries,
-            job_name=self.name,
-            url=self._store.url,
-            allow_dropped_state=allow_dropped_state,
-        )
 
     # The end, on a thread of our own
 
@@ -327,9 +268,7 @@ class Run:
     def _let_go(self) -> None:
         # Spark may be gone already; slots end by themselves then.
         with suppress(Exception):
-            # A slot that is being started would not hear the goodbye.
-            for preparation in self._change.preparations if self._change else ():
-                preparation.join(STOP_PATIENCE_S)
+            self._changes.join(STOP_PATIENCE_S)
             self._driver.say_goodbye()
         close_all(sink.sink for sink in self._graph.sinks)
 
@@ -480,67 +419,20 @@ class Run:
 
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks. No state is rewritten."""
-        check_parallelism(parallelism, self._graph.group_count)
-        preparation = threading.Thread(
-            target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
-        )
-
-        def ask(change: _Change) -> None:
-            change.parallelism = parallelism
-            change.preparations.append(preparation)
-            preparation.start()
-
-        self._ask(ask)
-
-    def _prepare(self, parallelism: int) -> None:
-        """What can be done ahead of the next epoch; if it fails, the epoch does it."""
-        try:
-            self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
-        except Exception:
-            _logger.warning("a rescale could not be prepared", exc_info=True)
+        self._check_running()
+        self._changes.rescale(parallelism)
 
     def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool = False) -> None:
         """From the next epoch on, run this function in place of an operator's. It keeps its state.
 
         Refused when the state it declares cannot be made of what there is.
         """
-        if uid not in self._coordinator.operators:
-            known = ", ".join(self._coordinator.operators)
-            raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
-        check_function(function, uid)
-        self._check_same_time(uid, function)
-        check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)
-        event_time = self._coordinator.operators[uid].event_time
-        check_ttl(function, uid, has_event_time=event_time is not None)
-        pickled = pickled_function(uid, function)
-        self._check_upgrade(uid, pickled, allow_dropped_state)
+        self._check_running()
+        self._changes.upgrade(uid, function, allow_dropped_state=allow_dropped_state)
 
-        def ask(change: _Change) -> None:
-            change.functions[uid] = pickled
-            change.allow_dropped_state |= allow_dropped_state
-
-        self._ask(ask)
-
-    def _check_same_time(self, uid: str, function: Function) -> None:
-        """What the plan of an epoch was made for cannot change while the job runs."""
-        node = self._graph.nodes[uid]
-        assert isinstance(node, ProcessNode)
-        for name in ("wants_order", "result_time", "result_shift_us"):
-            found, planned = getattr(function, name), getattr(node.function, name)
-            if found != planned:
-                raise PlanError(
-                    f"operator {uid!r}: its function has {name} = {planned!r}, the new one "
-                    f"{found!r}\n  next: stop the run and start the job with the new function",
-                    uid=uid,
-                )
-
-    def _ask(self, ask: Callable[[_Change], None]) -> None:
+    def _check_running(self) -> None:
         if self._ended.is_set() or self._stopping:
             raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
-        with self._change_lock:
-            self._change = self._change or _Change()
-            self._pace.ask()
-            ask(self._change)
 
     def epochs(self) -> list[dict[str, Any]]:
         """The retained epochs on the current lineage, newest first."""

@@ -25,7 +25,9 @@ LAYERS = [
     {"snapshots"},
     {"slot", "sinks"},
     {"plan", "coordinator", "session"},
-    {"stream", "connected", "options", "start", "idle", "run", "job"},
+    {"query"},
+    {"web"},
+    {"stream", "connected", "options", "start", "idle", "changes", "run", "job"},
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
 ]

@@ -1,0 +1,1 @@
+"""Reading state: as tables, with SQL, and live from the slots."""

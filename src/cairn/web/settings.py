@@ -1,0 +1,79 @@
+"""Where a job is served, and to whom.
+
+Always true here:
+- whoever may come from another machine needs a token;
+- a token is never shown: not in a repr, not in an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Final
+
+from cairn.errors import PlanError
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:0"
+TOKEN_CHARS_MIN: Final = 16
+
+
+@dataclass(frozen=True)
+class Serve:
+    """How `job.start(serve=...)` and `cairn dashboard` serve a job.
+
+    `address` is HOST:PORT, port 0 for any that is free. With `token` every request must bring
+    it; it is needed for any address but a loopback one. `control_token`, another one, switches
+    on what changes the job: savepoint, rescale, stop. `tls` is (certificate, key), two PEM files.
+    """
+
+    address: str = DEFAULT_ADDRESS
+    token: str | None = field(default=None, repr=False)
+    control_token: str | None = field(default=None, repr=False)
+    tls: tuple[str, str] | None = None
+    flight: bool = True
+    """Serve whole states by Arrow Flight too, on a port of its own."""
+    requests_per_s: float = 5000.0
+    """More than this, from all clients together, is answered 429."""
+
+    def __post_init__(self) -> None:
+        host, port = self.host_port()
+        if not is_loopback(host) and self.token is None:
+            raise PlanError(
+                f"serve: {host}:{port} can be reached from other machines, and there is no token\n"
+                "  next: pass token=..., or a loopback address such as 127.0.0.1:8080"
+            )
+        for name in ("token", "control_token"):
+            token = getattr(self, name)
+            if token is not None and (len(token) < TOKEN_CHARS_MIN or not token.isascii()):
+                raise PlanError(
+                    f"serve: {name} must be at least {TOKEN_CHARS_MIN} ASCII characters\n"
+                    '  next: make one: python -c "import secrets; print(secrets.token_urlsafe())"'
+                )
+        if self.token is not None and self.token == self.control_token:
+            raise PlanError("serve: token and control_token must differ: who reads may not change")
+
+    def host_port(self) -> tuple[str, int]:
+        host, colon, port = self.address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise PlanError(f"serve: an address is HOST:PORT, found {self.address!r}")
+        return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def as_serve(serve: Serve | str | bool | None) -> Serve | None:
+    """What `job.start(serve=...)` was given: settings, an address, True for any free port."""
+    if serve is None or serve is False:
+        return None
+    if serve is True:
+        return Serve()
+    return Serve(address=serve) if isinstance(serve, str) else serve
