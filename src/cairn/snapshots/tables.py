@@ -115,6 +115,10 @@ class StateTable:
         """A key from text: alice, 42, or a JSON array with a value for each key column."""
         return parse_key(text, self.key_names, self.key_types)
 
+    def stored_rows(self) -> int:
+        """Rows of this state in its files: no more keys and entries than that."""
+        return self._origin.group_rows(self.entry, self.state).total()
+
     def splits(self, count: int) -> list[range]:
         """At most `count` ranges of key groups with about as many rows each."""
         rows = self._origin.group_rows(self.entry, self.state)
