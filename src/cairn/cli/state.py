@@ -186,7 +186,7 @@ def _show(
         _write_csv(schema, _limited(batches, asked.limit))
         return
     rows = [row for batch in _limited(batches, asked.limit, more=1) for row in json_rows(batch)]
-    is_truncated = has_more or bool(asked.limit) and len(rows) > asked.limit
+    is_truncated = has_more or (bool(asked.limit) and len(rows) > asked.limit)
     rows = rows[: asked.limit or None]
     if asked.form == "json":
         columns = json_columns(schema)
