@@ -12,7 +12,7 @@ import pytest
 
 from cairn.errors import PlanError
 from cairn.sinks import Postgres, SinkContext
-from cairn.sinks.postgres_table import parse_name, quoted
+from cairn.sinks.postgres.table import parse_name, quoted
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
 

@@ -14,7 +14,7 @@ import pytest
 
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Postgres, SinkContext
-from cairn.sinks.postgres_session import session_name
+from cairn.sinks.postgres.session import session_name
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
 
