@@ -23,7 +23,6 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from cairn.slot.nursery import fork_slot, is_alive
+from cairn.slot.nursery import detached, fork_slot, is_alive
 
 POLL_S = 0.5
 LEASE_S = 3600.0
@@ -136,17 +135,7 @@ class SlotHome:
 
     def _spawn(self, arguments: Sequence[str]) -> int:
         command = [sys.executable, "-m", "cairn.slot.process", *arguments]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-                close_fds=True,
-            ).pid
+        return detached(command, self.log).pid
 
 
 def _started_s(pid: int) -> float:

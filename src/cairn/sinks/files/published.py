@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from cairn.errors import CorruptFileError
-from cairn.sinks.spark_list import SparkList
+from cairn.sinks.files.spark_list import SparkList
 from cairn.storage.store import LocalStore, NotFoundError, Store, StoredObject, open_store
 
 CAIRN_FOLDER: Final = "_cairn"

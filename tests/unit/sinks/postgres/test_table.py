@@ -12,7 +12,7 @@ import pytest
 
 from cairn.errors import PlanError
 from cairn.sinks import Postgres, SinkContext
-from cairn.sinks.postgres_table import parse_name, quoted
+from cairn.sinks.postgres.table import parse_name, quoted
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
 
@@ -31,6 +31,11 @@ def _opened(table: str, rows: str = ROWS, **options: Any) -> Postgres:
     sink.open(SinkContext("job", "j", "out", parse_schema(rows)))
     sink.close()
     return sink
+
+
+def _columns(outside: psycopg.Connection[Any]) -> list[str]:
+    described = outside.execute("select * from shop.orders").description
+    return [column.name for column in described or ()]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +92,7 @@ def test_a_missing_table_is_refused_with_the_statement_that_makes_it(
 def test_a_table_that_is_there_is_not_made_again(outside: psycopg.Connection[Any]) -> None:
     outside.execute("create table shop.orders (k bigint, more text default 'x')")
     _opened("shop.orders", "k long", create=True)
+    assert _columns(outside) == ["k", "more"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,9 @@ def test_a_table_that_rows_do_not_fit_is_refused_with_what_makes_it_fit(
 def test_a_table_that_rows_fit_is_taken(outside: psycopg.Connection[Any], columns: str) -> None:
     outside.execute("create type shop.mood as enum ('a'); create domain shop.money numeric(12,2)")
     outside.execute(f"create table shop.orders ({columns})".encode())
+    before = _columns(outside)
     _opened("shop.orders")
+    assert _columns(outside) == before
 
 
 def test_a_column_the_table_computes_is_not_written(outside: psycopg.Connection[Any]) -> None:

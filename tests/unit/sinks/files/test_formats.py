@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from cairn.errors import CommitError, PlanError
 from cairn.sinks import Files
 from cairn.sinks.base import SinkContext
-from cairn.sinks.file_formats import make_format
+from cairn.sinks.files.formats import make_format
 from cairn.sinks.json_lines import LinesEncoder, interval_text
 from cairn.types import parse_schema
 

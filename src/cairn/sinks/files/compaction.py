@@ -34,9 +34,9 @@ import msgspec
 
 from cairn.errors import CommitError, CorruptFileError
 from cairn.ids import new_id
-from cairn.sinks.file_formats import Format
-from cairn.sinks.published import find_marks, parse_name, read_mark
-from cairn.sinks.spark_list import COMPACT_INTERVAL, Listed, Listing, SparkList
+from cairn.sinks.files.formats import Format
+from cairn.sinks.files.published import find_marks, parse_name, read_mark
+from cairn.sinks.files.spark_list import COMPACT_INTERVAL, Listed, Listing, SparkList
 from cairn.storage.store import NotFoundError, Store, StoredObject, is_transient
 
 MERGE_FILES_MIN: Final = 8

@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from cairn.ids import digest
 from cairn.sinks.base import Committable, Writer
-from cairn.sinks.file_formats import FileWriter, Format
-from cairn.sinks.partitions import Partitions
+from cairn.sinks.files.formats import FileWriter, Format
+from cairn.sinks.files.partitions import Partitions
 from cairn.storage.store import Store
 
 OPEN_MAX: Final = 32

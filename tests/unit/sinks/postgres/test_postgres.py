@@ -15,21 +15,18 @@ import pyarrow as pa
 import pytest
 
 from cairn.errors import CommitError, EpochError, PlanError
-from cairn.sinks import (
-    Postgres,
-    SinkContext,
-    postgres_ledger,
-    postgres_session,
-    postgres_writer,
-)
-from cairn.sinks import postgres as postgres_sink
+from cairn.sinks import Postgres, SinkContext
 from cairn.sinks.base import Sink, attempt_of
+from cairn.sinks.postgres import ledger as postgres_ledger
+from cairn.sinks.postgres import session as postgres_session
+from cairn.sinks.postgres import sink as postgres_sink
+from cairn.sinks.postgres import writer as postgres_writer
 from cairn.types import parse_schema
 from tests.places import PLACES, batch
 from tests.places.base import prepared
 from tests.places.postgres import PostgresPlace
 from tests.servers import postgres
-from tests.unit.sinks.postgres_proxy import Proxy
+from tests.unit.sinks.postgres.proxy import Proxy
 
 MODES = ["postgres", "postgres, upsert", "postgres, prepared"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.sinks.postgres_copy import is_nested
+from cairn.sinks.postgres.copy import is_nested
 
 if TYPE_CHECKING:
     from psycopg import Connection

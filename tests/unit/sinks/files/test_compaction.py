@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import CommitError, PlanError
-from cairn.sinks import Files, compaction
-from cairn.sinks.published import parse_name
+from cairn.sinks import Files
+from cairn.sinks.files import compaction
+from cairn.sinks.files.published import parse_name
 from cairn.storage.store import temporary_path
 from cairn.testing import Fault, FaultyStore, SimulatedCrash
-from tests.unit.sinks.folders import Folder
+from tests.unit.sinks.files.folders import Folder
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +175,7 @@ def test_files_without_a_mark_are_not_merged(folder: Folder) -> None:
 
 def trimmed(folder: Folder, driver: Files) -> list[int]:
     """Twenty epochs with the marks of the last three; returns those that have marks."""
-    with mock.patch("cairn.sinks.files.MARKS_KEPT", 3):
+    with mock.patch("cairn.sinks.files.sink.MARKS_KEPT", 3):
         for epoch in range(1, 21):
             folder.commit(driver, epoch, (epoch, "a"))
         driver.recover(21)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Postgres, SinkContext
-from cairn.sinks.postgres_session import session_name
+from cairn.sinks.postgres.session import session_name
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
 
@@ -33,6 +34,13 @@ def _dsn_of_a_vault() -> str:
     return shared_database()
 
 
+def _is_there(table: str) -> bool:
+    with psycopg.connect(shared_database(), autocommit=True) as outside:
+        found = outside.execute("select to_regclass(%s) is not null", [table]).fetchone()
+        outside.execute(f"drop table if exists {table}".encode())
+    return found == (True,)
+
+
 def test_the_dsn_may_come_from_the_environment_or_a_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -43,6 +51,7 @@ def test_the_dsn_may_come_from_the_environment_or_a_function(
         sink = pickle.loads(pickle.dumps(sink))
         sink.open(_context())
         sink.close()
+        assert _is_there("by_reference")
 
 
 def test_without_a_dsn_libpq_looks_into_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +61,7 @@ def test_without_a_dsn_libpq_looks_into_its_own_variables(monkeypatch: pytest.Mo
     sink = Postgres(table="by_environment", create=True)
     sink.open(_context())
     sink.close()
+    assert _is_there("by_environment")
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
@@ -134,11 +144,17 @@ def test_a_commit_is_durable_whatever_the_role_has_set() -> None:
 
 def test_a_closed_sink_can_be_opened_again() -> None:
     sink = Postgres(shared_database(), "again", create=True)
-    for _ in range(2):
+    for epoch in (2, 3):
         sink.open(_context())
-        sink.recover(1)
+        writer = sink.writer(epoch, 0, 0)
+        writer.write(pa.RecordBatch.from_pydict({"k": [epoch], "s": ["x"]}, SCHEMA))
+        sink.commit(epoch, [writer.prepare()])  # type: ignore[list-item]
+        sink.recover(epoch + 1)
         sink.close()
     sink.close()
+    with psycopg.connect(shared_database()) as outside:
+        assert outside.execute("select k from again order by k").fetchall() == [(2,), (3,)]
+        outside.execute("drop table again")
 
 
 def test_an_unreachable_server_fails_a_commit_with_its_reason(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cairn.errors import EpochError
 from cairn.sinks import Postgres, SinkContext
-from cairn.sinks.postgres_copy import csv_rows
+from cairn.sinks.postgres.copy import csv_rows
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
 

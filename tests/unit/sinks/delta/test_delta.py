@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Delta
 from cairn.sinks.base import Committable, SinkContext, attempt_of
-from cairn.sinks.delta_files import statistics
+from cairn.sinks.delta.files import statistics
 from cairn.testing import told_of_passes
 from cairn.types import parse_schema
 from tests.s3 import s3_server

@@ -26,10 +26,10 @@ import xxhash
 
 from cairn.errors import EpochError
 from cairn.sinks.base import ATTEMPTS_MAX, Committable, Writer, round_of
-from cairn.sinks.postgres_copy import csv_rows
-from cairn.sinks.postgres_ledger import POSITION, Ledger, literal
-from cairn.sinks.postgres_session import Sessions, session_name
-from cairn.sinks.postgres_table import Table, quoted, quoted_list
+from cairn.sinks.postgres.copy import csv_rows
+from cairn.sinks.postgres.ledger import POSITION, Ledger, literal
+from cairn.sinks.postgres.session import Sessions, session_name
+from cairn.sinks.postgres.table import Table, quoted, quoted_list
 
 if TYPE_CHECKING:
     from psycopg import Connection

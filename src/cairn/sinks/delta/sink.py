@@ -39,8 +39,8 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
-from cairn.sinks.delta_files import AppendWriter, MergeWriter
-from cairn.sinks.delta_schema import (
+from cairn.sinks.delta.files import AppendWriter, MergeWriter
+from cairn.sinks.delta.schema import (
     check_columns,
     check_partitions,
     check_table,

@@ -10,11 +10,11 @@ import pytest
 
 from cairn.errors import CorruptFileError, PlanError
 from cairn.sinks import Files, published
-from cairn.sinks.published import spark_url
+from cairn.sinks.files.published import spark_url
 from cairn.storage.store import Store
 from tests.places.base import prepared
 from tests.places.files import BucketFilesPlace, read_rows
-from tests.unit.sinks.folders import Folder
+from tests.unit.sinks.files.folders import Folder
 
 
 def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:

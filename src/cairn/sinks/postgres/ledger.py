@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.errors import CommitError
 from cairn.ids import digest, new_id
 from cairn.sinks.base import Committable, SinkContext
-from cairn.sinks.postgres_table import Table, quoted, quoted_list
+from cairn.sinks.postgres.table import Table, quoted, quoted_list
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import PlanError
-from cairn.sinks import Files, file_writer, published
+from cairn.sinks import Files, published
 from cairn.sinks.base import SinkContext
-from cairn.sinks.partitions import Partitions, escape
+from cairn.sinks.files import writer as file_writer
+from cairn.sinks.files.partitions import Partitions, escape
 from cairn.types import parse_schema
 from tests.places.base import Row, batch
-from tests.unit.sinks.folders import Folder
+from tests.unit.sinks.files.folders import Folder
 
 SCHEMA = parse_schema("a bigint, s string, yes boolean")
 
@@ -114,7 +115,7 @@ def test_a_buffered_row_does_not_keep_its_batch_in_memory(tmp_path: Path) -> Non
     folder = Folder(tmp_path, partition_by="k")
     writer = folder.sink(in_slot=True).writer(2, 0, 0)
     before = pa.total_allocated_bytes()
-    with mock.patch("cairn.sinks.file_writer.BUFFER_BYTES_MAX", 1 << 20):
+    with mock.patch("cairn.sinks.files.writer.BUFFER_BYTES_MAX", 1 << 20):
         for n in range(20):
             writer.write(batch((n, "cold"), *[(1000, "x" * 5000)] * 200))
         assert len(writer._buffers) >= 20
@@ -145,7 +146,7 @@ def test_small_batches_become_few_row_groups_and_equal_files(tmp_path: Path) -> 
 def test_wide_rows_are_written_before_there_are_many(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     writer = folder.sink(in_slot=True).writer(2, 0, 0)
-    with mock.patch("cairn.sinks.file_writer.GROUP_BYTES", 50_000):
+    with mock.patch("cairn.sinks.files.writer.GROUP_BYTES", 50_000):
         for n in range(20):
             writer.write(batch((n, "x" * 10_000)))
     committable = writer.prepare()

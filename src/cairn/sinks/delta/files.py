@@ -27,7 +27,7 @@ from cairn.ids import digest
 from cairn.sinks.base import Committable, Writer
 
 if TYPE_CHECKING:
-    from cairn.sinks.delta import Delta
+    from cairn.sinks.delta.sink import Delta
 
 TEXT_LENGTH_MAX = 32
 """Longer text has no bounds in a file's statistics."""

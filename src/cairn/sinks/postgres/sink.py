@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
-from cairn.sinks.postgres_ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
-from cairn.sinks.postgres_session import Dsn, Sessions, check_installed, is_lost, session_name
-from cairn.sinks.postgres_table import (
+from cairn.sinks.postgres.ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
+from cairn.sinks.postgres.session import Dsn, Sessions, check_installed, is_lost, session_name
+from cairn.sinks.postgres.table import (
     Table,
     check_table,
     create_statement,
     find_table,
     parse_name,
 )
-from cairn.sinks.postgres_writer import (
+from cairn.sinks.postgres.writer import (
     PreparedWriter,
     StagedWriter,
     epoch_of,

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from cairn.errors import CommitError, CommitUnknownError, CorruptFileError, PlanError
-from cairn.sinks import Files, published, spark_list
-from cairn.sinks.published import spark_url
-from cairn.sinks.spark_list import Replacement, SparkList
+from cairn.sinks import Files, published
+from cairn.sinks.files import spark_list
+from cairn.sinks.files.published import spark_url
+from cairn.sinks.files.spark_list import Replacement, SparkList
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore
 from tests.places.base import prepared
-from tests.unit.sinks.folders import Folder
+from tests.unit.sinks.files.folders import Folder
 
 
 def make_list(path: Path) -> SparkList:

@@ -36,11 +36,10 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
-from cairn.sinks.compaction import Compactor
-from cairn.sinks.file_formats import make_format
-from cairn.sinks.file_writer import FilesWriter, Target
-from cairn.sinks.partitions import Partitions
-from cairn.sinks.published import (
+from cairn.sinks.files.compaction import Compactor
+from cairn.sinks.files.formats import make_format
+from cairn.sinks.files.partitions import Partitions
+from cairn.sinks.files.published import (
     CAIRN_FOLDER,
     files_without_list,
     find_marks,
@@ -48,7 +47,8 @@ from cairn.sinks.published import (
     parse_name,
     spark_url,
 )
-from cairn.sinks.spark_list import Listed, Listing, Replacement, SparkList, is_compact
+from cairn.sinks.files.spark_list import Listed, Listing, Replacement, SparkList, is_compact
+from cairn.sinks.files.writer import FilesWriter, Target
 from cairn.storage.arrow_store import ArrowStore
 from cairn.storage.store import is_bucket, open_store
 
