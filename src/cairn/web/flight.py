@@ -33,6 +33,7 @@ _logger = logging.getLogger("cairn")
 STREAMS_MAX: Final = 8
 ENDPOINTS_MAX: Final = 16
 TICKET_BYTES_MAX: Final = 4096
+_PASSED_ON: Final = (flight.FlightError, pa.ArrowException, StopIteration)
 
 _Epoch = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
 _Group = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -56,7 +57,7 @@ class Ticket(msgspec.Struct, forbid_unknown_fields=True):
     last_group: _Group
 
 
-class _Token(flight.ServerMiddlewareFactory):
+class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Refuses calls that do not bring the token."""
 
     def __init__(self, site: Site) -> None:
@@ -74,7 +75,7 @@ class _Token(flight.ServerMiddlewareFactory):
             raise flight.FlightUnauthenticatedError("a token is needed: authorization: Bearer")
 
 
-class FlightSite(flight.FlightServerBase):
+class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
     """The states of a site. It answers from the moment it is made."""
 
     def __init__(self, site: Site) -> None:
@@ -123,7 +124,7 @@ class FlightSite(flight.FlightServerBase):
                 ),
                 [],
             )
-            for groups in _parts(table.groups)
+            for groups in table.splits(ENDPOINTS_MAX)
         ]
         descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(name))
         return flight.FlightInfo(table.schema, descriptor, endpoints, table.rows, -1)
@@ -138,7 +139,7 @@ class _Stream:
         self._streams: threading.BoundedSemaphore | None = streams
         self._source: Any = None
         try:
-            self._source = site.open_state(asked.epoch)
+            self._source = site.open_state(asked.epoch, hold=True)
             table = self._source.table(asked.operator, asked.state)
             self.schema: pa.Schema = table.schema
             wanted = range(
@@ -179,7 +180,9 @@ class _said:  # noqa: N801
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, flight.FlightError | pa.ArrowException | StopIteration):
+        if error is None or isinstance(
+            error, flight.FlightError | pa.ArrowException | StopIteration
+        ):
             return
         if isinstance(error, StateNotFoundError | StaleEpochError):
             raise pa.ArrowKeyError(str(error)) from None
@@ -192,7 +195,8 @@ class _said:  # noqa: N801
 
 def _asked(descriptor: Any) -> Asked:
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
-        return _decoded(descriptor.command, Asked)
+        found: Asked = _decoded(descriptor.command, Asked)
+        return found
     parts = [part.decode(errors="replace") for part in descriptor.path or []]
     if len(parts) != 2:
         raise pa.ArrowInvalid('a descriptor is JSON {"operator", "state"}, or these two as a path')
@@ -206,12 +210,6 @@ def _decoded(data: bytes, shape: Any) -> Any:
         return msgspec.json.decode(data, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise pa.ArrowInvalid(f"this is no ticket of ours: {error}") from None
-
-
-def _parts(groups: range) -> list[range]:
-    """Ranges that are read beside each other."""
-    step = max(1, -(-len(groups) // ENDPOINTS_MAX))
-    return [groups[at : at + step] for at in range(0, len(groups), step)]
 
 
 def _certificates(site: Site) -> list[tuple[bytes, bytes]] | None:

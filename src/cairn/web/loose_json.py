@@ -14,7 +14,7 @@ import decimal
 import math
 from typing import Any
 
-from cairn.query.json_values import SAFE_INTEGER
+from cairn.codec.json_values import SAFE_INTEGER
 
 DEPTH_MAX = 50
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Key = tuple[Any, ...]
 
+ABSENT: Final = object()
 _ONE_ROW: Final = ("value", "reducing", "aggregating", "broadcast")
 _OF_ITEMS: Final = ("list", "operator-list", "feedback")
 
@@ -98,10 +99,6 @@ def _rows_from(table: StateTable, group: int, seen: int) -> Iterator[pa.RecordBa
         group, seen, step = groups.stop, 0, step * 2
 
 
-def key_types(table: StateTable) -> list[pa.DataType]:
-    return [table.schema.field(name).type for name in table.key_names]
-
-
 def value_type(table: StateTable) -> pa.DataType:
     """Of what a look-up finds: all that a key has."""
     schema = table.schema
@@ -117,7 +114,7 @@ def key_of_json(table: StateTable, given: Any) -> Key:
     """A key as a client gives it: its value, or an array with a value per column."""
     from cairn.query.json_values import python_value
 
-    types = key_types(table)
+    types = table.key_types
     is_whole = isinstance(given, list) and len(given) == len(types)
     if len(types) > 1 and not is_whole:
         raise QueryError(
@@ -128,25 +125,21 @@ def key_of_json(table: StateTable, given: Any) -> Key:
     return tuple(python_value(part, type) for part, type in zip(parts, types, strict=True))
 
 
-def look_up(table: StateTable, keys: Sequence[Key]) -> dict[Key, Any]:
-    """What each key has; those that have nothing are absent."""
-    groups = sorted({table.key_group(key) for key in keys})
-    wanted = range(groups[0], groups[-1] + 1) if groups else range(0)
-    found: dict[Key, Any] = {}
-    for batch in table.batches(wanted, keys=list(keys)) if groups else ():
-        names = batch.schema.names
-        columns = {name: batch.column(name).to_pylist() for name in names}
+def look_up(table: StateTable, keys: Sequence[Key]) -> list[Any]:
+    """What each key has, or ABSENT."""
+    found: dict[Any, Any] = {}
+    for batch in table.batches(keys=keys):
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
         rows = zip(*(columns[name] for name in table.key_names), strict=True)
         for at, key in enumerate(map(_hashable, rows)):
             if table.kind in _ONE_ROW:
                 found[key] = columns["value"][at]
             elif table.kind == "map":
                 found.setdefault(key, []).append((columns["entry"][at], columns["value"][at]))
-            elif table.kind == "timers":
-                found.setdefault(key, []).append(columns["time"][at])
             else:
-                found.setdefault(key, []).append(columns["value"][at])
-    return {key: found[name] for key in keys if (name := _hashable(key)) in found}
+                held = columns["time" if table.kind == "timers" else "value"][at]
+                found.setdefault(key, []).append(held)
+    return [found.get(_hashable(key), ABSENT) for key in keys]
 
 
 def _hashable(value: Any) -> Any:

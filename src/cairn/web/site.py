@@ -116,11 +116,16 @@ class Site:
         """Whether a client may change the job."""
         return self.settings.control_token is not None and self.run is not None
 
-    def open_state(self, epoch: int | None = None) -> StateSource:
-        """The state as of an epoch, the newest by default. Close it."""
+    def open_state(self, epoch: int | None = None, *, hold: bool = False) -> StateSource:
+        """The state as of an epoch, the newest by default. Close it.
+
+        Without a `hold` nothing is written, and a read is a StaleEpochError when the job
+        retires the epoch meanwhile. What may last takes one.
+        """
+        from cairn.snapshots.holds import READ_MS
         from cairn.snapshots.tables import open_state
 
-        return open_state(self.checkpoint, epoch)
+        return open_state(self.store, epoch, hold_ms=READ_MS if hold else 0)
 
     def status(self) -> dict[str, Any]:
         """How the job goes, as far as it is known here."""

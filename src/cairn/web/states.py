@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.errors import EpochError, QueryError, StaleEpochError
+from cairn.errors import EpochError
 from cairn.web.answers import (
     EPOCH_MAX,
     json_body,
@@ -32,7 +32,7 @@ from cairn.web.answers import (
 )
 from cairn.web.errors import ApiError
 from cairn.web.loose_json import loose_json
-from cairn.web.reads import Key, cursor_of, key_of_json, key_types, look_up, page, value_type
+from cairn.web.reads import ABSENT, Key, cursor_of, key_of_json, look_up, page, value_type
 from cairn.web.site import Site
 from cairn.web.state_docs import (
     DIFF_ROWS_MAX,
@@ -148,15 +148,15 @@ class _States:
         table = self._table(request, epoch)
         key = table.parse_key(text)
         answer = self._look_up(table, [key], epoch)
-        found = key in answer.values
+        (value,) = answer.values
         return json_response(
             {
                 **_named(answer.table),
                 "epoch": answer.epoch,
                 "source": answer.source,
                 "key": _key_json(answer.table, key),
-                "found": found,
-                "value": answer.json(key) if found else None,
+                "found": value is not ABSENT,
+                "value": answer.json(value),
                 "type": answer.type_name,
                 "form": answer.form,
             }
@@ -183,10 +183,10 @@ class _States:
                 "answers": [
                     {
                         "key": _key_json(answer.table, key),
-                        "found": key in answer.values,
-                        "value": answer.json(key) if key in answer.values else None,
+                        "found": value is not ABSENT,
+                        "value": answer.json(value),
                     }
-                    for key in keys
+                    for key, value in zip(keys, answer.values, strict=True)
                 ],
             }
         )
@@ -206,7 +206,7 @@ class _States:
         from cairn.query.json_values import json_columns, json_value
         from cairn.query.sql import run_sql
 
-        with self._site.heavy(), self._site.open_state(asked.epoch) as source:
+        with self._site.heavy(), self._site.open_state(asked.epoch, hold=True) as source:
             # One row more than asked for tells whether there are more.
             found: pa.Table = run_sql(source, asked.sql, rows_max=asked.limit + 1, timeout_s=SQL_S)
             shown = found.slice(0, asked.limit)
@@ -302,10 +302,7 @@ class _States:
                 if shape is None or shape.epoch != answers.epoch:
                     # An upgrade may have given the state another type.
                     shape = self._shape(table.operator, table.state, answers.epoch)
-                given = zip(keys, plain, strict=True)
-                values = {
-                    key: answers.values[name] for key, name in given if name in answers.values
-                }
+                values = [answers.values.get(key, ABSENT) for key in plain]
                 is_result = shape.table.kind == "aggregating"
                 return _Answer(shape.table, answers.epoch, answers.source, values, is_result)
         with self._site.open_state(epoch) as source:
@@ -319,7 +316,8 @@ class _Answer(NamedTuple):
     table: StateTable
     epoch: int
     source: str
-    values: dict[Key, Any]
+    values: list[Any]
+    """In the order of the keys; ABSENT where there is none."""
     is_result: bool
     """Made by a function of the job: of no declared type."""
 
@@ -331,14 +329,18 @@ class _Answer(NamedTuple):
 
     @property
     def type_name(self) -> str | None:
-        from cairn.query.json_values import type_name
+        from cairn.query.json_values import json_columns
 
-        return None if self.is_result else type_name(value_type(self.table))
+        if self.is_result:
+            return None
+        (column,) = json_columns(pa.schema([("value", value_type(self.table))]))
+        return column["type"]
 
-    def json(self, key: Key) -> Any:
+    def json(self, value: Any) -> Any:
         from cairn.query.json_values import json_value
 
-        value = self.values[key]
+        if value is ABSENT:
+            return None
         return loose_json(value) if self.is_result else json_value(value, value_type(self.table))
 
 
@@ -364,7 +366,7 @@ def _named(table: StateTable) -> dict[str, Any]:
 def _key_json(table: StateTable, key: Key) -> list[Any]:
     from cairn.query.json_values import json_value
 
-    return [json_value(part, type) for part, type in zip(key, key_types(table), strict=True)]
+    return [json_value(part, type) for part, type in zip(key, table.key_types, strict=True)]
 
 
 def _check_epoch(epoch: int | None) -> None:
