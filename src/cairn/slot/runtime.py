@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from cairn.logs import Format
 from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import InFlight
 from cairn.slot.level import LevelRuntime
@@ -36,7 +37,8 @@ class Runtime:
         is_busy: Callable[[], bool] = lambda: False,
         threaded: bool = True,
     ) -> None:
-        self.spec_id = ""
+        self.spec_id = self.job_name = ""
+        self.log_format: Format = "text"
         self.compactor = Compactor(is_busy, threaded=threaded)
         self.sweeper = Sweeper(self._sweep, is_busy)
         self._scratch = scratch
@@ -66,7 +68,7 @@ class Runtime:
             for index, level in self._levels.items():
                 level.retire(levels.get(index))
             self._levels = levels
-            self.spec_id = spec_id
+            self.spec_id, self.job_name, self.log_format = spec_id, spec.job_name, spec.log_format
 
     def level(self, index: int) -> LevelRuntime:
         return self._levels[index]

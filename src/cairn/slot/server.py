@@ -28,6 +28,7 @@ import pyarrow.flight as flight
 
 from cairn.crash import crash_point
 from cairn.errors import CairnError
+from cairn.logs import configure_slot, logger, scope
 from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE
@@ -85,7 +86,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             self._calls.discard(call)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        with self._in_use():
+        with self._in_use(), scope(job=self.runtime.job_name or None):
             try:
                 answer = self._act(action.type, action.body.to_pybytes())
             except Exception as error:
@@ -96,6 +97,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         if kind == "load":
             loaded = msgspec.msgpack.decode(body, type=Loaded)
             self.runtime.load(loaded.spec_id, loaded.spec, Token(*loaded.token))
+            configure_slot(self.runtime.log_format)
         elif kind == "begin":
             call = call_decoder.decode(body)
             if call.spec_id != self.runtime.spec_id:
@@ -110,7 +112,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         return DONE
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._in_use():
+        with self._in_use(), scope(job=self.runtime.job_name or None):
             self._exchange(descriptor, reader, writer)
         # Python's collector is off while rows are processed (see process.py); what an
         # epoch left behind is looked at once, here, after the driver has its answer.
@@ -144,10 +146,13 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             crash_point("slot.acknowledged")
         except Exception as error:
             level.abandon(token)
-            writer.write_metadata(self._failure(error))
+            with scope(epoch=token.epoch, subtask=call.subtask):
+                writer.write_metadata(self._failure(error))
 
     def _failure(self, error: Exception) -> bytes:
-        traceback.print_exception(error)
+        operator = error.facts.get("operator") if isinstance(error, CairnError) else None
+        where = {} if operator is None else {"operator": operator}
+        logger.error("a call failed: %s", type(error).__name__, exc_info=error, extra=where)
         if isinstance(error, CairnError):
             facts = {k: v for k, v in error.facts.items() if isinstance(v, str | int | float)}
             failure = Failure(type(error).__name__, error.message, facts)
