@@ -119,6 +119,10 @@ class Run:
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
         self._supervisor.start()
+        self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
+
+    def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
+        _logger.log(level, message, *args, extra={"job": self.name})
 
     def _start_query(self) -> Any:
         url = f"{self._spark_store.url}/{self._position.folder}"
@@ -145,7 +149,7 @@ class Run:
             self._leave_unread(batch_id)
         except StoppedError as error:
             # The epoch is in the log, or its batch is read again: nothing is lost.
-            _logger.warning("%s", error)
+            self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
             self.error = self.error or error
             raise
@@ -264,6 +268,10 @@ class Run:
             self._ended_as = "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
+        if self.error is None:
+            self._say("the run is over: %s", self._ended_as)
+        else:
+            self._say("the run failed: %s", self.error, level=logging.ERROR)
         self._let_go()
         if self._options.on_stop == "delete" and self.error is None:
             try:
@@ -288,7 +296,7 @@ class Run:
         try:
             self._coordinator.commit_epoch()
         except StoppedError as error:
-            _logger.warning("%s", error)
+            self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
             self.error = error
         finally:
@@ -419,7 +427,9 @@ class Run:
                 f"job {self.name!r} has no committed epoch yet\n"
                 "  next: wait for the first one, for example with run.process_all_available()"
             )
-        return write_savepoint(self._store, newest.number, path, spark_store=self._spark_store)
+        written = write_savepoint(self._store, newest.number, path, spark_store=self._spark_store)
+        self._say("savepoint of epoch %d written to %s", newest.number, path)
+        return written
 
     @property
     def parallelism(self) -> int:
