@@ -73,6 +73,7 @@ class Run:
         self._coordinator = started.coordinator
         self._coordinator.is_stopping = lambda: self._stopping
         self._position = started.position
+        self._failures = started.failures
         spark = graph.sources[0].dataframe.sparkSession
         self._driver = SparkDriver(
             graph,
@@ -254,6 +255,8 @@ class Run:
             self._turn.give_up()
         self._finish_epoch()
         if self.error is not None:
+            newest = self._coordinator.newest
+            self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
             self._ended_as = "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
@@ -286,6 +289,7 @@ class Run:
             self._turn.give_up()
 
     def _delete(self) -> None:
+        self._failures.settle()
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:
             self._spark_store.delete_folder(SPARK_FOLDER)
