@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,7 @@ Status = Literal["running", "paused", "finished", "stopped", "failed"]
 _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
+HISTORY_EPOCHS = 1000
 
 
 class _StoppingError(Exception):
@@ -92,6 +94,7 @@ class Run:
         self._ended = threading.Event()
         self._spent_ms = (-1, 0.0)
         """The newest epoch of this run, and how long its batches took."""
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_EPOCHS)
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
         self._changes = Changes(
@@ -202,10 +205,16 @@ class Run:
         # An epoch may have several batches.
         self._spent_ms = epoch.number, spent_ms + (before_ms if number == epoch.number else 0.0)
         self._pace.end()
+        self._remember()
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
             threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
+
+    def _remember(self) -> None:
+        measured = self.metrics()
+        if measured and (not self._history or self._history[-1]["epoch"] < measured["epoch"]):
+            self._history.append(measured)
 
     # Epochs without a batch, on threads of our own
 
@@ -451,6 +460,13 @@ class Run:
         measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
         measured["dropped_batches"] = self._coordinator.dropped_batches
         return measured
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the last thousand epochs of this run measured, oldest first.
+
+        Longer than `epochs()`, which gives those that are kept.
+        """
+        return list(self._history)
 
     def __enter__(self) -> Run:
         return self
