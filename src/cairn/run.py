@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,6 +46,7 @@ Status = Literal["running", "paused", "finished", "stopped", "failed"]
 _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
+HISTORY_EPOCHS = 1000
 
 
 class _StoppingError(Exception):
@@ -76,6 +78,7 @@ class Run:
         self._coordinator = started.coordinator
         self._coordinator.is_stopping = lambda: self._stopping
         self._position = started.position
+        self._failures = started.failures
         spark = graph.sources[0].dataframe.sparkSession
         self._driver = SparkDriver(
             graph,
@@ -94,6 +97,7 @@ class Run:
         self._ended = threading.Event()
         self._spent_ms = (-1, 0.0)
         """The newest epoch of this run, and how long its batches took."""
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_EPOCHS)
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
         self._changes = Changes(
@@ -212,10 +216,16 @@ class Run:
         # An epoch may have several batches.
         self._spent_ms = epoch.number, spent_ms + (before_ms if number == epoch.number else 0.0)
         self._pace.end()
+        self._remember()
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
             threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
+
+    def _remember(self) -> None:
+        measured = self.metrics()
+        if measured and (not self._history or self._history[-1]["epoch"] < measured["epoch"]):
+            self._history.append(measured)
 
     # Epochs without a batch, on threads of our own
 
@@ -265,6 +275,8 @@ class Run:
             self._turn.give_up()
         self._finish_epoch()
         if self.error is not None:
+            newest = self._coordinator.newest
+            self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
             self._ended_as = "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
@@ -303,6 +315,7 @@ class Run:
             self._turn.give_up()
 
     def _delete(self) -> None:
+        self._failures.settle()
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:
             self._spark_store.delete_folder(SPARK_FOLDER)
@@ -477,6 +490,13 @@ class Run:
         measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
         measured["dropped_batches"] = self._coordinator.dropped_batches
         return measured
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the last thousand epochs of this run measured, oldest first.
+
+        Longer than `epochs()`, which gives those that are kept.
+        """
+        return list(self._history)
 
     def __enter__(self) -> Run:
         return self

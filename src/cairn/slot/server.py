@@ -28,8 +28,8 @@ import pyarrow.flight as flight
 
 from cairn.crash import crash_point
 from cairn.errors import CairnError
-from cairn.slot.door import Door, open_door
 from cairn.logs import configure_slot, logger, scope
+from cairn.slot.door import Door, open_door
 from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE

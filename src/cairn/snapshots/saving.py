@@ -39,6 +39,7 @@ from cairn.snapshots.savepoint import (
 )
 from cairn.storage.log import read_job
 from cairn.storage.manifest import Epoch, OperatorEntry, seal
+from cairn.storage.saved import note_savepoint
 from cairn.storage.spark_log import source_files
 from cairn.storage.store import NotFoundError, Store, open_store
 
@@ -100,6 +101,14 @@ def write_savepoint(
         except BaseException:
             dest.undo()
             raise
+    note_savepoint(
+        store,
+        id=info.id,
+        url=dest.store.url,
+        epoch=info.epoch,
+        created_ms=info.created_ms,
+        bytes=info.bytes,
+    )
     return info
 
 
