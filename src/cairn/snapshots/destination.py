@@ -183,6 +183,10 @@ class StateWriter:
         self._end_file()
         return self._files
 
+    def path(self, number: int) -> str:
+        """What a file is called."""
+        return f"{self._path}/{self._part}{number:05d}.parquet"
+
     def _end_row_group(self) -> None:
         if not self._pending:
             return
@@ -205,8 +209,7 @@ class StateWriter:
             return
         self._writer.close()
         self._writer = None
-        path = f"{self._path}/{self._part}{len(self._files):05d}.parquet"
-        saved = self._put(path, self._local)
+        saved = self._put(self.path(len(self._files)), self._local)
         os.unlink(self._local)
         assert self._first_group is not None
         self._files.append(
