@@ -298,7 +298,7 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], style: str) -> s
         for row in rows
     )
     return (
-        '<table style="border-collapse:collapse;margin:4px 0">'
+        '<table style="border-collapse:collapse;margin:4px 0;color:inherit">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
 
