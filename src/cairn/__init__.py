@@ -19,6 +19,7 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.query.reader import diff_state, read_state
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
 from cairn.window_functions import WindowFunction
@@ -48,6 +49,8 @@ __all__ = [
     "StateNotFoundError",
     "StateSchemaError",
     "WindowFunction",
+    "diff_state",
+    "read_state",
     "session",
     "sinks",
     "spark_config",

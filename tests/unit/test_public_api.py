@@ -181,6 +181,8 @@ def test_exported_names_are_these() -> None:
         "StateNotFoundError",
         "StateSchemaError",
         "WindowFunction",
+        "diff_state",
+        "read_state",
         "session",
         "sinks",
         "spark_config",

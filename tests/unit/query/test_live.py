@@ -191,7 +191,7 @@ def test_state_of_batches_is_that_of_the_last_committed_epoch(backend: str, tmp_
     def ask() -> None:
         for name, held in BATCH_STATES.items():
             answers = led.live.query_many("op", name, [*KEYS, 50, 51])
-            kept = {k: [v for v in values] for k, values in model.values.items()}
+            kept = {k: list(values) for k, values in model.values.items()}
             for values in kept.values():
                 if -1 in values:
                     del values[: values.index(-1) + 1]
