@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a trial of a minute; not kept")
     options = parser.parse_args()
     if options.quick:
-        options.keys, options.seconds, options.turns = 200_000, 4, 2
+        options.keys, options.rows, options.seconds, options.turns = 200_000, 50_000, 6, 3
     spark = cairn.session("bench", master="local[2]", ui__enabled=False, driver__memory="3g")
     with work_dir() as work:
         result = measure(spark, work, options)
