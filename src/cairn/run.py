@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,8 @@ from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
 from cairn.options import Options
 from cairn.plan.graph import Graph
+from cairn.query.doors import Doors
+from cairn.query.live import Answer, Answers, LiveState
 from cairn.sinks.base import close_all
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
@@ -95,6 +98,10 @@ class Run:
         self._pace = Pace(self._trigger_ms)
         self._changes = Changes(
             graph, started.coordinator, self._driver, self._pace, url=started.store.url
+        )
+        self._doors = Doors(lambda: self._driver.doors, self._driver.door.key)
+        self._live = LiveState(
+            self._coordinator, graph.group_count, self._doors.ask, job=graph.name
         )
         host = Host(
             is_ending=lambda: self._is_ending,
@@ -270,6 +277,8 @@ class Run:
         with suppress(Exception):
             self._changes.join(STOP_PATIENCE_S)
             self._driver.say_goodbye()
+        self._doors.close()
+        self._live.close()
         close_all(sink.sink for sink in self._graph.sinks)
 
     def _finish_epoch(self) -> None:
@@ -433,6 +442,17 @@ class Run:
     def _check_running(self) -> None:
         if self._ended.is_set() or self._stopping:
             raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
+
+    def query(self, operator: str, state: str, key: Any) -> Answer:
+        """State of a key as of the last committed epoch, whatever the epoch under way has done.
+
+        Of several key columns a tuple. Of state of a subtask the key is its number.
+        """
+        return self._live.query(operator, state, key)
+
+    def query_many(self, operator: str, state: str, keys: Iterable[Any]) -> Answers:
+        """State of many keys, all of it as of one committed epoch."""
+        return self._live.query_many(operator, state, keys)
 
     def epochs(self) -> list[dict[str, Any]]:
         """The retained epochs on the current lineage, newest first."""

@@ -443,7 +443,13 @@ class LevelRuntime:
         )
 
     def report(
-        self, *, executor: str, log: str, started_ms: int, stage: int | None = None
+        self,
+        *,
+        executor: str,
+        log: str,
+        started_ms: int,
+        stage: int | None = None,
+        door: str = "",
     ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         uids = {holding.uid for holding in self.holdings}
@@ -463,6 +469,7 @@ class LevelRuntime:
             state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
             stage=stage,
+            door=door,
         )
 
     def _stored(self, segment: EncodedSegment, begin: Begin) -> Stored:
