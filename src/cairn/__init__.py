@@ -1,6 +1,7 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
 from cairn import sinks, state, windows
+from cairn.client import client
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -20,6 +21,7 @@ from cairn.errors import (
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
 from cairn.session import session, spark_config
+from cairn.web.settings import Serve
 from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
@@ -42,10 +44,12 @@ __all__ = [
     "Process",
     "QueryError",
     "RestoreError",
+    "Serve",
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",
     "WindowFunction",
+    "client",
     "session",
     "sinks",
     "spark_config",

@@ -36,6 +36,7 @@ from cairn.storage.spark_log import (
     same_offsets,
     spark_folder,
 )
+from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,7 +71,10 @@ class Run:
         self.name = graph.name
         self._graph = graph
         self._options = options
-        started = start(graph, options)
+        # Before anything else: a port that is taken is known before a job is taken over.
+        self._web = Web(options.serve)
+        with self._web.closed_on_error():
+            started = start(graph, options)
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
@@ -119,6 +123,7 @@ class Run:
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
         self._supervisor.start()
+        self._web.open(self, self._store)
 
     def _start_query(self) -> Any:
         url = f"{self._spark_store.url}/{self._position.folder}"
@@ -273,6 +278,8 @@ class Run:
         self._ended.set()
 
     def _let_go(self) -> None:
+        with suppress(Exception):
+            self._web.close()
         # Spark may be gone already; slots end by themselves then.
         with suppress(Exception):
             self._changes.join(STOP_PATIENCE_S)
@@ -343,6 +350,16 @@ class Run:
         if self._ended_as is not None:
             return self._ended_as
         return "running" if self._coordinator.paused is None else "paused"
+
+    @property
+    def url(self) -> str | None:
+        """Where the run is served; None without `serve`."""
+        return self._web.url
+
+    @property
+    def flight_url(self) -> str | None:
+        """Where whole states are served, by Arrow Flight."""
+        return self._web.flight_url
 
     @property
     def paused(self) -> str | None:
