@@ -20,6 +20,7 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
 from cairn.web.settings import Serve
 from cairn.window_functions import WindowFunction
@@ -44,6 +45,7 @@ __all__ = [
     "Process",
     "QueryError",
     "RestoreError",
+    "SavepointWriter",
     "Serve",
     "StaleEpochError",
     "StateNotFoundError",

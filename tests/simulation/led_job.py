@@ -27,7 +27,13 @@ def at(second: int) -> dt.datetime:
 
 class LedJob:
     def __init__(
-        self, job: Job, scratch: Path, parallelism: int = 2, *, backend: str = "heap", **options: Any
+        self,
+        job: Job,
+        scratch: Path,
+        parallelism: int = 2,
+        *,
+        backend: str = "heap",
+        **options: Any,
     ) -> None:
         self.graph, self.store, self.clock = job.graph(), open_store("memory:"), ManualClock()
         info = create_or_open_job(self.store, self.graph.name, self.graph.group_count)

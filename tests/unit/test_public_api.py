@@ -27,7 +27,18 @@ LAYERS = [
     {"plan", "coordinator", "session"},
     {"query"},
     {"web"},
-    {"stream", "connected", "options", "start", "idle", "changes", "run", "job", "client"},
+    {
+        "stream",
+        "connected",
+        "options",
+        "start",
+        "idle",
+        "changes",
+        "run",
+        "job",
+        "client",
+        "savepoint_writer",
+    },
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
 ]
@@ -35,7 +46,8 @@ LAYERS = [
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
-    "window_functions", "letters", "guarantees", "deduplicate", "joins",
+    "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
+    "notebook",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
@@ -43,6 +55,7 @@ TOUCHES_SPARK_WHEN_CALLED = {
     "plan.sources",
     "slot.forward",
     "session",
+    "query.state_writing",
     "cli.job_file",
     "demo.check",
 }
@@ -165,6 +178,7 @@ def test_exported_names_are_these() -> None:
         "Process",
         "QueryError",
         "RestoreError",
+        "SavepointWriter",
         "Serve",
         "StaleEpochError",
         "StateNotFoundError",

@@ -41,6 +41,7 @@ from cairn.slot.protocol import (
 )
 from cairn.slot.spec import JobSpec, envelope_schema
 
+DESCRIPTION = "spark.job.description"
 CONCURRENT_MARKS = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently")
 
 
@@ -172,6 +173,8 @@ class SparkDriver:
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         if begin.round:
             attempt += f", round {begin.round + 1}"
+        # The thread may be Spark's, whose query has a description, or the user's.
+        described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
         self.planner.grouped = self._partials.chosen(begin.epoch)
@@ -182,11 +185,12 @@ class SparkDriver:
         except Exception as error:
             raise as_cairn_error(error, begin.epoch) from error
         finally:
-            # The thread may be the user's.
-            context.setLocalProperty("spark.job.description", None)
+            context.setLocalProperty(DESCRIPTION, described)
             self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
-        reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
+        decoded = [report_decoder.decode(r) for r in self._reports.value[before:]]
+        # A task of an attempt before may have ended only now.
+        reports = [r for r in decoded if (r.epoch, r.step) == (begin.epoch, begin.step)]
         self._reports.value = []
         self._watch_placement(reports)
         outcome = Outcome(

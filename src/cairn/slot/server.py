@@ -28,6 +28,7 @@ import pyarrow.flight as flight
 
 from cairn.crash import crash_point
 from cairn.errors import CairnError
+from cairn.logs import configure_slot, logger, scope
 from cairn.slot.door import Door, open_door
 from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
 from cairn.slot.runtime import Runtime
@@ -95,7 +96,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             self._calls.discard(call)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        with self._in_use():
+        with self._in_use(), scope(job=self._job_name()):
             try:
                 answer = self._act(action.type, action.body.to_pybytes())
             except Exception as error:
@@ -106,6 +107,8 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         if kind == "load":
             loaded = msgspec.msgpack.decode(body, type=Loaded)
             self.runtime.load(loaded.spec_id, loaded.spec, Token(*loaded.token))
+            if self.runtime.spec is not None:
+                configure_slot(self.runtime.spec.log_format)
             self._open_door()
         elif kind == "begin":
             call = call_decoder.decode(body)
@@ -120,6 +123,9 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             raise ValueError(f"no such action: {kind}")
         return DONE
 
+    def _job_name(self) -> str | None:
+        return None if self.runtime.spec is None else self.runtime.spec.job_name
+
     def _open_door(self) -> None:
         spec = self.runtime.spec
         if self._door is None and spec is not None and spec.door is not None:
@@ -130,7 +136,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 print(f"no door: {error}", flush=True)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._in_use():
+        with self._in_use(), scope(job=self._job_name()):
             self._exchange(descriptor, reader, writer)
         # Python's collector is off while rows are processed (see process.py); what an
         # epoch left behind is looked at once, here, after the driver has its answer.
@@ -168,10 +174,13 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             crash_point("slot.acknowledged")
         except Exception as error:
             level.abandon(token)
-            writer.write_metadata(self._failure(error))
+            with scope(epoch=token.epoch, subtask=call.subtask):
+                writer.write_metadata(self._failure(error))
 
     def _failure(self, error: Exception) -> bytes:
-        traceback.print_exception(error)
+        operator = error.facts.get("operator") if isinstance(error, CairnError) else None
+        where = {} if operator is None else {"operator": operator}
+        logger.error("a call failed: %s", type(error).__name__, exc_info=error, extra=where)
         if isinstance(error, CairnError):
             facts = {k: v for k, v in error.facts.items() if isinstance(v, str | int | float)}
             failure = Failure(type(error).__name__, error.message, facts)

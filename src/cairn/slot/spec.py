@@ -19,6 +19,7 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.functions import Function, late_tag
 from cairn.ids import digest
 from cairn.letters import OnError
+from cairn.logs import Format
 from cairn.sinks.base import Sink
 from cairn.slot.door import DoorSpec
 from cairn.state import Declaration
@@ -200,6 +201,8 @@ class JobSpec:
     """How often an epoch goes around while loops send records back."""
     door: DoorSpec | None = field(default=None, repr=False)
     """Whom slots let in who asks for state; None: nobody."""
+    log_format: Format = "text"
+    """Of the log files of slots."""
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
     """The driver's import path: modules beside a program are found in the slots too."""
 

@@ -70,7 +70,6 @@ class Everything(KeyedProcess[Any]):
         for ask in during:
             ask()
 
-
     def on_timer(self, time_ms: int, ctx: Any) -> Any:
         raise AssertionError("set for a time that does not come")
 
@@ -137,7 +136,9 @@ class Scoped(Process[Any]):
 class Queried(LedJob):
     """Its slots are asked as through their doors, but for the sockets."""
 
-    def __init__(self, function: Function, scratch: Path, *, keys: Any = ("k",), **more: Any) -> None:
+    def __init__(
+        self, function: Function, scratch: Path, *, keys: Any = ("k",), **more: Any
+    ) -> None:
         inlet = Inlet((Port("rows"),), keys)
         graph = build_graph(
             "job",
