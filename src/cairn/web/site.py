@@ -8,7 +8,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,8 +88,20 @@ class Site:
         self.sessions = Sessions()
         self.closing = threading.Event()
         """Set when the server is about to end: what lasts must end by itself."""
+        self.flight_port: int | None = None
+        """Where whole states are served, once they are."""
+        self._on_closing: list[Callable[[], None]] = []
         self._logs = threading.local()
         self._heavy = threading.BoundedSemaphore(HEAVY_READS_MAX)
+
+    def on_closing(self, call: Callable[[], None]) -> None:
+        """To be called when the server is about to end."""
+        self._on_closing.append(call)
+
+    def close(self) -> None:
+        self.closing.set()
+        for call in self._on_closing:
+            call()
 
     @property
     def log(self) -> Log:
@@ -104,11 +116,16 @@ class Site:
         """Whether a client may change the job."""
         return self.settings.control_token is not None and self.run is not None
 
-    def open_state(self, epoch: int | None = None) -> StateSource:
-        """The state as of an epoch, the newest by default. Close it."""
+    def open_state(self, epoch: int | None = None, *, hold: bool = False) -> StateSource:
+        """The state as of an epoch, the newest by default. Close it.
+
+        Without a `hold` nothing is written, and a read is a StaleEpochError when the job
+        retires the epoch meanwhile. What may last takes one.
+        """
+        from cairn.snapshots.holds import READ_MS
         from cairn.snapshots.tables import open_state
 
-        return open_state(self.checkpoint, epoch)
+        return open_state(self.store, epoch, hold_ms=READ_MS if hold else 0)
 
     def status(self) -> dict[str, Any]:
         """How the job goes, as far as it is known here."""
