@@ -31,7 +31,7 @@ from cairn.web.answers import (
     query_text,
 )
 from cairn.web.errors import ApiError
-from cairn.web.loose_json import loose_json
+from cairn.codec.loose_json import loose_json
 from cairn.web.reads import ABSENT, Key, cursor_of, key_of_json, look_up, page, value_type
 from cairn.web.site import Site
 from cairn.web.state_docs import (
