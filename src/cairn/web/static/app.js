@@ -23,7 +23,7 @@ const PAGES = [
   { path: "control", name: "Control", page: control, isShown: (live) => live.job?.control === true },
   { path: "operators", name: "Operator", page: overview, inner: operator, isShown: () => false },
 ];
-const WORDS = { unknown: "not run here" };
+const WORDS = { unknown: "no run here" };
 
 const live = new Live();
 const byId = (id) => document.getElementById(id);
@@ -82,7 +82,7 @@ function around() {
 
 function link() {
   const { newest } = live;
-  const how = { live: "live", polling: "asking every 3 s", connecting: "connecting" }[live.link];
+  const how = { live: live.job?.live ? "live" : "watching", polling: "asking every 3 s", connecting: "connecting" }[live.link];
   const age = newest ? `epoch ${count(newest.epoch)}, ${span(live.nowMs - newest.wall_ms)} ago` : "no epoch yet";
   replace(byId("link"), h("span", { class: "age" }, age), h("span", { class: `pulse is-${live.link}` }, how));
 }

@@ -2,7 +2,7 @@
 
 import { clock, h, replace, s } from "./dom.js";
 
-const GUTTER = 52;
+const GUTTER = 56;
 const FOOT = 18;
 const HEAD = 6;
 
@@ -25,8 +25,21 @@ function drawn(draw, cls) {
 }
 
 // Round values from 0 to at least the top: 2 to 4 of them.
-export function ticks(top) {
+export function ticks(top, format) {
   if (!(top > 0)) return [0];
+  const unit = format?.unit?.(top) ?? 1;
+  return plainTicks(top / unit).map((each) => each * unit);
+}
+
+// One that is far above all others must not flatten them: what is higher is cut off, and says so.
+function topOf(values, isRobust) {
+  const known = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+  const top = Math.max(0, known.at(-1) ?? 0);
+  const usual = known[Math.floor(known.length * 0.95)] ?? 0;
+  return isRobust && known.length >= 10 && top > 2 * usual ? 1.4 * usual : top;
+}
+
+function plainTicks(top) {
   const rough = top / 3;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
@@ -36,9 +49,10 @@ export function ticks(top) {
 }
 
 function yAxis(found, y, width, format) {
+  const said = format.axis ?? format;
   return found.map((value) => [
     s("line", { class: value === 0 ? "axis" : "grid", x1: GUTTER, x2: width, y1: y(value), y2: y(value) }),
-    s("text", { class: "tick", x: GUTTER - 8, y: y(value) + 3.5, "text-anchor": "end" }, format(value)),
+    s("text", { class: "tick", x: GUTTER - 8, y: y(value) + 3.5, "text-anchor": "end" }, said(value, found.at(-1))),
   ]);
 }
 
@@ -56,7 +70,7 @@ function xAxis(times, x, width, y) {
 }
 
 // One line per series over epochs. series: [{name, cls, of(epoch)}]; null is a gap.
-export function lines({ title, series, format, height = 150 }) {
+export function lines({ title, series, format, isRobust = false, height = 150 }) {
   let epochs = [];
   const readouts = series.map(() => h("b", null, "–"));
   const at = h("span", { class: "readout-at" });
@@ -74,17 +88,18 @@ export function lines({ title, series, format, height = 150 }) {
 
   const frame = drawn((width) => {
     const values = series.map((each) => epochs.map((epoch) => each.of(epoch)));
-    const top = Math.max(0, ...values.flat().filter((value) => value !== null && value !== undefined));
-    const marks = ticks(top);
+    const marks = ticks(topOf(values.flat(), isRobust), format);
     const most = marks.at(-1) || 1;
     const inner = height - FOOT - HEAD;
-    const y = (value) => HEAD + inner * (1 - value / most);
+    const y = (value) => HEAD + inner * (1 - Math.min(value, most) / most);
+    const cutOff = [...new Set(values.flatMap((line) => line.flatMap((value, index) => (value > most ? [index] : []))))];
     const x = (index) => GUTTER + 2 + (width - GUTTER - 6) * (epochs.length < 2 ? 1 : index / (epochs.length - 1));
     const cross = s("line", { class: "cross", y1: HEAD, y2: HEAD + inner, x1: -9, x2: -9 });
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${series.map((each, which) => `${each.name} ${readouts[which].textContent}`).join(", ")}` },
       yAxis(marks, y, width, format),
       epochs.length ? xAxis(epochs.map((each) => each.wall_ms), x, width, HEAD + inner) : null,
       values.map((line, which) => paths(line, x, y, series[which].cls, HEAD + inner, series.length === 1)),
+      cutOff.map((index) => s("path", { class: "cut-off", d: `M${x(index) - 4} ${HEAD + 3}h8l-4 -6z` }, s("title", null, "cut off: it is higher"))),
       cross);
     const point = (event) => {
       const box = svg.getBoundingClientRect();
@@ -150,7 +165,8 @@ export function bars({ title, parts, href, format, height = 180 }) {
 
   function read(epoch) {
     parts.forEach(([id], index) => {
-      readouts[index].textContent = epoch ? format(epoch.parts[id]) : "–";
+      const isKnown = epoch && !(id === "commit" && epoch.commit_ms === null);
+      readouts[index].textContent = isKnown ? format(epoch.parts[id]) : "–";
     });
     at.textContent = epoch ? `epoch ${epoch.epoch}, ${format(total(epoch))}` : "";
   }
@@ -160,10 +176,10 @@ export function bars({ title, parts, href, format, height = 180 }) {
     const room = Math.max(1, Math.floor((width - GUTTER) / 6));
     const shown = epochs.slice(-room);
     const pitch = Math.min(22, (width - GUTTER) / Math.max(shown.length, 24));
-    const marks = ticks(Math.max(0, ...shown.map(total)));
+    const marks = ticks(topOf(shown.map(total), true), format);
     const most = marks.at(-1) || 1;
     const inner = height - FOOT - HEAD;
-    const y = (value) => HEAD + inner * (1 - value / most);
+    const y = (value) => HEAD + inner * (1 - Math.min(value, most) / most);
     const gap = pitch > 8 ? 2 : 1;
     const x = (index) => GUTTER + index * pitch + gap / 2;
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": title },
@@ -172,7 +188,7 @@ export function bars({ title, parts, href, format, height = 180 }) {
       shown.map((epoch, index) => {
         let below = 0;
         const rough = epoch.timings.attempts > 1 || epoch.restored > 0;
-        return s("a", { href: href(epoch), class: `bar${epoch.epoch === chosen ? " chosen" : ""}`, "aria-label": `epoch ${epoch.epoch}: ${format(total(epoch))}${rough ? ", not smooth" : ""}`, onfocus: () => read(epoch), onpointerenter: () => read(epoch) },
+        return s("a", { href: href(epoch), class: `epoch-bar${epoch.epoch === chosen ? " chosen" : ""}`, "aria-label": `epoch ${epoch.epoch}: ${format(total(epoch))}${rough ? ", not smooth" : ""}`, onfocus: () => read(epoch), onpointerenter: () => read(epoch) },
           s("rect", { class: "hit", x: x(index) - gap / 2, y: HEAD, width: pitch, height: inner }),
           parts.map(([id]) => {
             const value = epoch.parts[id];
@@ -180,6 +196,7 @@ export function bars({ title, parts, href, format, height = 180 }) {
             below += value;
             return s("rect", { class: `p-${id}`, x: x(index), y: y(below), width: pitch - gap, height: Math.max(0.3, y(below - value) - y(below)) });
           }),
+          total(epoch) > most ? s("path", { class: "cut", d: `M${x(index) - 1} ${HEAD + 7}l${pitch} -4` }) : null,
           rough ? s("path", { class: "flag", d: `M${x(index) + (pitch - gap) / 2 - 3} ${Math.max(1, y(below) - 7)}h6l-3 5z` }) : null);
       }));
     svg.addEventListener("pointerleave", () => read(current()));
@@ -203,8 +220,8 @@ export function heat({ cells, columns, label, onread }) {
   return drawn((width) => {
     const gutter = 44;
     const fit = width < 560 ? Math.min(columns, 16) : columns;
-    const size = Math.min(34, (width - gutter) / fit);
-    const height = Math.max(18, Math.min(size, 26));
+    const size = (width - gutter) / fit;
+    const height = Math.max(18, Math.min(size, 28));
     const rows = Math.ceil(cells.length / fit);
     return s("svg", { width, height: rows * height + 2, viewBox: `0 0 ${width} ${rows * height + 2}`, role: "group", "aria-label": label },
       Array.from({ length: rows }, (_, row) => s("text", { class: "tick", x: gutter - 8, y: row * height + height / 2 + 4, "text-anchor": "end" }, cells[row * fit].first)),

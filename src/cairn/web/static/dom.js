@@ -69,6 +69,19 @@ export function span(ms) {
   return `${whole.format(Math.floor(seconds / 86400))} d`;
 }
 
+// What an axis counts in: round figures of it are round to people too.
+bytes.unit = (top) => 1024 ** Math.max(0, Math.min(4, Math.floor(Math.log(Math.max(top, 1)) / Math.log(1000))));
+span.unit = (top) => [86400000, 3600000, 60000].find((unit) => top >= 2 * unit) ?? 1000;
+span.axis = (ms, top) => {
+  const unit = span.unit(top);
+  return `${two.format(ms / unit)} ${{ 86400000: "d", 3600000: "h", 60000: "min", 1000: "s" }[unit]}`;
+};
+millis.axis = (ms, top) => (top >= 3000 ? `${two.format(ms / 1000)} s` : `${whole.format(ms)} ms`);
+bytes.axis = (n, top) => {
+  const unit = bytes.unit(top);
+  return `${two.format(n / unit)} ${["B", "KiB", "MiB", "GiB", "TiB"][Math.round(Math.log(unit) / Math.log(1024))]}`;
+};
+
 const pad = (n) => String(n).padStart(2, "0");
 
 export function clock(ms) {

@@ -6,7 +6,7 @@ import { bytes, card, choice, count, h, millis, replace, short, span } from "./d
 const CHARTS = [
   ["Throughput", [["rows/s", "c-rows", (e) => e.rows_per_s]], short],
   ["Rows in an epoch", [["in", "c-rows", (e) => e.rows_in], ["out", "c-out", (e) => e.rows_out]], short],
-  ["Epoch time", [["whole", "c-time", (e) => e.epoch_ms], ["processing", "c-rows", (e) => e.parts.process], ["commit", "c-commit", (e) => e.commit_ms]], millis],
+  ["Epoch time", [["whole", "c-time", (e) => e.epoch_ms], ["processing", "c-rows", (e) => e.parts.process], ["commit", "c-commit", (e) => e.commit_ms]], millis, true],
   ["Event-time lag", [["commit − watermark", "c-lag", (e) => (e.watermark_ms === null ? null : e.wall_ms - e.watermark_ms)]], span],
   ["Keys", [["keys", "c-keys", (e) => e.state_keys]], short],
   ["State size", [["bytes", "c-keys", (e) => e.state_bytes]], bytes],
@@ -16,8 +16,8 @@ const CHARTS = [
 
 export function charts(root, live) {
   let window = 300;
-  const figures = CHARTS.map(([title, series, format]) =>
-    lines({ title, format, series: series.map(([name, cls, of]) => ({ name, cls, of })) }));
+  const figures = CHARTS.map(([title, series, format, isRobust = false]) =>
+    lines({ title, format, isRobust, series: series.map(([name, cls, of]) => ({ name, cls, of })) }));
   const pick = choice("Epochs", [["60", "last 60"], ["300", "last 300"], ["1000", "all that is known"]], String(window), (value) => {
     window = Number(value);
     draw();

@@ -13,17 +13,20 @@ export const PARTS = [
   ["begin", "begin", "Getting hold of the state: restores are in here"],
   ["other", "Spark", "Planning, scheduling, shuffling"],
 ];
-const ROWS_SHOWN = 100;
+const ROWS_SHOWN = 40;
 
 export function epochs(root, live) {
   const timeline = bars({ title: "Epochs", parts: PARTS, href: (each) => `#/epochs/${each.epoch}`, format: millis, height: 240 });
   const list = h("div", { class: "slot" });
+  let rows = ROWS_SHOWN;
   replace(root, h("h1", null, "Epochs"), card("Timeline", {}, timeline), card("Newest first", { cls: "flush" }, list));
 
   function draw() {
     const found = live.epochs;
     timeline.show(found);
-    replace(list, found.length ? epochTable(found.toReversed().slice(0, ROWS_SHOWN)) : empty("No epoch is committed yet."));
+    if (!found.length) return void replace(list, empty("No epoch is committed yet."));
+    const more = found.length > rows ? h("p", { class: "more" }, h("button", { type: "button", onclick: () => { rows += 200; draw(); } }, `Show more of ${count(found.length)}`)) : null;
+    replace(list, epochTable(found.toReversed().slice(0, rows)), more);
   }
   draw();
   return { update: draw };
@@ -46,7 +49,7 @@ function epochTable(rows) {
     { name: "Rows", align: "right", cell: (row) => count(row.rows_in) },
     { name: "Rows/s", align: "right", cell: (row) => count(row.rows_per_s) },
     { name: "Time", align: "right", cell: (row) => millis(row.epoch_ms) },
-    ...PARTS.map(([id, name]) => ({ name, align: "right", cls: "soft", cell: (row) => millis(row.parts[id]) })),
+    ...PARTS.map(([id, name]) => ({ name, align: "right", cls: "soft", cell: (row) => (id === "commit" && row.commit_ms === null ? "–" : millis(row.parts[id])) })),
     { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
     { name: "Delta", align: "right", cell: (row) => bytes(row.delta_bytes) },
     { name: "Note", cell: mishaps },
