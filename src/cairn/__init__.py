@@ -1,6 +1,7 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
 from cairn import sinks, state, windows
+from cairn.client import client
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -21,6 +22,7 @@ from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, P
 from cairn.job import Job
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
+from cairn.web.settings import Serve
 from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
@@ -44,10 +46,12 @@ __all__ = [
     "QueryError",
     "RestoreError",
     "SavepointWriter",
+    "Serve",
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",
     "WindowFunction",
+    "client",
     "session",
     "sinks",
     "spark_config",

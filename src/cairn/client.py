@@ -20,7 +20,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 from cairn.errors import (
@@ -30,6 +30,7 @@ from cairn.errors import (
     StaleEpochError,
     StateNotFoundError,
 )
+from cairn.query.live import Answer, Answers, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,24 +45,6 @@ _ERRORS: Final[dict[int, type[CairnError]]] = {
     409: EpochError,
     410: StaleEpochError,
 }
-
-
-class Answer(NamedTuple):
-    """What a key has, as of a committed epoch."""
-
-    value: Any
-    epoch: int
-    found: bool
-    source: str
-    """Who answered: the "slot" that holds the state, or the "checkpoint"."""
-
-
-class Answers(NamedTuple):
-    """What many keys have, all as of one committed epoch. Keys without state are absent."""
-
-    values: dict[Any, Any]
-    epoch: int
-    source: str
 
 
 def client(
@@ -164,7 +147,7 @@ class Client:
     ) -> Answers:
         """What many keys have, all as of one epoch."""
         values: dict[Any, Any] = {}
-        source = "slot"
+        source: Source = "slot"
         # Beyond what one request takes, the epoch of the first is asked for by its number.
         for at in range(0, max(len(keys), 1), KEYS_AT_ONCE):
             some = keys[at : at + KEYS_AT_ONCE]
@@ -175,7 +158,7 @@ class Client:
                 if answer["found"]:
                     values[key] = self._value(answer["value"], found)
         assert epoch is not None
-        return Answers(values, epoch, source)
+        return Answers(epoch, values, source)
 
     def scan(
         self, operator: str, state: str, epoch: int | None = None, *, limit: int | None = None
@@ -209,15 +192,12 @@ class Client:
 
     def table(self, operator: str, state: str, epoch: int | None = None) -> pa.Table:
         """All rows of a state, by Arrow Flight: for bulk."""
-        import pyarrow as pa
 
         from cairn.query.bulk import read_table
 
         headers = [] if self._token is None else [(b"authorization", self._bearer().encode())]
         ca = None if self._ca is None else _bytes_of(self._ca)
-        table: pa.Table = read_table(
-            self._flight(), operator, state, epoch, headers=headers, ca=ca
-        )
+        table: pa.Table = read_table(self._flight(), operator, state, epoch, headers=headers, ca=ca)
         return table
 
     # What changes the job
@@ -252,7 +232,8 @@ class Client:
             port = self._get("/api/state").get("flight_port")
             if port is None:
                 raise QueryError(
-                    "this server does not serve whole states\n  next: serve=cairn.Serve(flight=True)"
+                    "this server does not serve whole states\n"
+                    "  next: start the job with serve=cairn.Serve(flight=True)"
                 )
             scheme = "grpc+tcp" if self._tls is None else "grpc+tls"
             host = f"[{self._host}]" if ":" in self._host else self._host

@@ -76,7 +76,7 @@ span.axis = (ms, top) => {
   const unit = span.unit(top);
   return `${two.format(ms / unit)} ${{ 86400000: "d", 3600000: "h", 60000: "min", 1000: "s" }[unit]}`;
 };
-millis.axis = (ms, top) => (top >= 3000 ? `${two.format(ms / 1000)} s` : `${whole.format(ms)} ms`);
+millis.axis = (ms, top) => (top >= 1000 ? `${two.format(ms / 1000)} s` : `${whole.format(ms)} ms`);
 bytes.axis = (n, top) => {
   const unit = bytes.unit(top);
   return `${two.format(n / unit)} ${["B", "KiB", "MiB", "GiB", "TiB"][Math.round(Math.log(unit) / Math.log(1024))]}`;

@@ -67,8 +67,8 @@ export function epoch(root, live, { inner }) {
     const found = live.epochs;
     timeline.show(found, number);
     const at = found.findIndex((each) => each.epoch === number);
-    replace(step, [["Before", found[at - 1]], ["After", at < 0 ? null : found[at + 1]]].map(([name, each]) =>
-      each ? h("a", { class: "button", href: `#/epochs/${each.epoch}` }, name) : null));
+    replace(step, [["←", found[at - 1]], ["→", at < 0 ? null : found[at + 1]]].map(([arrow, each]) =>
+      each ? h("a", { class: "button", href: `#/epochs/${each.epoch}` }, arrow === "←" ? `← ${count(each.epoch)}` : `${count(each.epoch)} →`) : null));
   }
   draw();
   get(`/api/epochs/${encodeURIComponent(inner)}`).then((found) => replace(body, ...details(found)), (error) => replace(body, card("Not kept", {}, empty(`${error.message}. Figures of epochs that are not kept any more are on the timeline only.`))));
