@@ -46,9 +46,7 @@ def build(spark: Any, folder: Path) -> Job:
     """Payments in `folder`/in; ledger, turnover and alerts beside it."""
     (folder / "in").mkdir(parents=True, exist_ok=True)
     rows = (
-        spark.readStream.schema(PAYMENT)
-        .option("maxFilesPerTrigger", 1)
-        .parquet(str(folder / "in"))
+        spark.readStream.schema(PAYMENT).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
     )
     job = Job("card-fraud")
     scored = (

@@ -65,7 +65,7 @@ class StateColumns:
             columns["entry"] = self.entries.arrow
         value = self.values.arrow
         columns["value"] = pa.list_(pa.field("element", value)) if decl.kind == "list" else value
-        self._whole_values = codec(columns["value"]) if decl.kind == "list" else self.values
+        self.whole_values = codec(columns["value"]) if decl.kind == "list" else self.values
         if self.ttl is not None:
             columns["at"] = pa.list_(pa.int64()) if decl.kind == "list" else pa.int64()
         self.schema = pa.schema(list(columns.items()))
@@ -139,7 +139,7 @@ class StateColumns:
         if self.entries is not None:
             entries = self.entries.decode_keys(batch["entry"])
         keys = self.keys.decode_keys(batch["key"])
-        return zip(keys, entries, self._whole_values.decode(batch["value"]), strict=True)
+        return zip(keys, entries, self.whole_values.decode(batch["value"]), strict=True)
 
 
 def _key_type(key_types: dict[str, str]) -> pa.DataType:

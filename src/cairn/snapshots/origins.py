@@ -18,7 +18,7 @@ import pyarrow as pa
 from cairn.backends.files import group_counts
 from cairn.errors import CorruptFileError
 from cairn.snapshots.columns import StateColumns
-from cairn.snapshots.holds import Reading
+from cairn.snapshots.holds import Unheld
 from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.savepoint import CheckedFiles, Savepoint
 from cairn.storage.manifest import Epoch, FileRef, Scope
@@ -67,7 +67,7 @@ class Origin(ABC):
 
 
 class EpochOrigin(Origin):
-    def __init__(self, store: Store, reading: Reading) -> None:
+    def __init__(self, store: Store, reading: Unheld) -> None:
         self._store = store
         self._reading = reading
         self.epoch: Epoch = reading.epoch
