@@ -148,6 +148,8 @@ class Coordinator:
         self.is_stopping: Callable[[], bool] = lambda: False
         """Then the next round is the last of its batch: what is in flight is there to go on.
         And a sink that cannot publish is waited for no longer."""
+        self.on_failure: Callable[[CairnError, int, int], None] = lambda error, epoch, attempt: None
+        """Told of every attempt at an epoch that failed."""
         self._guarantee = guarantee
         self._checkpoint_every = checkpoint_every
         self._publisher = Publisher(
@@ -302,6 +304,7 @@ class Coordinator:
                 if isinstance(error, CommitError | RestoreError):
                     raise
             attempt += 1
+            self.on_failure(failed, number, attempt)
             if failed.facts.get("is_away") and attempt < ATTEMPTS_MAX - self._attempts_max:
                 sink = str(failed.facts.get("sink"))
                 self._publisher.wait_for(sink, number, failed, attempt, began_ms)

@@ -450,7 +450,13 @@ class LevelRuntime:
         )
 
     def report(
-        self, *, executor: str, log: str, started_ms: int, stage: int | None = None
+        self,
+        *,
+        executor: str,
+        log: str,
+        started_ms: int,
+        stage: int | None = None,
+        door: str = "",
     ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         uids = {holding.uid for holding in self.holdings}
@@ -471,6 +477,7 @@ class LevelRuntime:
             state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
             stage=stage,
+            door=door,
             epoch=0 if self._begin is None else self._begin.epoch,
             step=0 if self._begin is None else self._begin.step,
             group_rows={uid: heat.group_rows() for uid, heat in heats.items()},

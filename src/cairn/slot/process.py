@@ -231,6 +231,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
         executor=executor,
         log=options.log,
         scratch=str(scratch),
+        directory=str(directory),
     )
     own = psutil.Process()
     (directory / "pid.new").write_text(f"{own.pid} {own.create_time()!r}")

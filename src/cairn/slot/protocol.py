@@ -176,6 +176,8 @@ class Report(msgspec.Struct, frozen=True):
     """Why a file could not be written in the background; it is tried again."""
     stage: int | None = None
     """The Spark stage it ran in; None without Spark."""
+    door: str = ""
+    """Where the slot is asked for state."""
     epoch: int = 0
     step: int = 0
     """Which attempt it is of: what a superseded one measured does not count."""
