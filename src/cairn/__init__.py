@@ -1,6 +1,6 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
-from cairn import sinks, state, windows
+from cairn import logs, sinks, state, windows
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -48,6 +48,7 @@ __all__ = [
     "StateNotFoundError",
     "StateSchemaError",
     "WindowFunction",
+    "logs",
     "session",
     "sinks",
     "spark_config",

@@ -181,6 +181,7 @@ def test_exported_names_are_these() -> None:
         "StateNotFoundError",
         "StateSchemaError",
         "WindowFunction",
+        "logs",
         "session",
         "sinks",
         "spark_config",
