@@ -186,6 +186,7 @@ def test_exported_names_are_these() -> None:
         "WindowFunction",
         "client",
         "diff_state",
+        "logs",
         "read_state",
         "session",
         "sinks",
