@@ -82,6 +82,18 @@ class Job:
     def __repr__(self) -> str:
         return f"<job {self.name}: {', '.join(self._nodes) or 'nothing yet'}>"
 
+    def _repr_html_(self) -> str:
+        return self._html(f"job {self.name}")
+
+    def _html(self, title: str, columns: Sequence[tuple[str, str]] = ()) -> str:
+        """The graph as it stands, under a title; of a stream with its columns."""
+        from cairn.notebook import graph_html
+
+        try:
+            return graph_html(title, self.explain("svg"), columns, "")
+        except PlanError as error:  # A job that is being written is not whole yet.
+            return graph_html(title, None, columns, str(error))
+
     def graph(self) -> Graph:
         """The job as it stands, checked and cut into levels."""
         return build_graph(

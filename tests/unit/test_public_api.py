@@ -45,7 +45,8 @@ LAYERS = [
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
-    "window_functions", "letters", "guarantees", "deduplicate", "joins",
+    "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
+    "notebook",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
 TOUCHES_SPARK_WHEN_CALLED = {

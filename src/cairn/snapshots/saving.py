@@ -18,6 +18,7 @@ from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
 from cairn.storage.log import read_job
 from cairn.storage.manifest import Epoch, OperatorEntry
+from cairn.storage.saved import note_savepoint
 from cairn.storage.spark_log import source_files
 from cairn.storage.store import Store, open_store
 
@@ -73,6 +74,14 @@ def write_savepoint(
         except BaseException:
             dest.undo()
             raise
+    note_savepoint(
+        store,
+        id=info.id,
+        url=dest.store.url,
+        epoch=info.epoch,
+        created_ms=info.created_ms,
+        bytes=info.bytes,
+    )
     return info
 
 

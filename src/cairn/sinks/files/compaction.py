@@ -43,7 +43,7 @@ MERGE_FILES_MIN: Final = 8
 # Merged in one round, at most: what is ready waits for one entry.
 ROUND_TARGETS_MAX: Final = 4
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("cairn")
 
 
 class Merge(msgspec.Struct, frozen=True):
