@@ -61,14 +61,14 @@ def _command(command: Any, context: Any) -> Iterator[str]:
     yield from ["```", ""]
     if example:
         yield from ["For example:", "", "```text", example[0].strip(), "```", ""]
-    rows = [row for each in command.params if (row := _parameter(each, context)) is not None]
+    rows = [row for each in command.params if (row := _parameter(each)) is not None]
     if rows:
         yield from ["| argument or option | |", "|---|---|"]
         yield from (f"| {names} | {about} |" for names, about in rows)
         yield ""
 
 
-def _parameter(parameter: Any, context: Any) -> tuple[str, str] | None:
+def _parameter(parameter: Any) -> tuple[str, str] | None:
     if getattr(parameter, "hidden", False):
         return None
     about = _RICH.sub("", getattr(parameter, "help", None) or "")
@@ -80,7 +80,7 @@ def _parameter(parameter: Any, context: Any) -> tuple[str, str] | None:
         if parameter.required:
             about += " Required."
     else:
-        names = f"`{parameter.make_metavar(context)}`"
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
     return names, about.strip().replace("|", "\\|").replace("\n", " ")
 
 
