@@ -19,6 +19,7 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
 from cairn.window_functions import WindowFunction
 
@@ -42,6 +43,7 @@ __all__ = [
     "Process",
     "QueryError",
     "RestoreError",
+    "SavepointWriter",
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",

@@ -27,7 +27,17 @@ LAYERS = [
     {"plan", "coordinator", "session"},
     {"query"},
     {"web"},
-    {"stream", "connected", "options", "start", "idle", "changes", "run", "job"},
+    {
+        "stream",
+        "connected",
+        "options",
+        "start",
+        "idle",
+        "changes",
+        "run",
+        "job",
+        "savepoint_writer",
+    },
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
 ]
@@ -35,13 +45,15 @@ LAYERS = [
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
-    "window_functions", "letters", "guarantees", "deduplicate", "joins", "notebook",
+    "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
+    "notebook",
 }  # fmt: skip
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
 TOUCHES_SPARK_WHEN_CALLED = {
     "plan.sources",
     "slot.forward",
     "session",
+    "query.state_writing",
     "cli.job_file",
     "demo.check",
 }
@@ -164,6 +176,7 @@ def test_exported_names_are_these() -> None:
         "Process",
         "QueryError",
         "RestoreError",
+        "SavepointWriter",
         "StaleEpochError",
         "StateNotFoundError",
         "StateSchemaError",

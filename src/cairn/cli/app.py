@@ -195,8 +195,9 @@ def ls(
 
     [dim]cairn ls ckpt[/dim]
     """
-    from cairn.cli.checkpoint import list_epochs, open_checkpoint
+    from cairn.cli.checkpoint import open_checkpoint
     from cairn.cli.tables import print_epochs, print_json
+    from cairn.query.facts import list_epochs
 
     with reported(debug=debug):
         facts = list_epochs(open_checkpoint(checkpoint), everything=everything)
@@ -216,9 +217,10 @@ def show(
 
     [dim]cairn show ckpt 42[/dim]
     """
-    from cairn.cli.checkpoint import open_checkpoint, show_epoch
+    from cairn.cli.checkpoint import open_checkpoint
     from cairn.cli.show import print_epoch
     from cairn.cli.tables import print_json
+    from cairn.query.facts import show_epoch
 
     with reported(debug=debug):
         facts = show_epoch(open_checkpoint(checkpoint), epoch)

@@ -85,7 +85,7 @@ class StateColumns:
     @property
     def is_ordered_by_arrow(self) -> bool:
         """Whether Arrow finds and orders keys (and entries) as Python does."""
-        return _is_plain(self.key_type) and (self.entries is None or _is_plain(self.entries.arrow))
+        return is_plain(self.key_type) and (self.entries is None or is_plain(self.entries.arrow))
 
     @property
     def is_passed_on_by_arrow(self) -> bool:
@@ -148,7 +148,8 @@ def _key_type(key_types: dict[str, str]) -> pa.DataType:
     return fields[0].type if len(fields) == 1 else pa.struct(fields)
 
 
-def _is_plain(type: pa.DataType) -> bool:
+def is_plain(type: pa.DataType) -> bool:
+    """Whether Arrow finds and orders values of a type as Python does."""
     # Floats are left out for the sake of NaN.
     types = pa.types
     return bool(

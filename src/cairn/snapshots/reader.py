@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,7 +24,7 @@ from cairn.backends import Backend, HeapBackend
 from cairn.backends.files import RowsReader, open_rows
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
-from cairn.snapshots.columns import GROUP, StateColumns
+from cairn.snapshots.columns import GROUP, StateColumns, is_plain
 from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState, entry_uids
 from cairn.storage.store import Store
 
@@ -120,10 +121,14 @@ class EpochReader:
         groups: range | None = None,
         states: list[str] | None = None,
         keys: dict[str, pa.Array] | None = None,
+        *,
+        ordered: bool = True,
     ) -> Iterator[Chunk]:
         """The states of an operator (or those named), read in one pass, a few groups at a time.
 
-        `keys` narrows it further: of each state in it, only these keys.
+        `keys` narrows it further: of each state in it, only these keys. Of keys of several
+        columns some others that are like them may be among the rows. Not `ordered`, the keys
+        of a few groups come in any order, which is faster.
         """
         entry = self._entry(uid)
         wanted = _groups_of(entry) if groups is None else groups
@@ -136,7 +141,7 @@ class EpochReader:
         }
         for part in sorted(entry.ranges, key=lambda part: part.first_group):
             for few in _chunks_of(part, _overlap(part, wanted)):
-                yield Chunk(few, self._read(part, few, tables, columns, keys or {}))
+                yield Chunk(few, self._read(part, few, tables, columns, keys or {}, ordered))
 
     def keys_in(self, refs: list[FileRef], groups: range, states: list[str]) -> dict[str, pa.Array]:
         """The keys that these files say anything about, of the states they say it about."""
@@ -156,6 +161,7 @@ class EpochReader:
         tables: dict[str, Table],
         columns: dict[str, StateColumns],
         keys: dict[str, pa.Array],
+        ordered: bool,
     ) -> dict[str, list[pa.RecordBatch]]:
         # A file may be listed twice, when a delta brought back the very content of another.
         self._keep_open({(ref.id, ref.path) for ref in part.files})
@@ -169,10 +175,10 @@ class EpochReader:
                 if name in tables:
                     batches = reader.read(name, counted)
                     if name in keys:
-                        batches = [b.filter(pc.is_in(b["key"], keys[name])) for b in batches]
+                        batches = [b.filter(_are_among(b["key"], keys[name])) for b in batches]
                     files[name].append(list(batches))
         return {
-            name: _merged(table, columns[name], files[name], groups)
+            name: _merged(table, columns[name], files[name], groups, ordered=ordered)
             for name, table in tables.items()
         }
 
@@ -208,7 +214,12 @@ def _make_table(columns: StateColumns, group_count: int) -> Table:
 
 
 def _merged(
-    table: Table, columns: StateColumns, files: list[list[pa.RecordBatch]], groups: range
+    table: Table,
+    columns: StateColumns,
+    files: list[list[pa.RecordBatch]],
+    groups: range,
+    *,
+    ordered: bool,
 ) -> list[pa.RecordBatch]:
     """The rows of a state, given the stored rows of each file, oldest first."""
     plain: list[pa.RecordBatch] = []
@@ -220,16 +231,16 @@ def _merged(
             table.apply(batch)
     merged = [columns.of_stored(batch) for batch in table.dump()]
     table.assign(range(0))
-    if not plain:
-        return [batch for batch in merged if batch.num_rows]
+    if not plain or not ordered:
+        return [batch for batch in (*plain, *merged) if batch.num_rows]
     rows = pa.Table.from_batches([*plain, *merged]).combine_chunks()
     # Nulls first, as tables have them.
     places = rows.select([GROUP, *columns.place_names])
     places = places.append_column("has_key", rows["key"].is_valid())
     names = [GROUP, "has_key", *columns.place_names]
     order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in names])
-    ordered = rows.take(order).combine_chunks().to_batches()
-    return [batch for batch in ordered if batch.num_rows]
+    in_order = rows.take(order).combine_chunks().to_batches()
+    return [batch for batch in in_order if batch.num_rows]
 
 
 def _unchanged(
@@ -250,6 +261,17 @@ def _unchanged(
             keep = pc.and_(keep, pc.invert(is_changed))
         plain.append(columns.of_stored(batch.filter(keep)))
     return plain, [rest, *later]
+
+
+def _are_among(column: pa.Array, keys: pa.Array) -> pa.Array:
+    """Which keys of a column are among these; of several columns, column by column."""
+    if not pa.types.is_struct(keys.type):
+        return pc.is_in(column, keys)
+    found = pa.array(np.ones(len(column), np.bool_))
+    for mine, theirs in zip(column.flatten(), keys.flatten(), strict=True):
+        if is_plain(mine.type):
+            found = pc.and_(found, pc.is_in(mine, theirs))
+    return found
 
 
 def _is_small(files: list[list[pa.RecordBatch]]) -> bool:

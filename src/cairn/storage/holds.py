@@ -8,6 +8,9 @@ Whoever writes a hold looks afterwards whether what it holds has been retired me
 collector reads holds after it has retired something, and before it removes anything. So
 one of the two always sees the other.
 
+Who only reads may be gone any moment, without a word: such a hold says until when it counts,
+and the collector removes it after that.
+
 Always true here:
 - holds are read as they were at one moment, even when one is written while another is read;
 - a hold that cannot be read is an error, never an empty hold;
@@ -17,7 +20,8 @@ Always true here:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -28,6 +32,7 @@ from cairn.storage.store import NotFoundError, Store, StoredObject
 HOLDS_FOLDER: Final = "holds"
 _BRANCH: Final = re.compile(rf"{HOLDS_FOLDER}/branch-(\w+)\.json")
 _READ_ATTEMPTS_MAX: Final = 10
+_GRACE_MS: Final = 60_000
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +44,12 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """Of the branch."""
     by: str = ""
     """The process that holds an epoch while it reads it: "pid 17 on host"."""
+    until_ms: int = 0
+    """It counts until then; 0: until it is removed."""
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether it counts no more. Clocks of two machines may differ by the grace."""
+        return 0 < self.until_ms < now_ms - _GRACE_MS
 
 
 class Holds(NamedTuple):
@@ -49,10 +60,12 @@ class Holds(NamedTuple):
 
 
 class Found(NamedTuple):
-    """All holds, by path, and the listing they were read from."""
+    """All holds that count, by path, and the listing they were read from."""
 
     listing: list[StoredObject]
     holds: dict[str, Hold]
+    over: Sequence[str] = ()
+    """The paths of those that count no more."""
 
     @property
     def all(self) -> Holds:
@@ -60,6 +73,10 @@ class Found(NamedTuple):
             frozenset(number for hold in self.holds.values() for number in hold.epochs),
             frozenset(path for hold in self.holds.values() for path in hold.paths),
         )
+
+    def is_one_over(self, now_ms: int) -> bool:
+        """Whether one of those that counted when they were read counts no more."""
+        return any(hold.is_over(now_ms) for hold in self.holds.values())
 
 
 def branch_hold_path(job_id: str) -> str:
@@ -72,13 +89,14 @@ def branch_of_hold(path: str) -> str | None:
     return match[1] if match else None
 
 
-def read_holds(store: Store) -> Holds:
+def read_holds(store: Store, now_ms: int | None = None) -> Holds:
     """Everything that `holds/` asks to keep."""
-    return find_holds(store).all
+    return find_holds(store, now_ms).all
 
 
-def find_holds(store: Store) -> Found:
+def find_holds(store: Store, now_ms: int | None = None) -> Found:
     """All holds. CorruptFileError when one of them cannot be read."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     listing = store.list(HOLDS_FOLDER)
     for _ in range(_READ_ATTEMPTS_MAX):
         holds = {}
@@ -93,7 +111,8 @@ def find_holds(store: Store) -> Found:
         if again == listing:
             break
         listing = again
-    return Found(listing, holds)
+    over = [path for path, hold in holds.items() if hold.is_over(now_ms)]
+    return Found(listing, {p: hold for p, hold in holds.items() if p not in over}, over)
 
 
 def decode_hold(data: bytes, store: Store, path: str) -> Hold:

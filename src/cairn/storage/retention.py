@@ -17,7 +17,8 @@ Why removing is safe, even when done late by a leader that has lost its leadersh
 - *Holds* are read after the put that retired something, and before anything is removed.
   Whoever writes a hold then looks at the newest epoch: if what it holds is still not
   retired there, the hold is in time; otherwise it gives up. One of the two always sees
-  the other. What only a hold keeps is remembered, and removed once no hold names it.
+  the other. What only a hold keeps is remembered, and removed once no hold names it. A hold
+  that counts no more is removed with what it kept.
 - *Objects of other checkpoints*, which a branch shares, are theirs to remove. The branch's
   hold there shrinks after the records that needed them are retired here.
 
@@ -50,7 +51,7 @@ from cairn.storage.log import FIRST_NUMBER, Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, is_full
 from cairn.storage.pack import STATE_FOLDER, writer_term
 from cairn.storage.spark_log import SPARK_FOLDER
-from cairn.storage.store import Store, StoredObject, other_store
+from cairn.storage.store import Store, other_store
 
 __all__ = [
     "GRACE_S",
@@ -165,7 +166,7 @@ class Collector:
         self._sizes: dict[str, int] = {}
         # Objects that no record references and that are still there, and the holds that kept them.
         self._garbage: dict[str, int] = {}
-        self._kept_by: list[StoredObject] | None = None
+        self._kept_by: Found | None = None
         self._removed: OrderedDict[str, None] = OrderedDict()
         self._holds_to_shrink: set[str] = set()
 
@@ -218,7 +219,7 @@ class Collector:
             if there.path in held:
                 # It was in an epoch once, so nobody is about to publish it.
                 self._garbage[there.path] = there.size
-                self._kept_by = found.listing
+                self._kept_by = found
             elif now_s - there.modified_s > self._grace_s:
                 orphans.append(there)
         self._remove([orphan.path for orphan in orphans])
@@ -256,7 +257,12 @@ class Collector:
 
     def _may_be_free(self) -> bool:
         """Has anything changed for what only holds kept, or could not be removed?"""
-        return bool(self._garbage) and self._kept_by != self._store.list(HOLDS_FOLDER)
+        if not self._garbage:
+            return False
+        found, now_ms = self._kept_by, time.time_ns() // 1_000_000
+        if found is None or found.is_one_over(now_ms):
+            return True
+        return found.listing != self._store.list(HOLDS_FOLDER)
 
     def _count(self) -> deque[_Record]:
         """Take in the records that were appended since; all that are there."""
@@ -332,7 +338,8 @@ class Collector:
         self._remove(list(free))
         for path in free:
             del self._garbage[path]
-        self._kept_by = found.listing
+        self._kept_by = found
+        self._store.delete(found.over)
         return free
 
     def _remove(self, paths: list[str]) -> None:

@@ -231,6 +231,8 @@ def _check_holds(store: Store, damage: list[Damage]) -> tuple[frozenset[str], li
 
 def _why_stale(path: str, hold: Hold) -> str | None:
     job_id = branch_of_hold(path)
+    if hold.until_ms:
+        return None  # It ends by itself.
     if job_id is None or not hold.url:
         writer = _WRITER.fullmatch(hold.by)
         is_here = writer is not None and writer[2] == socket.gethostname()

@@ -1,0 +1,158 @@
+"""Where the rows of a table come from: an epoch of a checkpoint, or a savepoint.
+
+Always true here:
+- any number of threads may read at once;
+- an epoch stays as long as its origin is open, if the checkpoint can be written to; if not,
+  and its files go, that is a StaleEpochError.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from cairn.backends.files import group_counts
+from cairn.errors import CorruptFileError
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.holds import Reading
+from cairn.snapshots.reader import EpochReader
+from cairn.snapshots.savepoint import CheckedFiles, Savepoint
+from cairn.storage.manifest import Epoch, FileRef, Scope
+from cairn.storage.store import NotFoundError, Store
+
+
+class About(NamedTuple):
+    """What is known of a state without reading it."""
+
+    scope: Scope
+    parallelism: int
+    rows: int
+    """Of all states of the operator that lie in the same files."""
+    bytes: int
+
+
+class Origin(ABC):
+    """Operators and their states, and the rows of them."""
+
+    entries: Mapping[str, Any]
+
+    @abstractmethod
+    def columns(self, uid: str) -> dict[str, StateColumns]: ...
+
+    @abstractmethod
+    def about(self, uid: str, state: str) -> About: ...
+
+    @abstractmethod
+    def read(
+        self,
+        columns: StateColumns,
+        uid: str,
+        groups: range,
+        keys: pa.Array | None,
+        *,
+        ordered: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        """Stored rows, of these keys if given (and perhaps of some that are like them)."""
+
+    @abstractmethod
+    def group_rows(self, uid: str, state: str) -> Counter[int]:
+        """Stored rows per key group: about as many as there are to read."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class EpochOrigin(Origin):
+    def __init__(self, store: Store, reading: Reading) -> None:
+        self._store = store
+        self._reading = reading
+        self.epoch: Epoch = reading.epoch
+        self.entries = self.epoch.operators
+
+    def columns(self, uid: str) -> dict[str, StateColumns]:
+        return EpochReader(self._store, self.epoch).columns(uid)
+
+    def about(self, uid: str, state: str) -> About:
+        entry = self.epoch.operators[uid]
+        refs = self._refs(uid)
+        rows, size = sum(ref.rows for ref in refs), sum(ref.size for ref in refs)
+        return About(entry.scope, len(entry.ranges), rows, size)
+
+    def read(
+        self,
+        columns: StateColumns,
+        uid: str,
+        groups: range,
+        keys: pa.Array | None,
+        *,
+        ordered: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        name = columns.name
+        try:
+            with EpochReader(self._store, self.epoch) as reader:
+                only = None if keys is None else {name: keys}
+                for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
+                    self._reading.renew()
+                    yield from chunk.rows[name]
+        except (CorruptFileError, NotFoundError) as error:
+            raise self._reading.lost(error) from error
+
+    def group_rows(self, uid: str, state: str) -> Counter[int]:
+        found: Counter[int] = Counter()
+        try:
+            for ref in self._refs(uid):
+                counted = range(ref.first_group, ref.first_group + ref.group_count)
+                for group, rows in group_counts(self._store, ref, state).items():
+                    if group in counted:
+                        found[group] += rows
+        except (CorruptFileError, NotFoundError) as error:
+            raise self._reading.lost(error) from error
+        return found
+
+    def close(self) -> None:
+        self._reading.release()
+
+    def _refs(self, uid: str) -> list[FileRef]:
+        return [ref for part in self.epoch.operators[uid].ranges for ref in part.files]
+
+
+class SavepointOrigin(Origin):
+    def __init__(self, savepoint: Savepoint) -> None:
+        self._savepoint = savepoint
+        self._files = CheckedFiles(savepoint.store)
+        self.entries = savepoint.info.operators
+
+    def columns(self, uid: str) -> dict[str, StateColumns]:
+        return self._savepoint.columns(uid)
+
+    def about(self, uid: str, state: str) -> About:
+        operator = self._savepoint.info.operators[uid]
+        saved = operator.states[state]
+        size = sum(file.bytes for file in saved.files)
+        return About(operator.scope, operator.parallelism, saved.rows, size)
+
+    def read(
+        self,
+        columns: StateColumns,
+        uid: str,
+        groups: range,
+        keys: pa.Array | None,
+        *,
+        ordered: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        return self._savepoint.read(self._files, uid, columns.name, groups)
+
+    def group_rows(self, uid: str, state: str) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for file in self._savepoint.info.operators[uid].states[state].files:
+            groups = range(file.first_group, file.last_group + 1)
+            for group in groups:
+                found[group] += -(-file.rows // len(groups))
+        return found
+
+    def close(self) -> None:
+        self._files.__exit__()

@@ -1,0 +1,145 @@
+"""What a state looks like as a table: its columns, and stored rows as rows of it.
+
+    key_group, the key columns, …
+        map                     entry, value          a row per entry
+        list, operator list     position, value       a row per item, in the order of the list
+        feedback                position, value       a row per record on its way back
+        timers                  time                  a row per timer
+        everything else         value                 a row per key
+    … and of state that expires: written_at
+
+Always true here:
+- no column name occurs twice, whatever the key columns are called: also not for readers that
+  take `Value` and `value` for one;
+- Arrow does the work, not a loop over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
+from cairn.snapshots.columns import GROUP, StateColumns
+from cairn.storage.manifest import Scope
+
+KEY_GROUP: Final = "key_group"
+OURS: Final = frozenset({KEY_GROUP, "entry", "position", "value", "time", "written_at"})
+TIME: Final = pa.timestamp("us", "UTC")
+_TIMERS: Final = (EVENT_TIMERS, PROCESSING_TIMERS)
+
+
+def table_kind(columns: StateColumns, scope: Scope) -> str:
+    """What kind of state it is, as users know it."""
+    if scope == "feedback":
+        return "feedback"
+    if columns.name in _TIMERS and columns.decl.kind == "map":
+        return "timers"
+    return columns.decl.kind.replace("_", "-")
+
+
+class Shape:
+    """The columns of one state, and how its stored rows become rows of them."""
+
+    def __init__(self, columns: StateColumns, scope: Scope) -> None:
+        self.columns = columns
+        self.kind = table_kind(columns, scope)
+        self.key_names = _key_columns(columns.key_names)
+        self._has_parts = len(columns.key_names) > 1
+        types = [f.type for f in columns.key_type] if self._has_parts else [columns.key_type]
+        self.key_types: list[pa.DataType] = types
+        fields = [pa.field(KEY_GROUP, pa.int32(), nullable=False)]
+        fields += [pa.field(n, t) for n, t in zip(self.key_names, types, strict=True)]
+        if self.kind in ("list", "operator-list", "feedback"):
+            fields.append(pa.field("position", pa.int64(), nullable=False))
+        elif self.kind == "timers":
+            fields.append(pa.field("time", TIME, nullable=False))
+        elif columns.entries is not None:
+            fields.append(pa.field("entry", columns.entries.arrow))
+        if self.kind != "timers":
+            fields.append(pa.field("value", columns.values.arrow))
+        if columns.ttl is not None:
+            fields.append(pa.field("written_at", TIME))
+        self.schema = pa.schema(fields)
+
+    def batches(self, stored: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of the table, of rows as EpochReader and Savepoint give them."""
+        if self.kind == "operator-list":
+            # Lists of subtasks are few; where an item stands is known when all are there.
+            whole = _in_order(list(stored))
+            stored = [] if whole is None else [whole]
+        for batch in stored:
+            rows = self._list_rows(batch) if self.kind == "list" else self._rows(batch)
+            if rows.num_rows:
+                yield rows
+
+    def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        found = [batch[GROUP], *self._key(batch["key"])]
+        if self.kind == "operator-list":
+            found.append(_ranks(batch["key"]))
+        elif self.kind == "timers":
+            found.append(_times(batch["entry"]))
+        elif "entry" in batch.schema.names:
+            found.append(batch["entry"])
+        if self.kind != "timers":
+            found.append(batch["value"])
+        if self.columns.ttl is not None:
+            found.append(_times(batch["at"]))
+        return pa.RecordBatch.from_arrays(found, schema=self.schema)
+
+    def _list_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        lengths = pc.list_value_length(batch["value"]).fill_null(0).to_numpy(zero_copy_only=False)
+        row = np.repeat(np.arange(batch.num_rows), lengths)
+        first = np.cumsum(lengths) - lengths
+        position = np.arange(len(row)) - first[row]
+        at_row = pa.array(row)
+        found = [batch[GROUP].take(at_row)]
+        found += [column.take(at_row) for column in self._key(batch["key"])]
+        found += [pa.array(position, pa.int64()), batch["value"].flatten()]
+        if self.columns.ttl is not None:
+            found.append(_times(batch["at"].flatten()))
+        return pa.RecordBatch.from_arrays(found, schema=self.schema)
+
+    def _key(self, keys: pa.Array) -> list[pa.Array]:
+        return list(keys.flatten()) if self._has_parts else [keys]
+
+
+def _key_columns(names: list[str]) -> list[str]:
+    """What key columns are called: their own names, unless that is one of ours."""
+    taken = set(OURS)
+    found = []
+    for name in names:
+        shown = name
+        while shown.lower() in taken or (shown != name and shown in names):
+            shown = f"key_{shown}"
+        taken.add(shown.lower())
+        found.append(shown)
+    return found
+
+
+def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    """The lists of subtasks, each in the order of its items."""
+    if not batches:
+        return None
+    rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    at, copy = rows["entry"].flatten()
+    places = pa.table({"key": rows["key"], "at": at, "copy": copy})
+    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names])
+    return rows.take(order)
+
+
+def _ranks(keys: pa.Array) -> pa.Array:
+    """How many rows of the same key stand before each row. Equal keys stand together."""
+    numbers = keys.to_numpy(zero_copy_only=False)
+    row = np.arange(len(numbers))
+    begins = np.concatenate([[True], numbers[1:] != numbers[:-1]])
+    first = np.maximum.accumulate(np.where(begins, row, 0))
+    return pa.array(row - first, pa.int64())
+
+
+def _times(millis: pa.Array) -> pa.Array:
+    return pc.multiply(millis, 1000).cast(TIME)

@@ -1,0 +1,316 @@
+"""State as tables: of an epoch or a savepoint, typed, by key group, without Spark.
+
+    with open_state("s3://lake/fraud") as source:
+        for batch in source.table("score", "total").batches():
+            ...
+
+Always true here:
+- all tables of a source are of one committed epoch;
+- savepoint, checkpoint and branch of the same epoch give the same rows;
+- only the key groups, and of keys asked for only the rows, that are needed are read;
+- no code of the user is run: `object` state stays pickled, and the value of aggregating state
+  is what is stored, not its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from cairn.codec import ValueTypeError
+from cairn.errors import QueryError, RestoreError, StaleEpochError, StateNotFoundError
+from cairn.plan.keygroups import groups_of, key_group
+from cairn.snapshots.columns import StateColumns, is_plain
+from cairn.snapshots.holds import READ_MS, Reading
+from cairn.snapshots.key_text import parse_key
+from cairn.snapshots.origins import EpochOrigin, Origin, SavepointOrigin
+from cairn.snapshots.reader import entry_with
+from cairn.snapshots.savepoint import SAVEPOINT_PATH, open_savepoint
+from cairn.snapshots.shape import Shape
+from cairn.storage.log import LOG_FOLDER, read_job
+from cairn.storage.manifest import entry_uids
+from cairn.storage.removal import is_being_removed
+from cairn.storage.store import NotFoundError, Store, open_store
+
+Key = tuple[Any, ...]
+
+
+class StateTable:
+    """One state of an epoch or a savepoint, as rows of typed columns."""
+
+    def __init__(
+        self, origin: Origin, operator: str, entry: str, columns: StateColumns, group_count: int
+    ) -> None:
+        self.operator = operator
+        self.entry = entry
+        """What the manifest calls it: the operator, or with what scope of it this is."""
+        self.state = columns.name
+        about = origin.about(entry, columns.name)
+        self.scope: str = about.scope
+        self.rows = about.rows
+        """Stored rows of its files, which other states of the operator may share: no more keys
+        and entries than that. Known without reading."""
+        self.bytes = about.bytes
+        """Of these files."""
+        self.groups = range(group_count)
+        self.columns = columns
+        self._origin = origin
+        self._parallelism = about.parallelism
+        self._shape = Shape(columns, about.scope)
+        self.kind = self._shape.kind
+        self.key_names = self._shape.key_names
+        self.key_types = self._shape.key_types
+        self.schema = self._shape.schema
+
+    def __repr__(self) -> str:
+        return f"<StateTable {self.operator}.{self.state}: {self.kind}>"
+
+    def batches(
+        self,
+        groups: range | None = None,
+        keys: Sequence[Key] | None = None,
+        *,
+        ordered: bool = True,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows, of some key groups or keys if asked.
+
+        In the order of key groups, and of keys within one; not `ordered` is faster.
+        """
+        wanted = self.groups if groups is None else groups
+        if keys is None:
+            stored = self._origin.read(self.columns, self.entry, wanted, None, ordered=ordered)
+            yield from self._shape.batches(stored)
+            return
+        if self.scope == "feedback":
+            # Whether a loop has keys, or keeps its records by subtask, is not told.
+            some = [self._stored_key(key) for key in keys]
+            yield from self._shape.batches(self._of_keys(wanted, some))
+            return
+        by_group: dict[int, list[Any]] = {}
+        for key in keys:
+            by_group.setdefault(self.key_group(key), []).append(self._stored_key(key))
+        for run in _runs(sorted(group for group in by_group if group in wanted)):
+            some = [key for group in run for key in by_group[group]]
+            yield from self._shape.batches(self._of_keys(run, some))
+
+    def key_group(self, key: Key) -> int:
+        """The key group that a key lies in. QueryError when it does not fit the key columns."""
+        stored = self._stored_key(key)
+        if self.scope == "shared":
+            return 0
+        if self.scope == "subtask":
+            group_count = len(self.groups)
+            subtask = 0 if stored is None else stored
+            if not 0 <= subtask < self._parallelism:
+                return 0
+            return min(groups_of(subtask, self._parallelism, group_count).start, group_count - 1)
+        parts = [stored] if len(self.key_types) == 1 else list(stored)
+        return key_group(parts, self.key_types, len(self.groups))
+
+    def parse_key(self, text: str) -> Key:
+        """A key from text: alice, 42, or a JSON array with a value for each key column."""
+        return parse_key(text, self.key_names, self.key_types)
+
+    def splits(self, count: int) -> list[range]:
+        """At most `count` ranges of key groups with about as many rows each."""
+        rows = self._origin.group_rows(self.entry, self.state)
+        per_group = np.array([rows[group] for group in self.groups], np.float64)
+        total = per_group.sum()
+        if count <= 1 or not total:
+            return [self.groups]
+        # A group belongs to the part that its middle lies in.
+        middle = np.cumsum(per_group) - per_group / 2
+        part = np.minimum((middle * count / total).astype(np.int64), count - 1)
+        starts = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(self.groups)]
+        return [range(a, b) for a, b in pairwise(starts)]
+
+    def _stored_key(self, key: Key) -> Any:
+        if not isinstance(key, tuple) or len(key) != len(self.key_types):
+            raise QueryError(
+                f"a key of {self.operator}.{self.state} is a tuple of {len(self.key_types)}\n"
+                f"  expected: {', '.join(self.key_names)}\n  found: {key!r}",
+                operator=self.operator,
+                state=self.state,
+            )
+        whole = key[0] if len(key) == 1 else key
+        try:
+            return None if whole is None else self.columns.keys.normalise_key(whole)
+        except ValueTypeError as error:
+            raise QueryError(
+                f"a key does not fit {self.operator}.{self.state}\n  found: {error}",
+                operator=self.operator,
+                state=self.state,
+            ) from None
+
+    def _of_keys(self, groups: range, keys: list[Any]) -> Iterator[pa.RecordBatch]:
+        """Stored rows of these keys and no others."""
+        type, codec = self.columns.key_type, self.columns.keys
+        is_found_by_arrow = is_plain(type)
+        given = None
+        if is_found_by_arrow or len(self.key_types) > 1:
+            given = codec.encode(keys)
+        wanted = set(keys)
+        for batch in self._origin.read(self.columns, self.entry, groups, given, ordered=True):
+            held = codec.decode_keys(batch["key"])
+            found = batch.filter(pa.array([key in wanted for key in held], pa.bool_()))
+            if found.num_rows:
+                yield found
+
+
+class StateSource:
+    """All states of an epoch or a savepoint. Close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        url: str,
+        origin: Origin,
+        *,
+        kind: Literal["epoch", "savepoint"],
+        epoch: int,
+        wall_ms: int,
+        job: str,
+        max_parallelism: int,
+    ) -> None:
+        self.url = url
+        self.kind: Literal["epoch", "savepoint"] = kind
+        self.epoch = epoch
+        self.wall_ms = wall_ms
+        """When the epoch was committed, or the savepoint made."""
+        self.job = job
+        self.max_parallelism = max_parallelism
+        self.origin = origin
+
+    def __enter__(self) -> StateSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<StateSource {self.kind} {self.epoch} of {self.url}>"
+
+    def close(self) -> None:
+        self.origin.close()
+
+    def tables(self) -> list[StateTable]:
+        """All there are, in the order of the job."""
+        entries = self.origin.entries
+        return [self._table(entry, name) for entry in entries for name in entries[entry].states]
+
+    def table(self, operator: str, state: str) -> StateTable:
+        """One of them. StateNotFoundError names those that there are."""
+        entries = self.origin.entries
+        entry = entry_with(entries, operator, state)
+        if entry not in entries or state not in entries[entry].states:
+            raise self._not_found(operator, state)
+        return self._table(entry, state)
+
+    def _table(self, entry: str, state: str) -> StateTable:
+        columns = self.origin.columns(entry)[state]
+        return StateTable(
+            self.origin, self._operator(entry, state), entry, columns, self.max_parallelism
+        )
+
+    def _operator(self, entry: str, state: str) -> str:
+        """The operator's own name, unless several entries of it have such a state."""
+        entries = self.origin.entries
+        name = entry.split(":")[0]
+        having = [each for each in entry_uids(entries, name) if state in entries[each].states]
+        return name if having == [entry] else entry
+
+    def _not_found(self, operator: str, state: str) -> StateNotFoundError:
+        entries = self.origin.entries
+        known = [f"{self._operator(e, s)}.{s}" for e in entries for s in entries[e].states]
+        what = f"the savepoint of epoch {self.epoch}" if self.kind == "savepoint" else ""
+        return StateNotFoundError(
+            f"there is no state {operator}.{state} in {what or f'epoch {self.epoch}'}\n"
+            f"  of: {self.url}\n  found: {', '.join(known) or 'no state at all'}\n"
+            "  next: ask for one of these",
+            operator=operator,
+            state=state,
+        )
+
+
+def open_state(at: str | Store, epoch: int | None = None, *, hold_ms: int = READ_MS) -> StateSource:
+    """The state at a checkpoint, a branch or a savepoint; of its newest epoch, or of another.
+
+    The epoch is held for as long as the source is open. `hold_ms`: how long at most after a
+    reader has gone without a word; with 0 nothing is written, and the epoch is not held.
+    """
+    store = at if isinstance(at, Store) else _store_at(at)
+    url = store.url
+    if store.exists(SAVEPOINT_PATH):
+        return _open_saved(url, epoch)
+    job = read_job(store)
+    if job is None and not store.list(LOG_FOLDER):
+        raise _nothing_at(url, "neither a checkpoint nor a savepoint")
+    reading = Reading(store, epoch, hold_ms)
+    return StateSource(
+        url,
+        EpochOrigin(store, reading),
+        kind="epoch",
+        epoch=reading.number,
+        wall_ms=reading.epoch.wall_ms,
+        job="" if job is None else job.name,
+        max_parallelism=_group_count(reading) if job is None else job.max_parallelism,
+    )
+
+
+def _open_saved(url: str, epoch: int | None) -> StateSource:
+    savepoint = open_savepoint(url)
+    info = savepoint.info
+    if epoch is not None and epoch != info.epoch:
+        raise StaleEpochError(
+            f"the savepoint at {url} is of another epoch\n  expected: {epoch}\n"
+            f"  found: {info.epoch}\n  next: leave the epoch out",
+            epoch=epoch,
+        )
+    return StateSource(
+        url,
+        SavepointOrigin(savepoint),
+        kind="savepoint",
+        epoch=info.epoch,
+        wall_ms=info.created_ms,
+        job=info.job,
+        max_parallelism=info.max_parallelism,
+    )
+
+
+def _store_at(url: str) -> Store:
+    try:
+        store = open_store(url, create=False)
+    except NotFoundError:
+        raise _nothing_at(url, "no such folder") from None
+    except ValueError as error:
+        raise RestoreError(str(error), url=url) from None
+    if is_being_removed(store):
+        raise _nothing_at(url, "what an interrupted removal has left")
+    return store
+
+
+def _nothing_at(url: str, found: str) -> RestoreError:
+    return RestoreError(
+        f"there is no state at {url}\n  found: {found}\n"
+        "  next: give the checkpoint= that the job was started with, or a savepoint's folder",
+        url=url,
+    )
+
+
+def _group_count(reading: Reading) -> int:
+    """Where job.json is lost: as many key groups as the operators have."""
+    entries = reading.epoch.operators.values()
+    ends = [part.first_group + part.group_count for entry in entries for part in entry.ranges]
+    return max(ends, default=1)
+
+
+def _runs(groups: list[int]) -> Iterator[range]:
+    """Key groups that follow each other, as ranges."""
+    start = 0
+    for at in range(1, len(groups) + 1):
+        if at == len(groups) or groups[at] != groups[at - 1] + 1:
+            yield range(groups[start], groups[at - 1] + 1)
+            start = at
