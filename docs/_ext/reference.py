@@ -109,14 +109,15 @@ def name_lines(module_name: str) -> Iterator[str]:
     yield "```{eval-rst}"
     for name in [*(n for n in names if n not in errors), *errors]:
         value = getattr(module, name)
-        directive = "autoclass" if inspect.isclass(value) else "autofunction"
-        if not inspect.isclass(value) and not callable(value):
-            directive = "autodata"
-        yield f".. {directive}:: {module_name}.{name}"
-        if directive == "autoclass" and name not in errors:
-            yield "   :members:"
-        elif directive == "autodata":
-            yield "   :no-value:"
+        if inspect.isclass(value):
+            yield f".. autoclass:: {module_name}.{name}"
+            if name not in errors:
+                yield "   :members:"
+        elif inspect.isfunction(value):
+            yield f".. autofunction:: {module_name}.{name}"
+        else:
+            # An alias would be shown with the docstring of what it stands for.
+            yield from [f".. py:data:: {module_name}.{name}", "", f"   ``{value}``"]
         yield ""
     yield "```"
 
