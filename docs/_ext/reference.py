@@ -21,12 +21,15 @@ import typer
 import typer.main
 
 _MARK = re.compile(r"^<!-- cairn: (commands|names) ?(\S*) -->$", re.MULTILINE)
+# What a reader looks for first; the rest follows by name.
+_FIRST = ("Job", "session", "spark_config", "KeyedProcess", "Process", "BatchProcess")
 _RICH = re.compile(r"\[/?dim\]")
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("source-read", _fill_in)
     app.connect("autodoc-process-docstring", _as_rst)
+    app.connect("autodoc-process-signature", _without_protocol)
     return {"parallel_read_safe": True, "version": "1"}
 
 
@@ -68,11 +71,20 @@ def _command(command: Any, context: Any) -> Iterator[str]:
         yield ""
 
 
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
+
+
+def _argument(parameter: Any) -> str:
+    name = str(parameter.metavar or parameter.name.upper())
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
 def _parameter(parameter: Any) -> tuple[str, str] | None:
     if getattr(parameter, "hidden", False):
         return None
     about = _RICH.sub("", getattr(parameter, "help", None) or "")
-    if parameter.param_type_name == "option":
+    if _is_option(parameter):
         names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
         default = parameter.default
         if not parameter.is_flag and default not in (None, "", ()) and not callable(default):
@@ -80,7 +92,7 @@ def _parameter(parameter: Any) -> tuple[str, str] | None:
         if parameter.required:
             about += " Required."
     else:
-        names = f"`{parameter.metavar or parameter.name.upper()}`"
+        names = f"`{_argument(parameter)}`"
     return names, about.strip().replace("|", "\\|").replace("\n", " ")
 
 
@@ -104,7 +116,7 @@ def public_names(module: Any) -> list[str]:
 def name_lines(module_name: str) -> Iterator[str]:
     """Markdown with autodoc's directives: functions and classes, then errors."""
     module = importlib.import_module(module_name)
-    names = public_names(module)
+    names = sorted(public_names(module), key=_place)
     errors = [n for n in names if n.endswith("Error") or n == "SimulatedCrash"]
     yield "```{eval-rst}"
     for name in [*(n for n in names if n not in errors), *errors]:
@@ -122,7 +134,18 @@ def name_lines(module_name: str) -> Iterator[str]:
     yield "```"
 
 
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
 # Docstrings
+
+
+def _without_protocol(
+    app: Any, what: str, name: str, value: Any, options: Any, signature: Any, returned: Any
+) -> Any:
+    """Nobody calls a protocol."""
+    return ("", None) if getattr(value, "_is_protocol", False) else None
 
 
 def _as_rst(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
