@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 BENCHMARKS := keyed_count epoch_overhead state_growth windows skew ttl flink rescale async_base incremental recovery alignment chaining sinks latency
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test soak bench demo clean
+.PHONY: help venv check test soak bench demo docs clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,10 @@ check: $(READY) ## Lint, formatting, types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: $(READY) ## The documentation as a site, in build/docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: $(READY) ## The benchmarks, one after the other
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python bench/$$name.py; done

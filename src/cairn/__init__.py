@@ -1,6 +1,7 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
-from cairn import sinks, state, windows
+from cairn import logs, sinks, state, windows
+from cairn.client import client
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -20,7 +21,9 @@ from cairn.errors import (
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
 from cairn.query.reader import diff_state, read_state
+from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
+from cairn.web.settings import Serve
 from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
@@ -43,11 +46,15 @@ __all__ = [
     "Process",
     "QueryError",
     "RestoreError",
+    "SavepointWriter",
+    "Serve",
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",
     "WindowFunction",
+    "client",
     "diff_state",
+    "logs",
     "read_state",
     "session",
     "sinks",

@@ -91,7 +91,8 @@ class Changes:
         try:
             self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
         except Exception:
-            _logger.warning("a rescale could not be prepared", exc_info=True)
+            job = {"job": self._graph.name}
+            _logger.warning("a rescale could not be prepared", exc_info=True, extra=job)
 
     def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool) -> None:
         """The next epoch is to run this function in place of the operator's."""
@@ -141,7 +142,17 @@ class Changes:
         coordinator.rescale(change.parallelism or coordinator.parallelism)
         coordinator.deploy(spec, rewrite=rewrite)
         self._driver.deploy(spec, coordinator.parallelism)
+        self._say(change)
         crash_point("driver.deployed")
+
+    def _say(self, change: _Change) -> None:
+        job, parallelism = self._graph.name, change.parallelism
+        if parallelism is not None:
+            facts = {"job": job, "parallelism": parallelism}
+            _logger.info("rescaled: the job goes on with %d subtasks", parallelism, extra=facts)
+        for uid in change.functions:
+            facts = {"job": job, "operator": uid}
+            _logger.info("upgraded: operator %r has another function", uid, extra=facts)
 
     def join(self, timeout_s: float) -> None:
         """Wait for what is being prepared: a slot that is being started hears no goodbye."""

@@ -81,6 +81,11 @@ def compare(held: StateDecl, declaration: Declaration) -> Literal["same", "migra
     return "migrate"
 
 
+def is_wider(old: Any, new: Any) -> bool:
+    """Whether every number of the one type is one of the other."""
+    return new in _WIDER.get(old, ())
+
+
 def revives(held: StateDecl, declaration: Declaration) -> bool:
     """Whether values that have expired as they were declared would live again.
 
@@ -105,7 +110,7 @@ def _check(old: Any, new: Any, path: str) -> None:
     """Raise unless every value of the old type is one of the new type."""
     if old is OBJECT or new is OBJECT:
         raise _refused(old, new, path, "only Python code can turn one into the other")
-    if _equal(old, new) or new in _WIDER.get(old, ()):
+    if _equal(old, new) or is_wider(old, new):
         return
     types = pa.types
     if types.is_struct(old) and types.is_struct(new):

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from cairn.errors import PlanError
+from cairn.metrics import Metrics
 from cairn.state import Broadcast, Declaration, Map
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Context(Protocol):
     timers: Timers
     timer_kind: Literal["event", "processing"] | None
     """Which kind of timer `on_timer` is called for; None in `process`."""
+    metrics: Metrics
+    """Counters, gauges and histograms of this function: `ctx.metrics.counter("hits").inc()`."""
     broadcast: Broadcast[Any, Any]
     """The state of `.broadcast(rows, ...)`: written in `process_broadcast`, read everywhere."""
 
@@ -93,6 +96,7 @@ class BatchContext(Protocol):
     epoch: int
     subtask: int
     parallelism: int
+    metrics: Metrics
 
     def count_late(self, rows: int) -> None:
         """Tell of rows that the function itself has found to be late."""

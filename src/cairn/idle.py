@@ -121,7 +121,7 @@ class IdleEpochs:
                 self._coordinator.commit_epoch()
             return
         except StoppedError as error:
-            _logger.warning("%s", error)
+            _logger.warning("%s", error, extra={"job": self._name})
             return
         except BaseException as error:
             self._host.fail(error)
@@ -156,7 +156,7 @@ class IdleEpochs:
         _logger.warning(
             "job %s: after %d epochs of draining, timers are still set by %s; a timer that sets "
             "itself anew never ends",
-            self._name, DRAIN_EPOCHS_MAX, left,
+            self._name, DRAIN_EPOCHS_MAX, left, extra={"job": self._name},
         )  # fmt: skip
 
     def _warn_of_loops(self, epochs: int) -> None:
@@ -165,7 +165,7 @@ class IdleEpochs:
             _logger.warning(
                 "job %s: %d epochs after the last batch, %d records still go around in its loops; "
                 "a loop that sends back a record for each one it gets never ends",
-                self._name, epochs, in_flight(newest),
+                self._name, epochs, in_flight(newest), extra={"job": self._name},
             )  # fmt: skip
 
     def _is_due(self) -> bool:
@@ -198,7 +198,7 @@ class IdleEpochs:
             crash_point("driver.idle.ended")
             return True
         except StoppedError as error:
-            _logger.warning("%s", error)
+            _logger.warning("%s", error, extra={"job": self._name})
             return False
         except BaseException as error:
             self._host.fail(error)

@@ -12,6 +12,7 @@ from cairn.guarantees import Guarantee
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import KeyedStream, Stream
+from cairn.web.settings import Serve, as_serve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,6 +83,18 @@ class Job:
     def __repr__(self) -> str:
         return f"<job {self.name}: {', '.join(self._nodes) or 'nothing yet'}>"
 
+    def _repr_html_(self) -> str:
+        return self._html(f"job {self.name}")
+
+    def _html(self, title: str, columns: Sequence[tuple[str, str]] = ()) -> str:
+        """The graph as it stands, under a title; of a stream with its columns."""
+        from cairn.notebook import graph_html
+
+        try:
+            return graph_html(title, self.explain("svg"), columns, "")
+        except PlanError as error:  # A job that is being written is not whole yet.
+            return graph_html(title, None, columns, str(error))
+
     def graph(self) -> Graph:
         """The job as it stands, checked and cut into levels."""
         return build_graph(
@@ -129,6 +142,7 @@ class Job:
         guarantee: Guarantee = "exactly-once",
         checkpoint_every: int = 1,
         commit_timeout: str | None = None,
+        serve: Serve | str | bool | None = None,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
@@ -153,6 +167,9 @@ class Job:
         `checkpoint_every` batches of Spark's: it is committed after the last of them, or when no
         more come; a crash runs them again. A sink that cannot publish pauses the job until it
         can, or for `commit_timeout` ("1 hour"), after which the run fails.
+
+        With `serve` the run answers over HTTP, and shows its dashboard, at `run.url`: True for
+        any free port of this machine, "HOST:PORT", or a `cairn.Serve` with tokens.
         """
         from cairn.options import Options
         from cairn.run import Run
@@ -177,6 +194,7 @@ class Job:
                 guarantee=guarantee,
                 checkpoint_every=checkpoint_every,
                 commit_timeout=commit_timeout,
+                serve=as_serve(serve),
             ),
         )
 

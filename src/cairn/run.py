@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,11 +15,14 @@ from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
-from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
+from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
+from cairn.notebook import Plot, RunFacts, run_html, timeline_svg
 from cairn.options import Options
 from cairn.plan.graph import Graph
+from cairn.query.doors import Doors
+from cairn.query.live import Answer, Answers, LiveState
 from cairn.sinks.base import close_all
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
@@ -33,6 +38,7 @@ from cairn.storage.spark_log import (
     same_offsets,
     spark_folder,
 )
+from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,6 +48,7 @@ Status = Literal["running", "paused", "finished", "stopped", "failed"]
 _logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
+HISTORY_EPOCHS = 1000
 
 
 class _StoppingError(Exception):
@@ -67,12 +74,16 @@ class Run:
         self.name = graph.name
         self._graph = graph
         self._options = options
-        started = start(graph, options)
+        # Before anything else: a port that is taken is known before a job is taken over.
+        self._web = Web(options.serve)
+        with self._web.closed_on_error():
+            started = start(graph, options)
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
         self._coordinator.is_stopping = lambda: self._stopping
         self._position = started.position
+        self._failures = started.failures
         spark = graph.sources[0].dataframe.sparkSession
         self._driver = SparkDriver(
             graph,
@@ -91,10 +102,15 @@ class Run:
         self._ended = threading.Event()
         self._spent_ms = (-1, 0.0)
         """The newest epoch of this run, and how long its batches took."""
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_EPOCHS)
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
         self._changes = Changes(
             graph, started.coordinator, self._driver, self._pace, url=started.store.url
+        )
+        self._doors = Doors(lambda: self._driver.doors, self._driver.door.key)
+        self._live = LiveState(
+            self._coordinator, graph.group_count, self._doors.ask, job=graph.name
         )
         host = Host(
             is_ending=lambda: self._is_ending,
@@ -112,6 +128,11 @@ class Run:
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
         self._supervisor.start()
+        self._web.open(self, self._store)
+        self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
+
+    def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
+        _logger.log(level, message, *args, extra={"job": self.name})
 
     def _start_query(self) -> Any:
         url = f"{self._spark_store.url}/{self._position.folder}"
@@ -138,7 +159,7 @@ class Run:
             self._leave_unread(batch_id)
         except StoppedError as error:
             # The epoch is in the log, or its batch is read again: nothing is lost.
-            _logger.warning("%s", error)
+            self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
             self.error = self.error or error
             raise
@@ -201,10 +222,16 @@ class Run:
         # An epoch may have several batches.
         self._spent_ms = epoch.number, spent_ms + (before_ms if number == epoch.number else 0.0)
         self._pace.end()
+        self._remember()
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
             threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
+
+    def _remember(self) -> None:
+        measured = self.metrics()
+        if measured and (not self._history or self._history[-1]["epoch"] < measured["epoch"]):
+            self._history.append(measured)
 
     # Epochs without a batch, on threads of our own
 
@@ -254,9 +281,15 @@ class Run:
             self._turn.give_up()
         self._finish_epoch()
         if self.error is not None:
+            newest = self._coordinator.newest
+            self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
             self._ended_as = "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
+        if self.error is None:
+            self._say("the run is over: %s", self._ended_as)
+        else:
+            self._say("the run failed: %s", self.error, level=logging.ERROR)
         self._let_go()
         if self._options.on_stop == "delete" and self.error is None:
             try:
@@ -266,10 +299,14 @@ class Run:
         self._ended.set()
 
     def _let_go(self) -> None:
+        with suppress(Exception):
+            self._web.close()
         # Spark may be gone already; slots end by themselves then.
         with suppress(Exception):
             self._changes.join(STOP_PATIENCE_S)
             self._driver.say_goodbye()
+        self._doors.close()
+        self._live.close()
         close_all(sink.sink for sink in self._graph.sinks)
 
     def _finish_epoch(self) -> None:
@@ -279,13 +316,14 @@ class Run:
         try:
             self._coordinator.commit_epoch()
         except StoppedError as error:
-            _logger.warning("%s", error)
+            self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
             self.error = error
         finally:
             self._turn.give_up()
 
     def _delete(self) -> None:
+        self._failures.settle()
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:
             self._spark_store.delete_folder(SPARK_FOLDER)
@@ -334,6 +372,16 @@ class Run:
         if self._ended_as is not None:
             return self._ended_as
         return "running" if self._coordinator.paused is None else "paused"
+
+    @property
+    def url(self) -> str | None:
+        """Where the run is served; None without `serve`."""
+        return self._web.url
+
+    @property
+    def flight_url(self) -> str | None:
+        """Where whole states are served, by Arrow Flight."""
+        return self._web.flight_url
 
     @property
     def paused(self) -> str | None:
@@ -410,7 +458,9 @@ class Run:
                 f"job {self.name!r} has no committed epoch yet\n"
                 "  next: wait for the first one, for example with run.process_all_available()"
             )
-        return write_savepoint(self._store, newest.number, path, spark_store=self._spark_store)
+        written = write_savepoint(self._store, newest.number, path, spark_store=self._spark_store)
+        self._say("savepoint of epoch %d written to %s", newest.number, path)
+        return written
 
     @property
     def parallelism(self) -> int:
@@ -434,6 +484,17 @@ class Run:
         if self._ended.is_set() or self._stopping:
             raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
 
+    def query(self, operator: str, state: str, key: Any) -> Answer:
+        """State of a key as of the last committed epoch, whatever the epoch under way has done.
+
+        Of several key columns a tuple. Of state of a subtask the key is its number.
+        """
+        return self._live.query(operator, state, key)
+
+    def query_many(self, operator: str, state: str, keys: Iterable[Any]) -> Answers:
+        """State of many keys, all of it as of one committed epoch."""
+        return self._live.query_many(operator, state, keys)
+
     def epochs(self) -> list[dict[str, Any]]:
         """The retained epochs on the current lineage, newest first."""
         return [summary(epoch) for epoch in Log(self._store).lineage()]
@@ -447,6 +508,35 @@ class Run:
         measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
         measured["dropped_batches"] = self._coordinator.dropped_batches
         return measured
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the last thousand epochs of this run measured, oldest first.
+
+        Longer than `epochs()`, which gives those that are kept.
+        """
+        return list(self._history)
+
+    def plot(self) -> Plot:
+        """The timeline of the retained epochs, where the time of each went. A notebook shows it."""
+        facts = self._facts()
+        return Plot(timeline_svg(facts.name, facts.epochs, facts.last_commit_ms))
+
+    def _facts(self) -> RunFacts:
+        epochs: list[dict[str, Any]] = []
+        # To look must not fail: the checkpoint of a run that has ended may be gone.
+        with suppress(CairnError):
+            epochs = self.epochs()
+        return RunFacts(
+            name=self.name,
+            status=self.status,
+            why=self.paused if self.error is None else str(self.error),
+            checkpoint=self._store.url,
+            epochs=epochs,
+            last_commit_ms=self._coordinator.last_commit_ms,
+        )
+
+    def _repr_html_(self) -> str:
+        return run_html(self._facts())
 
     def __enter__(self) -> Run:
         return self

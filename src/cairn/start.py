@@ -11,6 +11,7 @@ Always true here:
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
@@ -21,13 +22,18 @@ from cairn.durations import duration_ms
 from cairn.ids import new_id
 from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
+from cairn.plan.explain import explained
 from cairn.plan.graph import Graph
 from cairn.sinks.base import Sink, SinkContext, close_all
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
+from cairn.storage.failures import Failures
+from cairn.storage.graphs import write_graph
 from cairn.storage.manifest import Epoch
 from cairn.storage.spark_log import lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
+
+_logger = logging.getLogger("cairn")
 
 
 class Started(NamedTuple):
@@ -39,6 +45,7 @@ class Started(NamedTuple):
     coordinator: Coordinator
     position: Position
     """Where Spark is to go on."""
+    failures: Failures
 
 
 def start(graph: Graph, options: Options) -> Started:
@@ -106,7 +113,18 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     position = _settled(graph, options, coordinator, spark_store)
     crash_point("driver.rewind.laid")
     coordinator.recover()
-    return Started(store, spark_store, coordinator, position)
+    _write_graph(store, coordinator.term, graph)
+    failures = Failures(store, graph.name)
+    coordinator.on_failure = failures.note
+    return Started(store, spark_store, coordinator, position, failures)
+
+
+def _write_graph(store: Store, term: int, graph: Graph) -> None:
+    try:
+        write_graph(store, term, explained(graph))
+    except Exception:
+        # It is for people who look later; the job itself is fine.
+        _logger.warning("what the job looks like could not be written down", exc_info=True)
 
 
 def _settled(

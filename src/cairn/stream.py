@@ -44,7 +44,7 @@ from cairn.plan.graph import (
 from cairn.plan.loops import check_feedback
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
-from cairn.types import parse_schema, schema_ddl
+from cairn.types import parse_schema, schema_ddl, type_ddl
 from cairn.window_functions import (
     WindowApply,
     WindowFunction,
@@ -235,6 +235,11 @@ class Stream:
     def __repr__(self) -> str:
         names = ", ".join(p.node if p.tag is None else f"{p.node}:{p.tag}" for p in self._ports)
         return f"<stream {names}: {', '.join(self.schema.names)}>"
+
+    def _repr_html_(self) -> str:
+        names = ", ".join(p.node if p.tag is None else f"{p.node}:{p.tag}" for p in self._ports)
+        columns = [(field.name, type_ddl(field.type)) for field in self.schema]
+        return self._job._html(f"stream {names} of job {self._job.name}", columns)
 
 
 class KeyedStream:

@@ -197,6 +197,17 @@ def _decimal(precision: int, scale: int) -> pa.DataType:
     return pa.decimal128(precision, scale)
 
 
+def all_nullable(type: pa.DataType) -> pa.DataType:
+    """The type with every NOT NULL in it taken away."""
+    if pa.types.is_struct(type):
+        return pa.struct([pa.field(field.name, all_nullable(field.type)) for field in type])
+    if pa.types.is_map(type):
+        return pa.map_(type.key_type, type.item_field.with_type(all_nullable(type.item_type)))
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(all_nullable(type.value_type)))
+    return type
+
+
 def contains_map(type: pa.DataType) -> bool:
     """Whether a map sits anywhere in the type; such values have no hash and no order."""
     if pa.types.is_map(type):

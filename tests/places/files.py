@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from cairn.sinks import Files, published
 from cairn.sinks.base import Sink
-from cairn.sinks.published import parse_name
+from cairn.sinks.files.published import parse_name
 from cairn.storage import arrow_store
 from cairn.storage.store import open_store
 from tests.places.base import SCHEMA, Place, Row

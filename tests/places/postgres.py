@@ -11,7 +11,7 @@ import psycopg
 
 from cairn.sinks import Postgres
 from cairn.sinks.base import Sink
-from cairn.sinks.postgres import Mode
+from cairn.sinks.postgres.sink import Mode
 from tests.places.base import Place, Row
 from tests.servers import postgres
 

@@ -26,10 +26,18 @@ def at(second: int) -> dt.datetime:
 
 
 class LedJob:
-    def __init__(self, job: Job, scratch: Path, parallelism: int = 2) -> None:
+    def __init__(
+        self,
+        job: Job,
+        scratch: Path,
+        parallelism: int = 2,
+        *,
+        backend: str = "heap",
+        **options: Any,
+    ) -> None:
         self.graph, self.store, self.clock = job.graph(), open_store("memory:"), ManualClock()
         info = create_or_open_job(self.store, self.graph.name, self.graph.group_count)
-        spec = job_spec(self.graph, job_id=info.job_id, checkpoint=self.store.url, backend="heap")
+        spec = job_spec(self.graph, job_id=info.job_id, checkpoint=self.store.url, backend=backend)
         sinks: dict[str, Any] = {node.uid: node.sink for node in self.graph.sinks}
         for uid, sink in sinks.items():
             sink.open(SinkContext(info.job_id, self.graph.name, uid, pa.schema([])))
@@ -39,7 +47,7 @@ class LedJob:
             sinks,
             parallelism=parallelism,
             retained_epochs=5,
-            attempts_max=1,
+            **{"attempts_max": 1, **options},
             clock=self.clock,
             sleep=self.clock.sleep,
             origins=self.graph.watermarks,

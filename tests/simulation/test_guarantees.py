@@ -44,6 +44,24 @@ def led(world: World, guarantee: Guarantee, every: int) -> Driver:
     return driver
 
 
+def crashed(tmp_path: Path, guarantee: Guarantee, every: int, point: str) -> World:
+    """After an epoch, two more were begun; the driver died at a point of them."""
+    world = World(3, tmp_path)
+    first = led(world, guarantee, every)
+    for _ in range(every):
+        first.run_batch(BATCH)
+
+    def lead() -> None:
+        driver = led(world, guarantee, every)
+        for _ in range(2 * every):
+            driver.run_batch(BATCH)
+        driver.coordinator.commit_epoch()
+
+    with simulated_crash(point):
+        survive(lead)
+    return world
+
+
 # Exactly-once, with several batches in an epoch
 
 
@@ -80,19 +98,7 @@ def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
 def test_at_least_once_repeats_what_followed_the_last_commit_and_loses_nothing(
     point: str, every: int, tmp_path: Path
 ) -> None:
-    world = World(3, tmp_path)
-    first = led(world, "at-least-once", every)
-    for _ in range(every):
-        first.run_batch(BATCH)
-
-    def lead() -> None:
-        driver = led(world, "at-least-once", every)
-        for _ in range(2 * every):
-            driver.run_batch(BATCH)
-        driver.coordinator.commit_epoch()
-
-    with simulated_crash(point):
-        survive(lead)
+    world = crashed(tmp_path, "at-least-once", every, point)
     committed = world.committed_rows()
     after = led(world, "at-least-once", every)
     for _ in range(2 * every):
@@ -134,19 +140,7 @@ def test_state_counts_each_row_once_with_at_least_once(tmp_path: Path) -> None:
 def test_at_most_once_loses_what_followed_the_last_commit_and_repeats_nothing(
     point: str, every: int, tmp_path: Path
 ) -> None:
-    world = World(3, tmp_path)
-    first = led(world, "at-most-once", every)
-    for _ in range(every):
-        first.run_batch(BATCH)
-
-    def lead() -> None:
-        driver = led(world, "at-most-once", every)
-        for _ in range(2 * every):
-            driver.run_batch(BATCH)
-        driver.coordinator.commit_epoch()
-
-    with simulated_crash(point):
-        survive(lead)
+    world = crashed(tmp_path, "at-most-once", every, point)
     after = led(world, "at-most-once", every)
     for _ in range(2 * every):
         after.run_batch(BATCH)

@@ -51,6 +51,13 @@ class Rows(Protocol):
     def get(self, key: Any, default: Any = None, /) -> Any:
         """What is held of a key. Nobody changes it but `promote`."""
 
+    def peek(self, key: Any, /) -> Any:
+        """A copy of what is held of a key, as a plain dict or list; None for nothing.
+
+        From any thread while the rows are read, but not while they are promoted. Nothing is
+        remembered of it.
+        """
+
     def __contains__(self, key: Any, /) -> bool: ...
 
     def __len__(self) -> int:

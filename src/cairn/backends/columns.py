@@ -10,6 +10,7 @@ is laid out anew, between epochs.
 Always true here:
 - `committed` says which positions the parent epoch holds; their values are in the arrays, or put
   aside if the epoch has touched them;
+- who writes while others may look up the parent epoch's state does it under the lock;
 - what is read, and a delta, is ordered by input or by name, never by position: positions depend
   on history. Only a base goes by key group and then position: its rows are the same, its bytes
   need not be.
@@ -17,6 +18,8 @@ Always true here:
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,6 +62,7 @@ class ColumnTable(Table):
         self._group_count = group_count
         self._group_dtype = np.int16 if group_count <= 1 << 15 else np.int32
         self._form = form_of(self.values.arrow)
+        self._lock = threading.Lock()
         self._clear()
 
     def _clear(self) -> None:
@@ -72,6 +76,8 @@ class ColumnTable(Table):
         self._touched: list[Ints] = []
         self._touched_count = 0
         self._aside: list[tuple[Ints, Arrays]] = []
+        self._aside_at: list[npt.NDArray[np.int32]] = []
+        """Of the first of these, when each position was touched: made when somebody looks up."""
         self._chains: Chains | None = None
         self._asked: tuple[Sequence[pa.Array], Ints] | None = None
 
@@ -105,6 +111,10 @@ class ColumnTable(Table):
 
     def write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
         """Set values; where `is_live` says no, delete. Of a name given twice the last counts."""
+        with self._lock:
+            self._write(names, values, is_live)
+
+    def _write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
         positions = self.find(names)
         missing = positions < 0
         if is_live is not None:
@@ -144,10 +154,8 @@ class ColumnTable(Table):
 
     def entries_of(self, keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Every entry of these keys: rows of `keys`, entries, values; in that order."""
-        if self._chains is None:
-            self._chains = Chains(self._types[0])
-        self._chains.extend(self._index)
-        rows, positions = self._chains.positions(keys)
+        with self._lock:
+            rows, positions = self._chained(keys)
         is_live = self._live[positions]
         rows, positions = rows[is_live], positions[is_live]
         entries = self._index.arrays(positions)[1]
@@ -155,6 +163,13 @@ class ColumnTable(Table):
         rows, positions = rows[order], positions[order]
         taken = entries.take(pa.array(order))
         return pa.array(rows), taken, self.read(positions)
+
+    def _chained(self, keys: pa.Array) -> tuple[Ints, Ints]:
+        """Every position that an entry of these keys has: row of `keys`, position."""
+        if self._chains is None:
+            self._chains = Chains(self._types[0])
+        self._chains.extend(self._index)
+        return self._chains.positions(keys)
 
     def entries_between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Every entry above `low` and up to `high`: keys, entries, values; by entry, then key."""
@@ -271,12 +286,14 @@ class ColumnTable(Table):
         touched_count: int,
         aside: int,
     ) -> None:
-        self._values.put(positions, values)
-        self._live[positions] = is_live
-        all_touched = self._all_touched()
-        self._touched_at[all_touched[touched:]] = _UNTOUCHED
-        self._touched, self._touched_count = [all_touched[:touched]], touched_count
-        del self._aside[aside:]
+        with self._lock:
+            self._values.put(positions, values)
+            self._live[positions] = is_live
+            all_touched = self._all_touched()
+            self._touched_at[all_touched[touched:]] = _UNTOUCHED
+            self._touched, self._touched_count = [all_touched[:touched]], touched_count
+            del self._aside[aside:]
+            del self._aside_at[aside:]
 
     def _all_touched(self) -> Ints:
         """In the order in which the epoch came to them: a function of its input."""
@@ -285,6 +302,54 @@ class ColumnTable(Table):
         if len(self._touched) > 1:
             self._touched = [np.concatenate(self._touched)]
         return self._touched[0]
+
+    # Looking up, on other threads
+
+    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any]:
+        keys = self.keys.encode([key for _, key in places])
+        found: list[Any] = [None] * len(places)
+        with self._lock:
+            if not len(self._index):
+                return found
+            if self.is_map:
+                rows, positions = self._chained(keys)
+            else:
+                positions = self._index.find([keys])
+                rows = np.arange(len(positions))
+            is_held = (self._live if finished else self._committed)[positions] & (positions >= 0)
+            rows, positions = rows[is_held], positions[is_held]
+            arrays = self._values.take(positions)
+            if not finished:
+                self._take_aside(positions, arrays)
+            entries = self._index.arrays(positions)[1] if self.is_map else None
+        values = self.values.decode(self._form.join(arrays))
+        if entries is None:
+            for row, value in zip(rows.tolist(), values, strict=True):
+                found[row] = value
+            return found
+        names = codec(self.declaration.entry_type).decode_keys(entries)
+        for row, name, value in zip(rows.tolist(), names, values, strict=True):
+            if found[row] is None:
+                found[row] = {}
+            found[row][name] = value
+        return found
+
+    def _take_aside(self, positions: Ints, arrays: Arrays) -> None:
+        """Where the epoch has written already: what was there before, of committed positions."""
+        touched_at = self._touched_at[positions]
+        for positions_aside, _ in self._aside[len(self._aside_at) :]:
+            self._aside_at.append(self._touched_at[positions_aside])
+        firsts = [int(numbers[0]) for numbers in self._aside_at]
+        for at in np.flatnonzero(touched_at >= 0).tolist():
+            piece = bisect_right(firsts, touched_at[at]) - 1
+            row = int(np.searchsorted(self._aside_at[piece], touched_at[at]))
+            for column, values in enumerate(self._aside[piece][1]):
+                held = arrays[column]
+                if held is None:
+                    if values is None or values[row]:
+                        continue
+                    held = arrays[column] = np.ones(len(positions), np.bool_)
+                held[at] = True if values is None else values[row]
 
     # Epochs
 
@@ -326,7 +391,8 @@ class ColumnTable(Table):
 
     def _end_epoch(self, touched: Ints) -> None:
         self._touched_at[touched] = _UNTOUCHED
-        self._touched, self._touched_count, self._aside = [], 0, []
+        self._touched, self._touched_count = [], 0
+        self._aside, self._aside_at = [], []
         self._asked = None
 
     def _lay_out_if_sparse(self) -> None:

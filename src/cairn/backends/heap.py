@@ -67,6 +67,9 @@ class HeapRows(dict[Any, Any]):
                 self._remember(self.undo, changes)
             self._change(changes)
 
+    def peek(self, key: Any) -> Any:
+        return self.get(key)
+
     def capture(self) -> dict[Any, Any] | None:
         """What was there when the base began; None when the base was cancelled."""
         with self.lock:
@@ -118,6 +121,10 @@ class _ContainerRows(HeapRows):
     """Rows whose values are changed in place: a captured one must be replaced first."""
 
     __slots__ = ()
+
+    def peek(self, key: Any) -> Any:
+        held = self.get(key)
+        return None if held is None else held.copy()
 
     def _undo_after_capture(self) -> dict[Any, Any] | None:
         # Until the copy is encoded it shares its containers with these rows.

@@ -118,6 +118,25 @@ class Table(ABC):
             if self.changes[group]:
                 self.changes[group] = {}
 
+    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any]:
+        """What is held of keys, each in its key group: copies; None for nothing.
+
+        As of the parent epoch; `finished`: as of the epoch at hand, which has finished. On any
+        thread, while an epoch runs, but not while it is promoted or undone.
+        """
+        if not finished:
+            return [self.rows[group].peek(key) for group, key in places]
+        return [
+            self._after(self.rows[group].peek(key), self.changes[group][key])
+            if key in self.changes[group]
+            else self.rows[group].peek(key)
+            for group, key in places
+        ]
+
+    def _after(self, held: Any, change: Any) -> Any:
+        """What is held of a key after a change of the overlay."""
+        return change
+
     def dump(self) -> Iterator[pa.RecordBatch]:
         """The committed rows by key, in batches of whole key groups where they are small."""
         groups: list[int] = []
@@ -248,6 +267,10 @@ class MapTable(Table):
     def entries(self) -> Codec:
         return self.layout.entries
 
+    def _after(self, held: Any, change: Any) -> Any:
+        merged = {**(held or {}), **change}
+        return {entry: value for entry, value in merged.items() if value is not ABSENT} or None
+
     def keys_changed(self) -> int:
         return sum(len(changed) for g in self.groups for changed in self.changes[g].values())
 
@@ -295,6 +318,10 @@ class MapTable(Table):
 
 class ListTable(Table):
     """List state. The overlay holds (start, added): keep so many items, then these."""
+
+    def _after(self, held: Any, change: Any) -> Any:
+        start, added = change
+        return [*(held or ())[:start], *added] or None
 
     def keys_changed(self) -> int:
         return sum(len(self.changes[group]) for group in self.groups)

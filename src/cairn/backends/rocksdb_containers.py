@@ -132,6 +132,29 @@ class RocksMapRows(RocksRows):
     def __contains__(self, key: Any) -> bool:
         return len(self[key]) > 0
 
+    def peek(self, key: Any) -> Any:
+        view = self.remembered(key)
+        if isinstance(view, MapView) and view.whole:
+            return view.known.copy() or None
+        held: dict[Any, Any] = {}
+        layers = self.unwritten()
+        for at, raw in self._below(key):
+            held[self.packing.entry_of(at)] = self.packing.value_of(raw)
+        for layer in reversed(layers):
+            word = layer.get(key)
+            if word is not None:
+                held.update(word[1])
+        return {entry: value for entry, value in held.items() if value is not ABSENT} or None
+
+    def _below(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
+        """What the database has of a key: its entries or items, without the header."""
+        database = self.database
+        if database is not None:
+            prefix = self.prefix + self.packing.key(key)
+            for name, raw in database.scan(prefix):
+                if len(name) > len(prefix):
+                    yield name[len(prefix) :], raw
+
     def entry_count(self) -> int:
         return self.entries_held
 
@@ -282,6 +305,19 @@ class RocksListRows(RocksMapRows):
     """List state: the cache holds views. Changes are (start, added)."""
 
     __slots__ = ()
+
+    def peek(self, key: Any) -> Any:
+        view = self.remembered(key)
+        if isinstance(view, ListView) and not view.below:
+            return view.tail.copy() or None
+        layers = self.unwritten()
+        held = [self.packing.value_of(raw) for _, raw in self._below(key)]
+        for layer in reversed(layers):
+            word = layer.get(key)
+            if word is not None:
+                start, added = word
+                held = [*held[:start], *added]
+        return held or None
 
     def entry_count(self) -> int:
         return self.held

@@ -9,7 +9,8 @@
 Always true here:
 - the newest word on a key is found by asking in the order above;
 - dropping the two generations loses nothing;
-- a row of the database is changed only by the writer of frozen changes.
+- a row of the database is changed only by the writer of frozen changes;
+- `peek` needs neither generation: what it finds there is what it would find below.
 """
 
 from __future__ import annotations
@@ -106,6 +107,33 @@ class RocksRows(dict[Any, Any]):
         value = self[key] = None if raw is None else self.packing.value_of(raw)
         self.cached(CACHED_ENTRY_BYTES + len(raw or b""))
         return value
+
+    def peek(self, key: Any) -> Any:
+        value = self.remembered(key)
+        if value is not _MISSING:
+            return value
+        for layer in self.unwritten():
+            value = layer.get(key, _MISSING)
+            if value is not _MISSING:
+                return value
+        database = self.database
+        raw = None if database is None else database.get(self.prefix + self.packing.key(key))
+        return None if raw is None else self.packing.value_of(raw)
+
+    def remembered(self, key: Any) -> Any:
+        """What either generation has of a key; the younger one is asked first."""
+        value = dict.get(self, key, _MISSING)
+        # Only now: what was young a moment ago may be old, and what was old be gone.
+        return self.old.get(key, _MISSING) if value is _MISSING else value
+
+    def unwritten(self) -> list[dict[Any, Any]]:
+        """The layers that the database lacks, the newest first, for one who asks it next.
+
+        A writer may be taking them there, or giving that up: what moves meanwhile is seen
+        twice, not lost.
+        """
+        before, frozen = self.dirty, self.frozen
+        return [self.dirty, before, frozen]
 
     def recall(self, key: Any) -> bool:
         """Make a key young from memory alone, if it is there."""

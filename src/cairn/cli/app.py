@@ -108,6 +108,14 @@ def run(
     allow_dropped_state: Annotated[
         bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve a dashboard and the state there; 0: any free port. "
+            "Tokens: CAIRN_TOKEN, CAIRN_CONTROL_TOKEN in the environment.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per epoch on stdout; logs on stderr.")
     ] = False,
@@ -120,6 +128,7 @@ def run(
     [dim]cairn run examples/fraud.py:build --checkpoint ckpt --parallelism 2 -- payments out[/dim]
     """
     from cairn.cli.driving import Settings, drive
+    from cairn.cli.serving import serve_settings
 
     with reported(debug=debug):
         drive(
@@ -146,6 +155,7 @@ def run(
                     "guarantee": guarantee,
                     "checkpoint_every": checkpoint_every,
                     "commit_timeout": commit_timeout,
+                    "serve": None if serve is None else serve_settings(serve),
                 },
                 as_json=as_json,
             )
@@ -183,6 +193,30 @@ def explain(
 
 
 @app.command()
+def dashboard(
+    checkpoint: Checkpoint,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Where to serve it; default: any free port of this machine. "
+            "With CAIRN_TOKEN in the environment, only to who brings that.",
+        ),
+    ] = None,
+    is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Look at a job in a browser, whether it runs or not: epochs, state, errors. Only to read.
+
+    [dim]cairn dashboard ckpt --open[/dim]
+    """
+    from cairn.cli.serving import show_dashboard
+
+    with reported(debug=debug):
+        show_dashboard(checkpoint, address, is_opened=is_opened)
+
+
+@app.command()
 def ls(
     checkpoint: Checkpoint,
     everything: Annotated[
@@ -195,8 +229,9 @@ def ls(
 
     [dim]cairn ls ckpt[/dim]
     """
-    from cairn.cli.checkpoint import list_epochs, open_checkpoint
+    from cairn.cli.checkpoint import open_checkpoint
     from cairn.cli.tables import print_epochs, print_json
+    from cairn.query.facts import list_epochs
 
     with reported(debug=debug):
         facts = list_epochs(open_checkpoint(checkpoint), everything=everything)
@@ -216,9 +251,10 @@ def show(
 
     [dim]cairn show ckpt 42[/dim]
     """
-    from cairn.cli.checkpoint import open_checkpoint, show_epoch
+    from cairn.cli.checkpoint import open_checkpoint
     from cairn.cli.show import print_epoch
     from cairn.cli.tables import print_json
+    from cairn.query.facts import show_epoch
 
     with reported(debug=debug):
         facts = show_epoch(open_checkpoint(checkpoint), epoch)

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
-from cairn.cli.checkpoint import epoch_facts
 from cairn.cli.failure import INTERRUPTED
 from cairn.cli.job_file import built_job, load_build, parse_conf, pickle_by_value_in_spark
 from cairn.cli.spark_log import spark_log, stderr_to
+from cairn.logs import configure_from_environment
+from cairn.query.facts import epoch_facts
 from cairn.storage import Epoch, Log, Store, open_store
 from cairn.view import JsonView, LineView, LiveView, View
 
@@ -54,6 +55,7 @@ def drive(settings: Settings) -> None:
     """Run the job until it ends, is told to end, or fails."""
     from cairn.session import session
 
+    configure_from_environment()
     conf = parse_conf(settings.conf, settings.master)
     module, build = load_build(settings.target, settings.args)
     out = _json_only_stdout() if settings.as_json else None
@@ -81,6 +83,9 @@ def drive(settings: Settings) -> None:
                     **settings.start,
                 )
                 with run:
+                    if run.url is not None:
+                        # The view for programs says nothing else on stdout.
+                        print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
                     _follow(run, _Follower(run, store), view, interrupts)
                 view.ended(run.status)
     except Exception as error:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.codec.base import Codec, FrozenMap, Values, ValueTypeError, misfit, put_nulls, same
-from cairn.types import row_class
+from cairn.types import all_nullable, row_class
 
 # Codecs call their type `type`, as users do; the builtin needs another name beside it.
 builtin_type = type
@@ -234,16 +234,6 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
     )
 
 
-def _all_nullable(type: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(type):
-        return pa.struct([pa.field(field.name, _all_nullable(field.type)) for field in type])
-    if pa.types.is_map(type):
-        return pa.map_(type.key_type, type.item_field.with_type(_all_nullable(type.item_type)))
-    if pa.types.is_list(type):
-        return pa.list_(type.value_field.with_type(_all_nullable(type.value_type)))
-    return type
-
-
 def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
     key, item = codec(type.key_type), codec(type.item_type)
 
@@ -264,7 +254,7 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         # Arrow's MapArray has neither flatten nor lengths; the list it is made of has both.
         # Under a null struct, fields that are NOT NULL may be null: Arrow would refuse those.
         items = array.type.item_field
-        entry = pa.struct([array.type.key_field, items.with_type(_all_nullable(items.type))])
+        entry = pa.struct([array.type.key_field, items.with_type(all_nullable(items.type))])
         entries = array.cast(pa.list_(pa.field("entries", entry, nullable=False)))
         keys, items = entries.flatten().flatten()
         pairs = list(zip(key.read_keys(keys), item.read(items), strict=True))

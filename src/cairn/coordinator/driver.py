@@ -9,8 +9,10 @@ Always true here:
 from __future__ import annotations
 
 import collections
+import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from cairn.errors import CairnError, EpochError, PlanError
 from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
 from cairn.plan.graph import Graph
 from cairn.session import EPOCH_CONFIG
+from cairn.slot.door import DoorSpec, this_host
 from cairn.slot.forward import BEGIN_PROPERTY, Forward
 from cairn.slot.process import end_slots, start_slot
 from cairn.slot.protocol import (
@@ -38,6 +41,7 @@ from cairn.slot.protocol import (
 )
 from cairn.slot.spec import JobSpec, envelope_schema
 
+DESCRIPTION = "spark.job.description"
 CONCURRENT_MARKS = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently")
 
 
@@ -67,6 +71,11 @@ class SparkDriver:
         """Of the epochs before."""
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
+        self.door = DoorSpec(
+            secrets.token_bytes(32), this_host(), spark.conf.get("spark.driver.host", "") or ""
+        )
+        self.doors: dict[int, str] = {}
+        """Per subtask, where its slot is asked for state: as of the last epoch that ran."""
         self.deploy(spec, parallelism)
         self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
             spark.sparkContext.master != "local"
@@ -79,7 +88,7 @@ class SparkDriver:
 
     def deploy(self, spec: JobSpec, parallelism: int) -> None:
         """Plan the epochs to come: with these functions, on so many subtasks."""
-        spec_id, pickled = spec.pickled()
+        spec_id, pickled = replace(spec, door=self.door).pickled()
         forwards = [
             Forward(
                 self.run_id,
@@ -164,6 +173,8 @@ class SparkDriver:
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         if begin.round:
             attempt += f", round {begin.round + 1}"
+        # The thread may be Spark's, whose query has a description, or the user's.
+        described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
         self.planner.grouped = self._partials.chosen(begin.epoch)
@@ -174,11 +185,12 @@ class SparkDriver:
         except Exception as error:
             raise as_cairn_error(error, begin.epoch) from error
         finally:
-            # The thread may be the user's.
-            context.setLocalProperty("spark.job.description", None)
+            context.setLocalProperty(DESCRIPTION, described)
             self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
-        reports = [report_decoder.decode(r) for r in self._reports.value[before:]]
+        decoded = [report_decoder.decode(r) for r in self._reports.value[before:]]
+        # A task of an attempt before may have ended only now.
+        reports = [r for r in decoded if (r.epoch, r.step) == (begin.epoch, begin.step)]
         self._reports.value = []
         self._watch_placement(reports)
         outcome = Outcome(
@@ -221,6 +233,10 @@ class SparkDriver:
         """Spread subtasks out again when they crowd on the executors that survived a loss."""
         for report in reports:
             self.placement[report.subtask] = report.executor
+        # Anew: whoever asks meanwhile has the ones of before.
+        told = {report.subtask: report.door for report in reports if report.door}
+        kept = {subtask: door for subtask, door in self.doors.items() if subtask < self.parallelism}
+        self.doors = kept | told
         if not self._is_cluster:
             return
         executors = self._executor_count()

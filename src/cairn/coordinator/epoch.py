@@ -26,7 +26,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,14 +34,23 @@ from typing import NamedTuple
 
 import msgspec
 
+from cairn.coordinator import said
 from cairn.coordinator.acks import check_shared, complete
 from cairn.coordinator.division import Division
-from cairn.coordinator.measured import added, announced, metrics_of, state_keys_of, timings_of
+from cairn.coordinator.measured import (
+    added,
+    announced,
+    metrics_of,
+    state_keys_of,
+    timings_of,
+    user_of,
+)
 from cairn.coordinator.publisher import Paused, Publisher
 from cairn.coordinator.ranges import slots_for
 from cairn.coordinator.record import advanced_ranges, committables_of, packed, taken_in
 from cairn.coordinator.rounds import following, inlined, sends_back
 from cairn.coordinator.ticker import timers_of
+from cairn.coordinator.totals import with_totals
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
 from cairn.durations import MAX_MS
@@ -55,6 +63,7 @@ from cairn.errors import (
 )
 from cairn.guarantees import Guarantee
 from cairn.ids import new_id
+from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.sinks.base import Committable, Sink
 from cairn.slot.entry import entries_of
@@ -73,8 +82,6 @@ from cairn.storage.pack import Slice
 from cairn.storage.pending import PENDING_FOLDER, write_pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
-
-_logger = logging.getLogger("cairn")
 
 INLINE_BYTES_MAX = 64 * 1024
 INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
@@ -141,6 +148,8 @@ class Coordinator:
         self.is_stopping: Callable[[], bool] = lambda: False
         """Then the next round is the last of its batch: what is in flight is there to go on.
         And a sink that cannot publish is waited for no longer."""
+        self.on_failure: Callable[[CairnError, int, int], None] = lambda error, epoch, attempt: None
+        """Told of every attempt at an epoch that failed."""
         self._guarantee = guarantee
         self._checkpoint_every = checkpoint_every
         self._publisher = Publisher(
@@ -216,6 +225,7 @@ class Coordinator:
         self.term = record.term
         self.awake_ms = self._clock()
         self.newest = self.committed = self.log.newest_epoch()
+        said.took_over(self.spec.job_name, record, self.newest)
         self._collector = Collector(
             self.store,
             self.log,
@@ -237,7 +247,8 @@ class Coordinator:
     def recover(self) -> None:
         """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
         assert self._collector is not None, "recovery follows the takeover"
-        self._publisher.recover(self.committed, self.term)
+        with scope(job=self.spec.job_name):
+            self._publisher.recover(self.committed, self.term)
         left = [found.path for found in self.store.list(PENDING_FOLDER)]
         if left:
             self.store.delete(left)
@@ -254,6 +265,11 @@ class Coordinator:
         Raises the first cause when every attempt failed. `is_draining`: the input has ended,
         and every timer is due.
         """
+        assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
+        with scope(job=self.spec.job_name, epoch=self.log.last + 1):
+            return self._run_epoch(position, execute, is_draining)
+
+    def _run_epoch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = max(self._clock(), 0 if self.newest is None else self.newest.now_ms)
@@ -288,21 +304,24 @@ class Coordinator:
                 if isinstance(error, CommitError | RestoreError):
                     raise
             attempt += 1
+            self.on_failure(failed, number, attempt)
             if failed.facts.get("is_away") and attempt < ATTEMPTS_MAX - self._attempts_max:
                 sink = str(failed.facts.get("sink"))
                 self._publisher.wait_for(sink, number, failed, attempt, began_ms)
                 continue
             if failed.facts.get("is_lost") and attempt < ATTEMPTS_MAX - self._attempts_max:
+                said.tries_again(number, attempt, failed)
                 continue  # What the slot has lost is written down for the next attempt.
             first_error = first_error or failed
             failures += 1
             if failures == self._attempts_max:
                 first_error.facts["attempts"] = attempt
                 raise first_error
+            said.tries_again(number, attempt, failed)
             self._sleep(min(5.0, 0.1 * 4 ** (failures - 1)))
         self._publisher.resume()
         for failure in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
-            _logger.warning("epoch %d: a base could not be written, %s", number, failure)
+            logger.warning("epoch %d: a base could not be written, %s", number, failure)
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
@@ -318,8 +337,12 @@ class Coordinator:
 
     def commit_epoch(self) -> None:
         """Commit the epoch under way, if there is one: in the log, then by the sinks."""
-        if not self.batches:
+        if not self.batches or self.newest is None:
             return
+        with scope(job=self.spec.job_name, epoch=self.newest.number):
+            self._commit_epoch()
+
+    def _commit_epoch(self) -> None:
         assert self.newest is not None and self._collector is not None, "an epoch has run"
         # As of now: its last batch may have been a while ago.
         epoch = msgspec.structs.replace(
@@ -339,6 +362,7 @@ class Coordinator:
         self.is_published = False
         self._publisher.publish(epoch.number, epoch.committables)
         self.is_published = True
+        said.committed(epoch, self.last_commit_ms)
         crash_point("driver.sinks.committed")
         self._forget_pending()
         self._collector.after_epoch()
@@ -362,7 +386,7 @@ class Coordinator:
             self.store.delete(self._pending)
             self._pending.clear()
         except OSError as error:
-            _logger.warning("what was written down for slots could not be removed: %s", error)
+            logger.warning("what was written down for slots could not be removed: %s", error)
 
     @property
     def watermark_ms(self) -> int | None:
@@ -464,11 +488,20 @@ class Coordinator:
             )
             for uid, entry in self.entries.items()
         }
-        timings = timings_of(self.spec, reports, begin, ran_ms, rounds[0].sources_ms)
-        metrics = metrics_of(self.spec, acks, reports, rounds[0].sources_ms)
+        sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
+        timings = timings_of(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
+        batch = metrics_of(self.spec, acks, reports, sources_ms)
         if self._guarantee != "exactly-once":
             # Said here, as the record has nothing left to publish.
-            metrics["published"] = {uid: len(given) for uid, given in prepared.items()}
+            batch["published"] = {uid: len(given) for uid, given in prepared.items()}
+        metrics = with_totals(
+            added(None if before is None else before.metrics, batch),
+            batch,
+            timings,
+            user_of(reports),
+            self.newest,
+            is_first_batch=not self.batches,
+        )
         clocks = clocks_of(self.newest).after(
             rounds[0].event_times,
             self.origins,
@@ -493,7 +526,7 @@ class Coordinator:
             operators=operators,
             committables=self._to_publish(prepared),
             timings=added(None if before is None else before.timings, timings),
-            metrics=added(None if before is None else before.metrics, metrics),
+            metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),
         )
 

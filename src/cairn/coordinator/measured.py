@@ -7,9 +7,11 @@ from typing import Any
 
 from cairn.coordinator.alignment import alignment_ms, level_alignment_ms
 from cairn.coordinator.rounds import in_flight
+from cairn.metrics import Collected, followed, united
+from cairn.slot.heat import hottest
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.slot.spec import JobSpec
-from cairn.storage.manifest import Epoch
+from cairn.storage.manifest import Epoch, entry_uids
 
 _SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows", "error_rows")
 
@@ -34,20 +36,66 @@ def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
     }
 
 
+def latest(reports: Sequence[Report]) -> list[Report]:
+    """One report of each subtask of each level: of a stage that ran twice, the last one counts."""
+    found = {(r.level, r.subtask): r for r in sorted(reports, key=lambda r: r.finished_ms)}
+    return list(found.values())
+
+
+def user_of(rounds: Sequence[Sequence[Report]]) -> dict[str, Collected]:
+    """Per operator, what its function has counted: of all subtasks, in all rounds."""
+    found: dict[str, Collected] = {}
+    for reports in rounds:
+        counted: dict[str, list[Collected]] = {}
+        for report in latest(reports):
+            for uid, user in report.user.items():
+                counted.setdefault(uid, []).append(user)
+        for uid, parts in counted.items():
+            found[uid] = followed(found.get(uid, {}), united(parts))
+    return found
+
+
+def heat_of(rounds: Sequence[Sequence[Report]]) -> dict[str, dict[str, Any]]:
+    """Per operator with keys, where its rows fell."""
+    groups: dict[str, list[int]] = {}
+    keys: dict[str, list[tuple[str, int]]] = {}
+    for reports in rounds:
+        for report in latest(reports):
+            for uid, rows in report.group_rows.items():
+                groups[uid] = _added_up(groups.get(uid), rows)
+                keys.setdefault(uid, []).extend(report.hot_keys.get(uid, ()))
+    return {
+        uid: {
+            "group_rows": rows,
+            "hot_keys": [{"key": key, "rows": count} for key, count in hottest(keys[uid])],
+        }
+        for uid, rows in groups.items()
+    }
+
+
+def _added_up(before: list[int] | None, rows: list[int]) -> list[int]:
+    if before is None or len(before) != len(rows):
+        return rows
+    return [first + second for first, second in zip(before, rows, strict=True)]
+
+
 def timings_of(
     spec: JobSpec,
     rounds: Sequence[Sequence[Report]],
     begin: Begin,
     ran_ms: float,
     sources_ms: int | None = None,
+    last_commit_ms: float = 0.0,
 ) -> dict[str, Any]:
     """Where the time went: the slowest subtask of each phase, alignment per level, all of it.
 
     `snapshot_ms` is what the epoch waited for, `base_ms` what ran beside the epochs. Of several
-    rounds phases count together, and subtasks are those of the first.
+    rounds phases count together, and subtasks are those of the first. `last_commit_ms` is of the
+    epoch before: its sinks publish after its record is written.
     """
     timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
     timings["rounds"] = len(rounds)
+    timings["last_commit_ms"] = round(last_commit_ms, 1)
     for name in ("begin_ms", "process_ms", "snapshot_ms"):
         slowest = (max((getattr(r, name) for r in reports), default=0.0) for reports in rounds)
         timings[name] = round(sum(slowest), 1)
@@ -81,7 +129,8 @@ def metrics_of(
 ) -> dict[str, Any]:
     """What was done, of all rounds together; what is held, as of the last one."""
     reports = [report for each in rounds for report in each]
-    operators: dict[str, dict[str, int]] = {}
+    operators: dict[str, dict[str, Any]] = {}
+    subtasks: dict[str, dict[int, int]] = {}
     for ack in acks:
         for op in ack.operators:
             sums = operators.setdefault(
@@ -90,17 +139,23 @@ def metrics_of(
             )
             for name in _SUMMED:
                 sums[name] += getattr(op, name)
+            rows = subtasks.setdefault(op.uid, {})
+            rows[ack.subtask] = rows.get(ack.subtask, 0) + op.rows_in
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
     for (uid, _), keys in state_keys_of(rounds[-1] if rounds else ()).items():
         if uid in operators:
             operators[uid]["state_keys"] += keys
     compacted = announced(reports)
     waited = alignment_ms(spec.levels, reports, sources_ms)
+    heat = heat_of(rounds)
+    functions = {op.uid for level in spec.levels for op in level.operators}
+    for uid, sums in operators.items():
+        if uid in functions:
+            sums["subtask_rows"] = [rows for _, rows in sorted(subtasks[uid].items())]
+        if uid in waited:
+            sums["alignment_ms"] = waited[uid]
     return {
-        "operators": {
-            uid: {**sums, **({"alignment_ms": waited[uid]} if uid in waited else {})}
-            for uid, sums in operators.items()
-        },
+        "operators": {uid: {**sums, **heat.get(uid, {})} for uid, sums in operators.items()},
         "restored": sum(report.restored for report in reports),
         "bases": sum(file.kind == "base" for file in compacted),
         "base_bytes": sum(f.stored.uploaded_bytes or f.stored.length for f in compacted),
@@ -108,7 +163,7 @@ def metrics_of(
     }
 
 
-_LAST = frozenset({"state_keys"})
+_LAST = frozenset({"state_keys", "last_commit_ms"})
 
 
 def added(before: dict[str, Any] | None, last: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +184,11 @@ def _sum(name: str, before: Any, last: Any) -> Any:
         return {key: _sum(key, before.get(key), value) for key, value in last.items()}
     if isinstance(last, float | int):
         return round(before + last, 1) if isinstance(last, float) else before + last
+    if name in ("group_rows", "subtask_rows"):
+        return _added_up(before, last)
+    if name == "hot_keys":
+        found = hottest([(each["key"], each["rows"]) for each in (*before, *last)])
+        return [{"key": key, "rows": rows} for key, rows in found]
     if name == "base_failures":
         return sorted({*before, *last})
     return last
@@ -136,7 +196,14 @@ def _sum(name: str, before: Any, last: Any) -> Any:
 
 def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     """An epoch in figures, as `run.metrics()` gives it."""
-    operators = epoch.metrics.get("operators", {})
+    state_bytes = {
+        uid: sum(part.state_bytes for part in entry.ranges)
+        for uid, entry in epoch.operators.items()
+    }
+    operators = {
+        uid: {**measured, "state_bytes": state_bytes.get(uid, 0)}
+        for uid, measured in epoch.metrics.get("operators", {}).items()
+    }
     total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
     rows_in = _total(operators, "rows_in")
     return {
@@ -151,20 +218,27 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),
         "in_flight": in_flight(epoch),
-        "state_bytes": sum(
-            part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
-        ),
+        "state_bytes": sum(state_bytes.values()),
         "delta_bytes": _total(operators, "delta_bytes"),
         "epoch_ms": round(total_ms, 1),
         "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
         "restored": epoch.metrics.get("restored", 0),
         "bases": epoch.metrics.get("bases", 0),
         "base_bytes": epoch.metrics.get("base_bytes", 0),
-        "operators": operators,
+        "operators": {
+            uid: {**measured, "state_bytes": _state_bytes(epoch, uid)}
+            for uid, measured in operators.items()
+        },
+        "totals": epoch.metrics.get("totals", {}),
         "timings": epoch.timings,
     }
 
 
-def _total(operators: dict[str, dict[str, int]], name: str) -> int:
+def _state_bytes(epoch: Epoch, operator: str) -> int:
+    entries = (epoch.operators[uid] for uid in entry_uids(epoch.operators, operator))
+    return sum(part.state_bytes for entry in entries for part in entry.ranges)
+
+
+def _total(operators: dict[str, dict[str, Any]], name: str) -> int:
     # An epoch that came from a savepoint or a branch has run no rows.
     return sum(operator.get(name, 0) for operator in operators.values())

@@ -152,7 +152,8 @@ def _check_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
         raise StateSchemaError(
             f"{where}\n  operator {entry.uid!r}: the epoch is keyed by ({found}), the job by "
             f"({declared}); they hash differently\n"
-            "  next: key by the same columns and types, or give the operator a new uid",
+            "  next: key by the same columns and types, give the operator a new uid, or write a "
+            "savepoint with the new keys: SavepointWriter.of(...).declare(..., keys=...)",
             operator=entry.uid,
             expected=declared,
             found=found,

@@ -19,7 +19,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.cli.checkpoint import Facts
 from cairn.cli.job_file import UsageError
 from cairn.cli.spark_log import stderr_to
 from cairn.demo.check import Comparison, check
@@ -28,6 +27,7 @@ from cairn.demo.payments import Arrivals, Stream
 from cairn.demo.stage import Stage, Standing
 from cairn.demo.watch import Watch
 from cairn.errors import EpochError
+from cairn.query.facts import Facts
 from cairn.session import session
 
 PARALLELISM = 2

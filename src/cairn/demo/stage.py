@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cairn.cli.checkpoint import Facts
 from cairn.demo.check import LEDGER_NAME, Comparison
+from cairn.query.facts import Facts
 from cairn.view import count, millis, mishaps, size, sparkline, split_ms, time_bar
 
 PLAIN_EVERY_S = 5.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cairn.cli.checkpoint import Facts, epoch_facts
+from cairn.query.facts import Facts, epoch_facts
 from cairn.storage import Epoch, Log, open_store
 
 

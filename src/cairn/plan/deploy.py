@@ -11,6 +11,7 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.letters import OnError
+from cairn.logs import current_format
 from cairn.plan.check import check_ttl
 from cairn.plan.graph import (
     Edge,
@@ -98,6 +99,7 @@ def job_spec(
         backend=backend,
         levels=levels,
         backend_memory_bytes=backend_memory_bytes,
+        log_format=current_format(),
         rounds_max=max((loop.rounds_max for loop in graph.loops), default=1),
     )
 

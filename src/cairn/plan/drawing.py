@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn.durations import span_text
 from cairn.plan.explain import join_text, state_text
@@ -56,25 +56,48 @@ _TEXTS = {
 }
 
 
-def explained_svg(facts: Facts) -> str:
-    boxes, paints, lines = _boxes(facts)
+class Placed(NamedTuple):
+    """Boxes, columns and links where they lie; a link, its edge and its path go together."""
+
+    columns: list[Column]
+    links: list[Link]
+    edges: list[Facts]
+    paths: list[str]
+    width: float
+    bottom: float
+
+
+def placed(
+    facts: Facts, boxes: dict[str, Box], *, top: float = TOP, is_labelled: bool = True
+) -> Placed:
+    """Find a place for boxes of any size, one for each node of the job."""
     links = _links(facts)
+    if not is_labelled:
+        for link in links:
+            link.start_width = link.end_width = 0.0
     edges = dict(zip(map(id, links), facts["edges"], strict=True))
     columns = _columns(facts, boxes, links, edges)
-    layout = Layout(columns, links, left=MARGIN + 12, top=TOP)
+    layout = Layout(columns, links, left=MARGIN + 12, top=top)
     back = [link for link in links if link.is_back]
     floor = layout.bottom + 20
-    bottom = floor + TRACK * len(back) - 4
-    width = max(columns[-1].right + (30 + 10 * len(back) if back else 12) + MARGIN, 560.0)
+    width = columns[-1].right + (30 + 10 * len(back) if back else 12) + MARGIN
+    paths = [_path(link, back, floor) for link in links]
+    return Placed(columns, links, facts["edges"], paths, width, floor + TRACK * len(back) - 4)
+
+
+def explained_svg(facts: Facts) -> str:
+    boxes, paints, lines = _boxes(facts)
+    columns, links, edges, paths, width, bottom = placed(facts, boxes)
     parts = [
         *_bands(columns, bottom),
         *(part for column in columns for block in column.blocks for part in _frame(block)),
-        *(part for link in links for part in _line(edges[id(link)], _path(link, back, floor))),
+        *(part for edge, path in zip(edges, paths, strict=True) for part in _line(edge, path)),
         *(part for id_, box in boxes.items() for part in _box(box, *paints[id_], lines[id_])),
-        *(part for link in links for part in _labels(edges[id(link)], link)),
+        *(part for edge, link in zip(edges, links, strict=True) for part in _labels(edge, link)),
         *_legend(facts, bottom + 26),
     ]
-    return "\n".join([*_head(facts, ceil(width), ceil(bottom + 44)), *parts, "</svg>", ""])
+    head = _head(facts, ceil(max(width, 560.0)), ceil(bottom + 44))
+    return "\n".join([*head, *parts, "</svg>", ""])
 
 
 def _head(facts: Facts, width: float, height: float) -> Iterator[str]:

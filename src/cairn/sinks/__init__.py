@@ -1,12 +1,12 @@
 """Where streams end."""
 
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer
-from cairn.sinks.delta import Delta
+from cairn.sinks.delta.sink import Delta
 from cairn.sinks.driver import Collect, Console, Noop
-from cairn.sinks.files import Files
+from cairn.sinks.files.published import published
+from cairn.sinks.files.sink import Files
 from cairn.sinks.foreach import Foreach
-from cairn.sinks.postgres import Postgres
-from cairn.sinks.published import published
+from cairn.sinks.postgres.sink import Postgres
 from cairn.sinks.redis import Redis
 from cairn.sinks.staged import PublishedEpoch
 from cairn.sinks.wal import Spark, Wal

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from cairn.durations import MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import Timers
+from cairn.metrics import Metrics
 
 
 class NoKey:
@@ -37,6 +38,7 @@ class SlotContext:
         "key",
         "keys",
         "late_ms",
+        "metrics",
         "now_ms",
         "parallelism",
         "sides",
@@ -62,6 +64,8 @@ class SlotContext:
         self.floor_ms = MIN_MS
         """For state that expires by event time: no row counts as earlier than this."""
         self.now_ms = 0
+        self.metrics = Metrics()
+        """Of the function; another one has its own."""
         self.epoch = 0
         self.subtask = 0
         self.parallelism = 1

@@ -17,7 +17,6 @@ Always true here:
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +38,7 @@ from cairn.letters import (
     timer_json,
     traceback_text,
 )
+from cairn.logs import logger
 from cairn.slot.batches import BatchRunner
 from cairn.slot.outlet import Outlet
 from cairn.slot.records import Kind, RecordRunner
@@ -107,14 +107,15 @@ class DeadLetters:
 
     def _log(self, error: Exception, key: Any, row: str, epoch: int) -> None:
         lines = [
-            f"cairn: epoch {epoch}: operator {self._uid!r} put a row aside",
+            "put a row aside",
             f"  key: {key_text(key)}",
             f"  row: {row}",
             traceback_text(error).rstrip(),
         ]
         if self.rows == LOGGED_PER_EPOCH_MAX:
             lines.append("  no more of them are shown in this epoch")
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        where = {"operator": self._uid, "epoch": epoch}
+        logger.warning("%s", "\n".join(lines), extra=where)
 
 
 def check_forgivable(error: Exception) -> None:

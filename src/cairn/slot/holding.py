@@ -7,19 +7,25 @@ calls an entry is what all subtasks hold under one uid.
 Always true here:
 - state is named by version, a digest of its history, never by an epoch number alone;
 - between `bring_to` and the next `bring_to` the way back to the parent stays open;
-- what is incomplete has a version that no epoch names.
+- what is incomplete has a version that no epoch names;
+- rows and version change under the lock. So a lookup, which takes it and names a version, finds
+  that version or nothing, on any thread: what the running epoch writes lies above the rows, and
+  the overlay is looked at only when the epoch has finished.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from cairn.backends.base import Backend
 from cairn.backends.batch_handles import make_batch_table
+from cairn.backends.held import Form, form_of, pack_held, packing_of
 from cairn.backends.overlay import Table, make_table
+from cairn.backends.rocksdb_packing import Packing
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
@@ -32,6 +38,8 @@ from cairn.storage.manifest import EMPTY_VERSION, Scope, next_version
 
 INCOMPLETE: Final = ""
 """A version that no epoch names."""
+LOOK_UP_S: Final = 0.5
+"""How long a lookup waits while rows change; then it is answered elsewhere."""
 
 
 class Holding:
@@ -66,6 +74,8 @@ class Holding:
         self._by_batch = False
         self.is_adopted = False
         """Another version of the operator has this state now."""
+        self.lock = threading.Lock()
+        self._asked: dict[str, _Asked] = {}
 
     def declare(self, states: Mapping[str, Declaration], *, by_batch: bool = False) -> None:
         """Make the tables known, so that state can be restored and handles be made."""
@@ -87,12 +97,13 @@ class Holding:
         theirs = {name: _form(table) for name, table in other.tables.items()}
         if self.key_type != other.key_type or theirs.items() - mine.items():
             return False
-        self.backend.close()
-        declared = {name: table.declaration for name, table in self.tables.items()}
-        self.backend, self.tables, self.timers = other.backend, other.tables, other.timers
-        self.groups, self.version, self.pending = other.groups, other.version, other.pending
-        other.is_adopted = True
-        self.declare(declared, by_batch=self._by_batch)
+        with self.lock, other.lock:
+            self.backend.close()
+            declared = {name: table.declaration for name, table in self.tables.items()}
+            self.backend, self.tables, self.timers = other.backend, other.tables, other.timers
+            self.groups, self.version, self.pending = other.groups, other.version, other.pending
+            other.is_adopted = True
+            self.declare(declared, by_batch=self._by_batch)
         return True
 
     def own(self, subtask: int, parallelism: int) -> range:
@@ -111,6 +122,10 @@ class Holding:
         Pending changes are promoted if they belong to it, otherwise undone. `pieces` says, after
         a change of parallelism, which versions the groups had in the ranges they come from.
         """
+        with self.lock:
+            return self._bring_to(version, groups, pieces)
+
+    def _bring_to(self, version: str, groups: range, pieces: Sequence[Piece]) -> list[range]:
         if self.is_at(version, groups):
             self._settle(version)
             return []
@@ -197,7 +212,8 @@ class Holding:
         more = False
         for table in self.tables.values():
             if table.expiry is not None:
-                more = table.expiry.reclaim(seconds) or more
+                with self.lock:
+                    more = table.expiry.reclaim(seconds) or more
         return more
 
     def tidy(self) -> bool:
@@ -208,19 +224,70 @@ class Holding:
             if table.expiry is not None and table.expiry.is_emptied()
         }
         sparse = [table for table, expiry in emptied.items() if expiry.is_sparse()]
-        try:
-            if sparse and not self.backend.repack(sparse):
-                return False
-        except BaseException:
-            self.version, self.pending = INCOMPLETE, None
-            raise
+        with self.lock:
+            try:
+                if sparse and not self.backend.repack(sparse):
+                    return False
+            except BaseException:
+                self.version, self.pending = INCOMPLETE, None
+                raise
         for table, expiry in emptied.items():
             expiry.tidied(is_packed=table in sparse)
         return bool(emptied)
 
     def close(self) -> None:
-        if not self.is_adopted:
+        if self.is_adopted:
+            return
+        with self.lock:
+            self.version, self.pending = INCOMPLETE, None
             self.backend.close()
+
+    # Lookups, on other threads
+
+    def look_up(
+        self, state: str, version: str, form: Form, places: Sequence[tuple[int, bytes]]
+    ) -> tuple[list[bytes | None], int | None] | None:
+        """What a version holds of keys, each given with its key group, all of it packed.
+
+        With it, by what time expired state may be gone. None: this version is not here.
+        """
+        known = self._known(state)
+        if known is None or known.form != form:
+            return None
+        table, packing = known.table, known.packing
+        keys = [(group, packing.key_of(key)) for group, key in places]
+        if not self.lock.acquire(timeout=LOOK_UP_S):
+            return None
+        try:
+            is_here = version in (self.version, self.pending) and version != INCOMPLETE
+            if not is_here or self.is_adopted or self.tables.get(state) is not table:
+                return None
+            if any(group not in self.groups for group, _ in keys):
+                return None
+            found = table.look_up(keys, finished=version != self.version)
+            floor_ms = None if table.expiry is None else table.expiry.floor_ms
+        finally:
+            self.lock.release()
+        return [None if held is None else pack_held(packing, held) for held in found], floor_ms
+
+    def _known(self, state: str) -> _Asked | None:
+        table = self.tables.get(state)
+        if table is None:
+            return None
+        known, declaration = self._asked.get(state), table.declaration
+        if known is None or known.table is not table or known.declaration is not declaration:
+            known = _Asked(table, declaration, form_of(declaration), packing_of(table))
+            self._asked[state] = known
+        return known
+
+
+class _Asked(NamedTuple):
+    """A table that was asked for: what need not be made for every lookup."""
+
+    table: Table
+    declaration: Declaration
+    form: Form
+    packing: Packing
 
 
 def behind(watermark_ms: int | None, delay_ms: int) -> int | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ from cairn.backends.ttl import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
+from cairn.logs import scope as log_scope
 from cairn.plan.keygroups import groups_of
 from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import Feedback, InFlight, take
@@ -109,6 +111,7 @@ class LevelRuntime:
         self.feedbacks = [Feedback(f, in_flight, job.group_count) for f in spec.feedbacks]
         self._in_flight = in_flight
         self._group_count = job.group_count
+        self._job_name = job.job_name
         uids = {op.uid for op in spec.operators}
         self._returns = {uid: [f for f in job.feedbacks if f.operator == uid] for uid in uids}
         """Per operator, what loops send back to it."""
@@ -172,7 +175,7 @@ class LevelRuntime:
         with self._token_lock:
             self.check(token)
             self._newest = token
-        with self._lock:
+        with self._lock, self._logged(token, subtask):
             self.check(token)
             started = time.perf_counter()
             self._begin, self._subtask = begin, subtask
@@ -193,6 +196,10 @@ class LevelRuntime:
             self.begin_ms = (time.perf_counter() - started) * 1000
             self.process_ms = 0.0
         crash_point("slot.begun")
+
+    def _logged(self, token: Token, subtask: int) -> AbstractContextManager[None]:
+        """What is logged inside says where it comes from."""
+        return log_scope(job=self._job_name, epoch=token.epoch, subtask=subtask)
 
     def _bring_to_parent(self, holding: Holding, begin: Begin, subtask: int) -> None:
         uid = holding.uid
@@ -307,7 +314,7 @@ class LevelRuntime:
 
     def attach(self, token: Token, send: Send) -> None:
         """What leaves this level goes here, until a newer attempt attaches. Rows may come now."""
-        with self._lock:
+        with self._lock, self._logged(token, self._subtask):
             self.check(token)
             self._send = send
             started = time.perf_counter()
@@ -320,7 +327,7 @@ class LevelRuntime:
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
         """Rows in, in the order they came. What they cause goes to `send` and to sinks."""
-        with self._lock:
+        with self._lock, self._logged(token, self._subtask):
             self.check(token)
             started = time.perf_counter()
             for consumer in self._consumers:
@@ -365,13 +372,18 @@ class LevelRuntime:
 
     def finish(self, token: Token) -> Ack:
         """Make delta and output durable, then say so."""
-        with self._lock:
+        with self._lock, self._logged(token, self._subtask):
             self.check(token)
             begin = self._begin
             assert begin is not None, "finish follows begin"
             started = time.perf_counter()
             for operator in self.operators:
                 self._run_returned(operator)
+            # In their order: what one still emits, the next one gets.
+            for operator in self.operators:
+                operator.end()
+            ended = time.perf_counter()
+            self.process_ms += (ended - started) * 1000
             operators = [self._finish_operator(op, begin) for op in self.operators]
             shared = [op.shared for op in self.operators if op.shared is not None]
             operators += [self._finish_shared(holding, begin) for holding in shared]
@@ -388,7 +400,7 @@ class LevelRuntime:
                 if committable is not None:
                     committables[uid] = committable
             crash_point("slot.sink.prepared")
-            self.snapshot_ms = (time.perf_counter() - started) * 1000
+            self.snapshot_ms = (time.perf_counter() - ended) * 1000
             return Ack(self.spec.index, self._subtask, operators, committables)
 
     def _finish_feedback(self, feedback: Feedback, begin: Begin) -> OperatorAck:
@@ -405,7 +417,7 @@ class LevelRuntime:
         return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
 
     def _finish_operator(self, operator: Operator, begin: Begin) -> OperatorAck:
-        parts, holding = operator.finish(), operator.state
+        parts, holding = operator.delta(), operator.state
         stored = self._stored(_encoded(holding.uid, parts, begin), begin) if parts else None
         holding.finished(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()
@@ -443,11 +455,18 @@ class LevelRuntime:
         )
 
     def report(
-        self, *, executor: str, log: str, started_ms: int, stage: int | None = None
+        self,
+        *,
+        executor: str,
+        log: str,
+        started_ms: int,
+        stage: int | None = None,
+        door: str = "",
     ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         uids = {holding.uid for holding in self.holdings}
         written = [file for file in self.compactor.announced() if file.uid in uids]
+        heats = {op.spec.uid: op.heat for op in self.operators if op.heat is not None}
         return Report(
             level=self.spec.index,
             subtask=self._subtask,
@@ -463,6 +482,12 @@ class LevelRuntime:
             state_keys=self.state_keys,
             base_failed=self.compactor.failure(),
             stage=stage,
+            door=door,
+            epoch=0 if self._begin is None else self._begin.epoch,
+            step=0 if self._begin is None else self._begin.step,
+            group_rows={uid: heat.group_rows() for uid, heat in heats.items()},
+            hot_keys={uid: heat.hot_keys() for uid, heat in heats.items()},
+            user={op.spec.uid: found for op in self.operators if (found := op.metrics)},
         )
 
     def _stored(self, segment: EncodedSegment, begin: Begin) -> Stored:

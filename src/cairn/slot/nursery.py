@@ -88,21 +88,26 @@ def fork_slot(
         return ask(address, arguments, log)
 
 
-def _start(home: Path, executor_pid: int, executor_started_s: float) -> None:
-    command = [sys.executable, "-m", "cairn.slot.nursery", "--home", str(home)]
-    command += ["--executor-pid", str(executor_pid)]
-    command += ["--executor-started", repr(executor_started_s)]
+def detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A process that outlives the worker that starts it, and finds the modules that one does."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    with (home / "log").open("ab") as log:
-        child = subprocess.Popen(
+    with log.open("ab") as out:
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=out,
+            stderr=out,
             env=environment,
             start_new_session=True,
             close_fds=True,
         )
+
+
+def _start(home: Path, executor_pid: int, executor_started_s: float) -> None:
+    command = [sys.executable, "-m", "cairn.slot.nursery", "--home", str(home)]
+    command += ["--executor-pid", str(executor_pid)]
+    command += ["--executor-started", repr(executor_started_s)]
+    child = detached(command, home / "log")
     deadline = time.monotonic() + START_TIMEOUT_S
     while not (home / "socket").exists():
         if child.poll() is not None or time.monotonic() > deadline:

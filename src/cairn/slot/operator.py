@@ -38,11 +38,14 @@ from cairn.functions import (
     Process,
     declared_state,
 )
+from cairn.logs import scope as log_scope
+from cairn.metrics import Collected, Metrics
 from cairn.slot.batches import BatchRunner
 from cairn.slot.blame import failed, located
 from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
 from cairn.slot.entry import own_states, shared_uid
+from cairn.slot.heat import Heat
 from cairn.slot.holding import Holding, behind
 from cairn.slot.outlet import Outlet, fitted
 from cairn.slot.protocol import Begin
@@ -147,6 +150,8 @@ class Operator:
         self.late_us: int | None = None
         """Rows of before this time, in microseconds, are late."""
         self.rows_in = self.late_rows = self.untimed_rows = 0
+        self.heat = Heat(spec.row_inlets, group_count) if spec.keys else None
+        """Where the rows of the epoch fall."""
         self.runner: Runner | None = None
 
     @property
@@ -183,9 +188,21 @@ class Operator:
             self.told_of = other.told_of
         return adopted
 
+    @property
+    def metrics(self) -> Collected:
+        """What the function has counted in this epoch."""
+        return self.context.metrics.collected()
+
     def open(self, begin: Begin, subtask: int) -> None:
         """Load the function if it is new, and tell it about the epoch."""
+        with log_scope(operator=self.spec.uid):
+            self._open(begin, subtask)
+
+    def _open(self, begin: Begin, subtask: int) -> None:
         context = self.context
+        context.metrics.reset()
+        if self.heat is not None:
+            self.heat.reset()
         context.epoch = begin.epoch
         context.now_ms = begin.now_ms
         watermark_ms = behind(begin.watermark_ms, self.spec.delay_ms)
@@ -240,6 +257,7 @@ class Operator:
         function = self.spec.load()
         self._bind(function)
         self._begin_handles(subtask)
+        self.context.metrics = Metrics(self.journal)
         try:
             function.open(self.context)
         except Exception as error:
@@ -323,7 +341,8 @@ class Operator:
         self._let_write(is_writable=True)
         self._is_waiting = self.spec.broadcast_inlet is not None
         if not self._is_waiting:
-            self._runner().begin_rows()
+            with log_scope(operator=self.spec.uid):
+                self._runner().begin_rows()
 
     def _end_broadcast(self) -> None:
         """All rows of the broadcast are in: what was due at the beginning is due now."""
@@ -332,6 +351,10 @@ class Operator:
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         """Rows of the epoch through the function. Late and untimed ones go their own way."""
+        with log_scope(operator=self.spec.uid):
+            self._run(groups, times, rows)
+
+    def _run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         if self._is_waiting:
             self._end_broadcast()
         self.rows_in += self._row_count(rows)
@@ -341,6 +364,8 @@ class Operator:
                 self._put_aside(times, rows, pc.invert(in_time))
                 groups, times, rows = (c.filter(in_time) for c in (groups, times, rows))
         if len(rows):
+            if self.heat is not None:
+                self.heat.add(groups, rows)
             self._runner().run(groups, times, rows)
 
     def run_broadcast(self, times: pa.Array | None, rows: pa.StructArray) -> None:
@@ -353,7 +378,8 @@ class Operator:
         if shared is not None:
             shared.is_writable = True
         try:
-            runner.run_broadcast(times, rows)
+            with log_scope(operator=self.spec.uid):
+                runner.run_broadcast(times, rows)
         finally:
             if shared is not None:
                 shared.is_writable = False
@@ -436,18 +462,28 @@ class Operator:
 
     def finish(self) -> list[StatePart]:
         """After the last row: what the epoch changed of its own state."""
-        if self._is_waiting:
-            self._end_broadcast()
-        self._runner().end_rows()
+        self.end()
+        return self.delta()
+
+    def end(self) -> None:
+        """After the last row: process what is left of them, and let nothing more be written."""
+        with log_scope(operator=self.spec.uid):
+            if self._is_waiting:
+                self._end_broadcast()
+            self._runner().end_rows()
         self.flush()
         self._let_write(is_writable=False)
+
+    def delta(self) -> list[StatePart]:
+        """What the epoch has changed of its own state, once it has ended."""
         return self.state.delta(self.spec.uid)
 
     def flush(self) -> None:
         """Process all rows that came, and pass on what they caused."""
-        self._runner().flush()
-        for outlet in self.outlets:
-            outlet.flush()
+        with log_scope(operator=self.spec.uid):
+            self._runner().flush()
+            for outlet in self.outlets:
+                outlet.flush()
 
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
@@ -469,7 +505,8 @@ class Operator:
         if self.function is not None:
             function, self.function = self.function, None
             self._let_write(is_writable=False)
-            function.close()
+            with log_scope(operator=self.spec.uid):
+                function.close()
 
     def close(self) -> None:
         try:

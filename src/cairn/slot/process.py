@@ -23,7 +23,6 @@ import gc
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from cairn.slot.nursery import fork_slot, is_alive
+from cairn.slot.nursery import detached, fork_slot, is_alive
 
 POLL_S = 0.5
 LEASE_S = 3600.0
@@ -136,17 +135,7 @@ class SlotHome:
 
     def _spawn(self, arguments: Sequence[str]) -> int:
         command = [sys.executable, "-m", "cairn.slot.process", *arguments]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-                close_fds=True,
-            ).pid
+        return detached(command, self.log).pid
 
 
 def _started_s(pid: int) -> float:
@@ -223,6 +212,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--executor-started", type=float, required=True)
     options = parser.parse_args(arguments)
 
+    from cairn.logs import configure_slot, logger
     from cairn.slot.server import SlotServer
 
     # State is millions of long-lived objects without cycles. Left on, the collector
@@ -230,6 +220,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    configure_slot("text")
     directory: Path = options.directory
     executor = f"{os.uname().nodename}:{options.executor_pid}"
     scratch = directory / "scratch"
@@ -240,13 +231,14 @@ def live(arguments: Sequence[str] | None = None) -> None:
         executor=executor,
         log=options.log,
         scratch=str(scratch),
+        directory=str(directory),
     )
     own = psutil.Process()
     (directory / "pid.new").write_text(f"{own.pid} {own.create_time()!r}")
     (directory / "pid.new").rename(directory / "pid")
     threading.Thread(target=server.serve, daemon=True, name="serve").start()
     why = _watch(server, options.executor_pid, options.executor_started, lease_s())
-    print(f"slot {directory.name} ends: {why}", flush=True)
+    logger.info("%s ends: %s", directory.name, why)
     with contextlib.suppress(OSError):
         (directory / "socket").unlink(missing_ok=True)
     try:

@@ -176,6 +176,17 @@ class Report(msgspec.Struct, frozen=True):
     """Why a file could not be written in the background; it is tried again."""
     stage: int | None = None
     """The Spark stage it ran in; None without Spark."""
+    door: str = ""
+    """Where the slot is asked for state."""
+    epoch: int = 0
+    step: int = 0
+    """Which attempt it is of: what a superseded one measured does not count."""
+    group_rows: dict[str, list[int]] = {}
+    """Per operator with keys, rows per bucket of key groups."""
+    hot_keys: dict[str, list[tuple[str, int]]] = {}
+    """Per operator with keys, those with most rows and about how many."""
+    user: dict[str, dict[str, dict[str, Any]]] = {}
+    """Per operator, what its function counted in this attempt: see `cairn.metrics`."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
     load(spec)     once per job, and again when a function was replaced
     level(index)   runs the epochs of one level
+    look_up(ask)   what a version of its state holds of some keys, beside the epochs
 
 Always true here:
 - state whose form fits is handed on when a function is replaced;
@@ -14,7 +15,9 @@ import threading
 from collections.abc import Callable
 
 from cairn.slot.compactor import Compactor
+from cairn.slot.door import Ask, Told
 from cairn.slot.feedback import InFlight
+from cairn.slot.holding import Holding
 from cairn.slot.level import LevelRuntime
 from cairn.slot.protocol import Token
 from cairn.slot.spec import (
@@ -37,11 +40,13 @@ class Runtime:
         threaded: bool = True,
     ) -> None:
         self.spec_id = ""
+        self.spec: JobSpec | None = None
         self.compactor = Compactor(is_busy, threaded=threaded)
         self.sweeper = Sweeper(self._sweep, is_busy)
         self._scratch = scratch
         self._store = store
         self._levels: dict[int, LevelRuntime] = {}
+        self._holdings: dict[str, Holding] = {}
         self._in_flight = InFlight()
         self._lock = threading.Lock()
 
@@ -66,10 +71,21 @@ class Runtime:
             for index, level in self._levels.items():
                 level.retire(levels.get(index))
             self._levels = levels
-            self.spec_id = spec_id
+            held = [holding for level in levels.values() for holding in level.holdings]
+            self._holdings = {holding.uid: holding for holding in held}
+            self.spec, self.spec_id = spec, spec_id
 
     def level(self, index: int) -> LevelRuntime:
         return self._levels[index]
+
+    def look_up(self, ask: Ask) -> Told:
+        """From any thread."""
+        holding = self._holdings.get(ask.uid)
+        if holding is None:
+            return Told(None)
+        places = list(zip(ask.groups, ask.keys, strict=True))
+        found = holding.look_up(ask.state, ask.version, ask.form, places)
+        return Told(None) if found is None else Told(*found)
 
     def _sweep(self, seconds: float) -> bool:
         return any(level.sweep(seconds) for level in list(self._levels.values()))
@@ -80,3 +96,4 @@ class Runtime:
         for level in self._levels.values():
             level.close()
         self._levels.clear()
+        self._holdings = {}

@@ -1,4 +1,4 @@
-"""A slot's door: Arrow Flight on a Unix socket, for the forwarders beside the executor.
+"""A slot's service: Arrow Flight on a Unix socket, for the forwarders beside the executor.
 
     action load      the job, pickled
     action begin     an attempt at a level of an epoch
@@ -28,6 +28,8 @@ import pyarrow.flight as flight
 
 from cairn.crash import crash_point
 from cairn.errors import CairnError
+from cairn.logs import configure_slot, logger, scope
+from cairn.slot.door import Door, open_door
 from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE
@@ -61,18 +63,27 @@ FAILED = b"F"
 class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one Runtime. Used by forwarders of this job only: the socket is private."""
 
-    def __init__(self, location: str, *, executor: str, log: str, scratch: str) -> None:
+    def __init__(
+        self, location: str, *, executor: str, log: str, scratch: str, directory: str
+    ) -> None:
         super().__init__(location)
         self.runtime = Runtime(scratch=scratch, is_busy=lambda: bool(self._calls))
         self.executor = executor
         self.log = log
+        self._directory = directory
+        self._door: Door | None = None
         self.ended = threading.Event()
         self._calls: set[object] = set()
         self._last_used_s = time.monotonic()
 
     def idle_s(self) -> float:
-        """Since the last call ended; a call under way is never idle, however long it takes."""
-        return 0.0 if self._calls else time.monotonic() - self._last_used_s
+        """Since the last call ended; a call under way is never idle, however long it takes.
+
+        A slot that is asked for its state is in use too.
+        """
+        asked_s = 0.0 if self._door is None else self._door.last_used_s
+        last_s = max(self._last_used_s, asked_s)
+        return 0.0 if self._calls else time.monotonic() - last_s
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
@@ -85,7 +96,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             self._calls.discard(call)
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        with self._in_use():
+        with self._in_use(), scope(job=self._job_name()):
             try:
                 answer = self._act(action.type, action.body.to_pybytes())
             except Exception as error:
@@ -96,6 +107,9 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         if kind == "load":
             loaded = msgspec.msgpack.decode(body, type=Loaded)
             self.runtime.load(loaded.spec_id, loaded.spec, Token(*loaded.token))
+            if self.runtime.spec is not None:
+                configure_slot(self.runtime.spec.log_format)
+            self._open_door()
         elif kind == "begin":
             call = call_decoder.decode(body)
             if call.spec_id != self.runtime.spec_id:
@@ -109,8 +123,20 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             raise ValueError(f"no such action: {kind}")
         return DONE
 
+    def _job_name(self) -> str | None:
+        return None if self.runtime.spec is None else self.runtime.spec.job_name
+
+    def _open_door(self) -> None:
+        spec = self.runtime.spec
+        if self._door is None and spec is not None and spec.door is not None:
+            try:
+                self._door = open_door(spec.door, self._directory, self.runtime.look_up)
+            except OSError as error:
+                # Epochs run without it, and the checkpoint answers.
+                print(f"no door: {error}", flush=True)
+
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._in_use():
+        with self._in_use(), scope(job=self._job_name()):
             self._exchange(descriptor, reader, writer)
         # Python's collector is off while rows are processed (see process.py); what an
         # epoch left behind is looked at once, here, after the driver has its answer.
@@ -134,7 +160,11 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                     level.run(token, chunk.data)
             ack = level.finish(token)
             report = level.report(
-                executor=self.executor, log=self.log, started_ms=started_ms, stage=call.stage
+                executor=self.executor,
+                log=self.log,
+                started_ms=started_ms,
+                stage=call.stage,
+                door="" if self._door is None else self._door.address,
             )
             columns = [pa.array([ACK_LANE], pa.int32())]
             columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
@@ -144,10 +174,13 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             crash_point("slot.acknowledged")
         except Exception as error:
             level.abandon(token)
-            writer.write_metadata(self._failure(error))
+            with scope(epoch=token.epoch, subtask=call.subtask):
+                writer.write_metadata(self._failure(error))
 
     def _failure(self, error: Exception) -> bytes:
-        traceback.print_exception(error)
+        operator = error.facts.get("operator") if isinstance(error, CairnError) else None
+        where = {} if operator is None else {"operator": operator}
+        logger.error("a call failed: %s", type(error).__name__, exc_info=error, extra=where)
         if isinstance(error, CairnError):
             facts = {k: v for k, v in error.facts.items() if isinstance(v, str | int | float)}
             failure = Failure(type(error).__name__, error.message, facts)

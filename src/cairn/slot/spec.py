@@ -19,7 +19,9 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.functions import Function, late_tag
 from cairn.ids import digest
 from cairn.letters import OnError
+from cairn.logs import Format
 from cairn.sinks.base import Sink
+from cairn.slot.door import DoorSpec
 from cairn.state import Declaration
 from cairn.types import type_ddl
 
@@ -197,6 +199,10 @@ class JobSpec:
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES
     rounds_max: int = 1
     """How often an epoch goes around while loops send records back."""
+    door: DoorSpec | None = field(default=None, repr=False)
+    """Whom slots let in who asks for state; None: nobody."""
+    log_format: Format = "text"
+    """Of the log files of slots."""
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
     """The driver's import path: modules beside a program are found in the slots too."""
 

@@ -87,14 +87,17 @@ class Reading(Unheld):
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """StaleEpochError when the epoch is not kept any more, or not there."""
+        """StaleEpochError when the epoch is not kept any more, or not there.
+
+        With `hold_ms=0` nothing is written: for short reads, of who is ready to begin again.
+        """
         self._store = store
         self._hold_ms = hold_ms
         self._now_ms = now_ms
         self._path = f"{HOLDS_FOLDER}/reader-{uuid.uuid4().hex}.json"
         self._until_ms = 0
         self._lock = threading.Lock()
-        self.is_held = True
+        self.is_held = hold_ms > 0
         self.number = newest_number(store) if number is None else number
         attempts = 1 if number is not None else _ATTEMPTS_MAX
         for attempt in range(1, attempts + 1):

@@ -50,7 +50,8 @@ def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | N
             f"cannot start job {name!r} from this savepoint\n"
             f"  it has max_parallelism={info.max_parallelism}, the job declares {group_count}\n"
             f"  savepoint: {savepoint.url}\n"
-            f"  next: declare max_parallelism={info.max_parallelism}",
+            f"  next: declare max_parallelism={info.max_parallelism}, or write a savepoint with "
+            f"another: SavepointWriter.of(spark, ...).max_parallelism({group_count}).write(...)",
             expected=group_count,
             found=info.max_parallelism,
         )

@@ -239,6 +239,18 @@ def open_savepoint(url: str) -> Savepoint:
     return Savepoint(store, unseal(data, name, _decode_info, damaged=_damaged))
 
 
+def saved_state(decl: StateDecl, files: list[StateFile]) -> SavedState:
+    """What savepoint.json says of a state."""
+    return SavedState(
+        kind=decl.kind,
+        type=decl.type,
+        entry_type=decl.entry_type,
+        rows=sum(file.rows for file in files),
+        files=files,
+        ttl=decl.ttl,
+    )
+
+
 def state_folder(uid: str, state: str) -> str:
     return f"state/{_quoted(uid)}/{_quoted(state)}"
 

@@ -245,7 +245,7 @@ def open_state(at: str | Store, epoch: int | None = None, *, hold_ms: int = READ
     """The state at a checkpoint, a branch or a savepoint; of its newest epoch, or of another.
 
     The epoch is held for as long as the source is open. `hold_ms`: how long at most after a
-    reader has gone without a word.
+    reader has gone without a word; with 0 nothing is written, and the epoch is not held.
     """
     store = at if isinstance(at, Store) else _store_at(at)
     url = store.url

@@ -29,6 +29,7 @@ from cairn.storage.holds import (
 )
 from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job
 from cairn.storage.manifest import Epoch, JobInfo
+from cairn.storage.notes import NOTE_FOLDERS
 from cairn.storage.pack import STATE_FOLDER
 from cairn.storage.pending import PENDING_FOLDER
 from cairn.storage.retention import files_of
@@ -38,7 +39,14 @@ from cairn.storage.wal import WAL_FOLDER
 
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_SAVEPOINT_PATH: Final = "unfinished.json"
-_FOLDERS: Final = (STATE_FOLDER, SPARK_FOLDER, HOLDS_FOLDER, PENDING_FOLDER, WAL_FOLDER)
+_FOLDERS: Final = (
+    STATE_FOLDER,
+    SPARK_FOLDER,
+    HOLDS_FOLDER,
+    PENDING_FOLDER,
+    WAL_FOLDER,
+    *NOTE_FOLDERS,
+)
 
 
 class Removed(NamedTuple):

@@ -6,6 +6,9 @@ An offsets file has two lines of its own, then a line per source, in the order i
 Spark numbers them; "-" stands for a source that has given nothing yet. Beside its offset a
 source may keep files under sources/<i>/: the file source, the list of files it has seen.
 
+A position without offsets is one before anything was read: there is nothing to lay out for it,
+and every source starts at its beginning.
+
 Always true here:
 - from a folder that was laid out, Spark resumes right after the position it was laid out for;
 - the folder that is read is never changed; the two may lie in different stores;
@@ -94,6 +97,8 @@ def lay_out_from(
     `sources` are the files under sources/, as `source_files` gives them. Without
     `metadata` the query gets an id of its own.
     """
+    if not source_lines(position.offsets):
+        return msgspec.structs.replace(position, folder=folder)
     for name, data in sources.items():
         target.put(f"{folder}/sources/{name}", data)
     target.put(f"{folder}/metadata", metadata or json.dumps({"id": str(uuid.uuid4())}).encode())
@@ -251,6 +256,8 @@ def match_sources(
     A position that does not know the names is taken to be of the same sources. It cannot
     be told which is which where a source is several inputs to Spark.
     """
+    if not source_lines(position.offsets):
+        return SourceChange({}, [], is_same=False)
     held = position.sources or list(sources)
     if held == list(sources) and not set(sources) & set(reset_sources):
         return SourceChange({}, [], is_same=True)

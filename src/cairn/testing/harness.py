@@ -44,6 +44,7 @@ from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import ERRORS, BatchProcess, Function, declared_state
 from cairn.ids import new_id
 from cairn.letters import SCHEMA, OnError, check_on_error
+from cairn.metrics import Collected, followed
 from cairn.plan.check import (
     check_broadcast,
     check_broadcast_state,
@@ -116,6 +117,7 @@ class Harness:
         self._passed_ms: int | None = None
         self._newest_ms: int | None = None
         self._newest_committed_ms: int | None = None
+        self._metrics: Collected = {}
         self._broadcast: Input | None = None
         if broadcast is not None:
             lane = len(inlets)
@@ -280,6 +282,11 @@ class Harness:
         return group, canonical[0] if len(canonical) == 1 else row(canonical)
 
     @property
+    def metrics(self) -> Collected:
+        """What the function has counted: in committed epochs, and so far in the running one."""
+        return followed(self._metrics, self._operator.metrics if self._running else {})
+
+    @property
     def now_ms(self) -> int:
         """What `ctx.now_ms` is, or would be for the next row."""
         if self._running:
@@ -344,6 +351,7 @@ class Harness:
             raise
         self._append(ranges)
         self._committed = {tag: len(rows) for tag, rows in self._emitted.items()}
+        self._metrics = self.metrics
         self._running = self._has_rows = False
         self._settle()
         self._move_watermark()

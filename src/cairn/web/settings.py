@@ -31,9 +31,13 @@ class Serve:
     control_token: str | None = field(default=None, repr=False)
     tls: tuple[str, str] | None = None
     flight: bool = True
-    """Serve whole states by Arrow Flight too, on a port of its own."""
+    """Serve whole states by Arrow Flight too, on a port of its own: `flight_port`, or any."""
+    flight_port: int = 0
     requests_per_s: float = 5000.0
     """More than this, from all clients together, is answered 429."""
+
+    savepoints: str | None = None
+    """Where savepoints go that are asked for over HTTP; default: `<checkpoint>-savepoints`."""
 
     def __post_init__(self) -> None:
         host, port = self.host_port()

@@ -30,8 +30,9 @@ def test_names_that_are_not_plain_are_refused(name: Any, job: Job) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-1", "1", "x" * 100])
 def test_plain_names_are_accepted(name: str, job: Job) -> None:
-    Job(name)
+    assert Job(name).name == name
     source(job, "s").sink_to(sinks.Noop(), uid=name)
+    assert [sink.uid for sink in job.graph().sinks] == [name]
 
 
 def test_a_uid_is_used_once_among_sources_operators_and_sinks(job: Job) -> None:

@@ -307,13 +307,14 @@ def test_a_sink_that_fails_is_no_fault_of_the_row() -> None:
         assert harness._operator.error_rows == 0
 
 
-def test_letters_that_nobody_takes_are_counted_and_the_first_ones_logged(capsys: Any) -> None:
+def test_letters_that_nobody_takes_are_counted_and_the_first_ones_logged(caplog: Any) -> None:
     with letters(raise_on(2, RuntimeError("no"))) as harness:
         for outlet in harness._operator.outlets:
             if outlet.tag == "errors":
                 outlet.targets.clear()
         harness.push([("a", AT, 2)] * 20 + [("a", AT, 1)])
-        logged = capsys.readouterr().err
+        logged = caplog.text
+        assert {(r.operator, r.epoch) for r in caplog.records} == {("harness", harness.epoch)}
         assert logged.count("put a row aside") == dead_letters.LOGGED_PER_EPOCH_MAX
         assert 'row: {"k": "a", "at": "2026-01-01T12:00:00.250000Z", "v": 2}' in logged
         assert "RuntimeError: no" in logged and "no more of them are shown" in logged

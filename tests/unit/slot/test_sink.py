@@ -11,7 +11,7 @@ from cairn.errors import EpochError
 from cairn.slot.sink import SinkRuntime
 from cairn.slot.spec import SinkSpec
 from tests.places.base import batch
-from tests.unit.sinks.folders import SCHEMA, Folder
+from tests.unit.sinks.files.folders import SCHEMA, Folder
 
 
 @pytest.mark.parametrize("partition_by", [(), ("k",)])

@@ -156,8 +156,8 @@ def test_an_epoch_without_state_is_loaded() -> None:
 def test_pieces_larger_than_a_batch_are_loaded_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.snapshots.reader.CHUNK_ROWS", 200)
     monkeypatch.setattr("cairn.snapshots.savepoint._READ_ROWS", 7)
-    monkeypatch.setattr("cairn.snapshots.saving.FILE_ROWS", 400)
-    monkeypatch.setattr("cairn.snapshots.saving.ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr("cairn.snapshots.destination.FILE_ROWS", 400)
+    monkeypatch.setattr("cairn.snapshots.destination.ROW_GROUP_ROWS", 50)
     checkpoint = Checkpoint(STATES, group_count=32)
     checkpoint.commit(
         {"n": {k: k for k in range(3000)}, "items": {k: ["x"] * (k % 3) for k in range(500)}}
@@ -173,7 +173,7 @@ def test_equal_savepoints_give_equal_bases_however_they_were_cut(
     checkpoint = shop()
     versions = []
     for rows in (10, 100_000):
-        monkeypatch.setattr("cairn.snapshots.saving.FILE_ROWS", rows)
+        monkeypatch.setattr("cairn.snapshots.destination.FILE_ROWS", rows)
         monkeypatch.setattr("cairn.snapshots.reader.CHUNK_ROWS", rows)
         _, epoch = load(saved(checkpoint), 2)
         versions.append([part.version for part in epoch.operators[UID].ranges])

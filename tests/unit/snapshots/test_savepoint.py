@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cairn.codec import codec
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError, StateNotFoundError
 from cairn.plan.keygroups import key_hasher
-from cairn.snapshots import Savepoint, open_savepoint, saving, write_savepoint
+from cairn.snapshots import Savepoint, destination, open_savepoint, saving, write_savepoint
 from cairn.snapshots.diff import same_value
 from cairn.storage.manifest import StateDecl
 from cairn.storage.retention import HOLDS_FOLDER, read_holds
@@ -230,8 +230,8 @@ def test_parquet_columns_are_typed_and_sorted_by_key_group(tmp_path: Path) -> No
 
 def test_files_are_cut_between_key_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.snapshots.reader.CHUNK_ROWS", 100)
-    monkeypatch.setattr(saving, "FILE_ROWS", 300)
-    monkeypatch.setattr(saving, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(destination, "FILE_ROWS", 300)
+    monkeypatch.setattr(destination, "ROW_GROUP_ROWS", 100)
     checkpoint = Checkpoint(STATES, group_count=32)
     checkpoint.commit({"n": {k: k for k in range(2000)}})
     savepoint = saved(checkpoint)

@@ -1,0 +1,61 @@
+"""What the leader of a job says in the log: takeovers, epochs, and attempts that failed.
+
+Always true here:
+- what is said in words is in the fields of the record too, for programs.
+"""
+
+from __future__ import annotations
+
+from cairn.errors import CairnError
+from cairn.logs import logger
+from cairn.storage.manifest import Epoch, Takeover
+
+ERROR_CHARS_MAX = 1000
+
+
+def took_over(job: str, record: Takeover, newest: Epoch | None) -> None:
+    at = "it has no epoch yet" if newest is None else f"its newest epoch is {newest.number}"
+    facts = {"job": job, "term": record.term, "previous": record.previous}
+    logger.info("leading with term %d; %s", record.term, at, extra=facts)
+
+
+def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
+    """`attempt`: how many there have been."""
+    why = error.message[:ERROR_CHARS_MAX]
+    facts: dict[str, object] = {"attempt": attempt}
+    facts |= {name: error.facts[name] for name in ("operator", "subtask") if name in error.facts}
+    logger.warning("epoch %d runs again, attempt %d failed: %s", epoch, attempt, why, extra=facts)
+
+
+def committed(epoch: Epoch, commit_ms: float) -> None:
+    operators = epoch.metrics.get("operators", {})
+    facts = {
+        name: sum(each.get(name, 0) for each in operators.values())
+        for name in ("rows_in", "rows_out", "keys_changed", "state_keys", "delta_bytes")
+    }
+    run_ms, restored = epoch.timings.get("run_ms", 0.0), epoch.metrics.get("restored", 0)
+    extra = {
+        **facts,
+        "run_ms": run_ms,
+        "commit_ms": round(commit_ms, 1),
+        "attempts": epoch.timings.get("attempts", 1),
+        "restored": restored,
+        "watermark_ms": epoch.watermark_ms,
+    }
+    if restored:
+        logger.info(
+            "epoch %d: %d subtasks restored their state",
+            epoch.number,
+            restored,
+            extra={"restored": restored},
+        )
+    logger.info(
+        "epoch %d committed: %d rows in %.0f ms, %d keys changed, %d held, %d bytes written",
+        epoch.number,
+        facts["rows_in"],
+        run_ms,
+        facts["keys_changed"],
+        facts["state_keys"],
+        facts["delta_bytes"],
+        extra=extra,
+    )

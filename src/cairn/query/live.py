@@ -1,0 +1,234 @@
+"""State of a running job, asked for by key: as of its last committed epoch, from the slots.
+
+A query takes the newest committed epoch and asks every slot concerned for the version that the
+epoch names. A slot that has moved on, or lost it, says so: then it is asked anew for what is
+committed by now, and what no slot has is read from the checkpoint, at that same epoch.
+
+Always true here:
+- an answer is of one epoch, and that epoch is in the log;
+- answers to one who asks again and again never go back to an earlier epoch;
+- no slot is started, and no epoch waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from cairn.backends.base import ABSENT
+from cairn.backends.held import unpack_held
+from cairn.errors import CairnError, EpochError, QueryError, RestoreError
+from cairn.functions import declared_state
+from cairn.query.lookups import Folds, Lookup, Place
+from cairn.slot.door import Ask, Told
+from cairn.slot.spec import OperatorSpec
+from cairn.snapshots.reader import EpochReader
+from cairn.state import Aggregating
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import Store
+
+Source = Literal["slot", "checkpoint"]
+
+TRIES_MAX: Final = 4
+KEYS_MAX: Final = 100_000
+"""Of one query."""
+
+
+class Answer(NamedTuple):
+    """State of one key, as of an epoch."""
+
+    value: Any
+    """As the state's `get()` gives it: of a map a dict, of a list a list; None if not found."""
+    epoch: int
+    found: bool
+    source: Source
+
+
+@dataclass(frozen=True)
+class Answers:
+    """State of many keys, all of it as of one epoch."""
+
+    epoch: int
+    values: dict[Any, Any]
+    """By key, as it was asked for; keys without state are left out."""
+    source: Source
+    """"slot" if none of it had to be read from the checkpoint."""
+
+
+class Leader(Protocol):
+    """What is asked of the coordinator."""
+
+    committed: Epoch | None
+    operators: dict[str, OperatorSpec]
+
+    @property
+    def store(self) -> Store: ...
+
+
+Asking = Callable[[Mapping[int, Ask]], Mapping[int, Told]]
+"""Questions by subtask; of a slot that does not answer there is nothing."""
+
+
+class LiveState:
+    """Answers queries for the state of one run."""
+
+    def __init__(self, leader: Leader, group_count: int, ask: Asking, *, job: str) -> None:
+        self._leader = leader
+        self._group_count = group_count
+        self._ask = ask
+        self._job = job
+        self._lookups: dict[tuple[str, str], Lookup] = {}
+        self._results: dict[tuple[str, str], tuple[OperatorSpec, Folds | None]] = {}
+        self._reader: EpochReader | None = None
+        self._reading = threading.Lock()
+
+    def query(self, operator: str, state: str, key: Any) -> Answer:
+        """State of one key."""
+        lookup, found, source = self._look_up(operator, state, [key])
+        (value,) = found
+        if value is ABSENT:
+            return Answer(None, lookup.epoch.number, False, source)
+        return Answer(value, lookup.epoch.number, True, source)
+
+    def query_many(self, operator: str, state: str, keys: Iterable[Any]) -> Answers:
+        """State of many keys, all of it as of one epoch."""
+        keys = list(keys)
+        if len(keys) > KEYS_MAX:
+            raise QueryError(
+                f"{len(keys)} keys are asked for at once, at most {KEYS_MAX} are answered\n"
+                "  next: ask for fewer, or read the state as a table with cairn.read_state(...)",
+                operator=operator,
+                state=state,
+            )
+        lookup, found, source = self._look_up(operator, state, keys)
+        values = {k: value for k, value in zip(keys, found, strict=True) if value is not ABSENT}
+        return Answers(lookup.epoch.number, values, source)
+
+    def close(self) -> None:
+        with self._reading:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+    def _look_up(
+        self, operator: str, state: str, keys: list[Any]
+    ) -> tuple[Lookup, list[Any], Source]:
+        failure: CairnError | OSError | None = None
+        for attempt in range(TRIES_MAX):
+            lookup = self._lookup(operator, state)
+            places = [lookup.place(key) for key in keys]
+            held, floor_ms, missing = self._from_slots(lookup, places)
+            source: Source = "slot"
+            # Asked again only if another epoch is committed by now: slots move on with it.
+            is_stale = self._leader.committed is not lookup.epoch
+            if missing and is_stale and attempt + 1 < TRIES_MAX:
+                continue
+            if missing:
+                try:
+                    held |= self._from_checkpoint(lookup, missing)
+                except (OSError, RestoreError) as error:
+                    # Its files may be collected: when several epochs have come since.
+                    failure = error
+                    continue
+                source = "checkpoint"
+            found = [
+                ABSENT
+                if place is None
+                else lookup.visible(held.get((place.group, place.key)), floor_ms)
+                for place in places
+            ]
+            return lookup, found, source
+        raise QueryError(
+            f"state {state!r} of operator {operator!r} could be read neither from the slots nor "
+            f"from the checkpoint: {failure}",
+            operator=operator,
+            state=state,
+        ) from failure
+
+    def _lookup(self, operator: str, state: str) -> Lookup:
+        epoch = self._leader.committed
+        if epoch is None:
+            raise EpochError(
+                f"job {self._job!r} has no committed epoch yet\n"
+                "  next: wait for the first one, for example with run.process_all_available()"
+            )
+        known = self._lookups.get((operator, state))
+        if known is None or known.epoch is not epoch:
+            result = self._result(operator, state)
+            known = Lookup(epoch, operator, state, self._group_count, result)
+            self._lookups[operator, state] = known
+        return known
+
+    def _result(self, operator: str, state: str) -> Folds | None:
+        """Of aggregating state: what users get of what is held."""
+        spec = self._leader.operators.get(operator)
+        if spec is None:
+            return None
+        known = self._results.get((operator, state))
+        if known is None or known[0] is not spec:
+            declared = declared_state(spec.load()).get(state)
+            result = declared.aggregate.result if isinstance(declared, Aggregating) else None
+            known = self._results[operator, state] = (spec, result)
+        return known[1]
+
+    def _from_slots(
+        self, lookup: Lookup, places: list[Place | None]
+    ) -> tuple[dict[Any, Any], int | None, list[Place]]:
+        """(what is held by group and key, as of when expired state is gone, what no slot has)."""
+        by_subtask: dict[int, list[Place]] = {}
+        for place in places:
+            if place is not None:
+                by_subtask.setdefault(place.subtask, []).append(place)
+        asked = {
+            subtask: Ask(
+                lookup.uid,
+                lookup.state,
+                theirs[0].version,
+                lookup.form,
+                [place.group for place in theirs],
+                [place.packed for place in theirs],
+            )
+            for subtask, theirs in by_subtask.items()
+        }
+        told = self._ask(asked)
+        held: dict[Any, Any] = {}
+        missing: list[Place] = []
+        floor_ms = lookup.floor_ms
+        for subtask, theirs in by_subtask.items():
+            answer = told.get(subtask)
+            if answer is None or answer.values is None:
+                missing += theirs
+                continue
+            if answer.floor_ms is not None:
+                # What expired by then may be gone in one slot and not yet in another.
+                floor_ms = max(answer.floor_ms, answer.floor_ms if floor_ms is None else floor_ms)
+            for place, raw in zip(theirs, answer.values, strict=True):
+                if raw is not None:
+                    held[place.group, place.key] = unpack_held(lookup.packing, raw)
+        return held, floor_ms, missing
+
+    def _from_checkpoint(self, lookup: Lookup, places: list[Place]) -> dict[Any, Any]:
+        by_group: dict[int, list[Any]] = {}
+        for place in places:
+            by_group.setdefault(place.group, []).append(place.key)
+        held: dict[Any, Any] = {}
+        with self._reading:
+            if self._reader is None or self._reader.epoch is not lookup.epoch:
+                if self._reader is not None:
+                    self._reader.close()
+                self._reader = EpochReader(self._leader.store, lookup.epoch)
+            for group, keys in by_group.items():
+                narrowed = None
+                if lookup.columns.is_ordered_by_arrow and None not in keys:
+                    narrowed = {lookup.state: pa.array(keys, lookup.columns.keys.arrow)}
+                chunks = self._reader.chunks(
+                    lookup.uid, range(group, group + 1), [lookup.state], narrowed
+                )
+                for chunk in chunks:
+                    found = lookup.stored_rows(chunk.rows[lookup.state])
+                    held |= {(group, key): found[key] for key in keys if key in found}
+        return held

@@ -1,0 +1,194 @@
+"""Lookups of one state of one epoch: which key is where, and what users see of what is held.
+
+All of it is known from the manifest, but for the function of an aggregate.
+
+Always true here:
+- a key is found exactly where rows with that key have gone;
+- what had expired by `floor_ms` is not seen, whether it is still stored or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from cairn.backends.base import ABSENT
+from cairn.backends.held import Form
+from cairn.backends.overlay import in_order
+from cairn.backends.rocksdb_packing import Packing
+from cairn.codec import ValueTypeError
+from cairn.codec.stamped import stamped_codec
+from cairn.errors import QueryError, StateNotFoundError
+from cairn.plan.keygroups import groups_of, key_hasher
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.reader import entry_with
+from cairn.storage.manifest import Epoch, OperatorEntry, entry_uids
+from cairn.types import parse_type, type_ddl
+
+
+class Folds(Protocol):
+    """What is held of an aggregate, to what users get of it."""
+
+    def __call__(self, held: Any, /) -> Any: ...
+
+
+class Place(NamedTuple):
+    """Where state of a key is."""
+
+    subtask: int
+    version: str
+    group: int
+    key: Any
+    """As it is found in a dict."""
+    packed: bytes
+
+
+class Lookup:
+    """One state as of one epoch."""
+
+    def __init__(
+        self, epoch: Epoch, operator: str, state: str, group_count: int, result: Folds | None
+    ) -> None:
+        self.epoch = epoch
+        self.uid, self.entry = _entry(epoch, operator, state)
+        self.state = state
+        self.operator = operator
+        self.decl = self.entry.states[state]
+        floors = {"processing": epoch.now_ms, "event": epoch.passed_ms}
+        self.columns = StateColumns(state, self.decl, self.entry.key_types, floors)
+        self.floor_ms = self.columns.floor_ms
+        self.ttl = self.columns.ttl
+        declared = self.columns.declaration
+        values = self.columns.values if self.ttl is None else stamped_codec(declared.type)
+        self.packing = Packing(declared.layout, self.columns.keys, values, self.columns.entries)
+        decl = self.decl
+        self.form: Form = (decl.kind, decl.type, decl.entry_type or "", decl.ttl or "")
+        self._result = result
+        self._group_count = group_count
+        types = [parse_type(ddl) for ddl in self.entry.key_types.values()]
+        self._hash = key_hasher(types) if self.entry.scope == "keyed" else None
+        self._is_wrapped = len(types) == 1 and not pa.types.is_struct(types[0])
+        self._ranges = [
+            (part.first_group, part.first_group + part.group_count, at, part.version)
+            for at, part in enumerate(self.entry.ranges)
+        ]
+
+    def place(self, key: Any) -> Place | None:
+        """Where a key is, given as users give it; None: there can be nothing."""
+        stored = self._stored(key)
+        group = self._group(stored)
+        for first, end, subtask, version in self._ranges:
+            if group is not None and first <= group < end:
+                return Place(subtask, version, group, stored, self.packing.key(stored))
+        return None
+
+    def _stored(self, key: Any) -> Any:
+        if self._is_wrapped and isinstance(key, tuple) and len(key) == 1:
+            key = key[0]
+        if key is None:
+            return None
+        try:
+            return self.columns.keys.normalise_key(key)
+        except (ValueTypeError, TypeError, ValueError) as error:
+            names = ", ".join(self.columns.key_names)
+            raise QueryError(
+                f"operator {self.operator!r}: {key!r} is no key of it: {error}\n"
+                f"  expected: {names} of type {type_ddl(self.columns.key_type)}"
+                + ("; of several columns a tuple" if len(self.columns.key_names) > 1 else ""),
+                operator=self.operator,
+                state=self.state,
+            ) from None
+
+    def _group(self, stored: Any) -> int | None:
+        if self._hash is not None:
+            several = len(self.columns.key_names) > 1
+            values = tuple(stored) if several else (stored,)
+            return self._hash(values) % self._group_count
+        if self.entry.scope == "shared":
+            return 0
+        # The list of a subtask is in its first key group.
+        count = len(self.entry.ranges)
+        if stored is None or not 0 <= stored < count:
+            return None
+        return groups_of(stored, count, self._group_count).start
+
+    def visible(self, held: Any, floor_ms: int | None) -> Any:
+        """What users see of what is held, without what had expired; ABSENT: nothing."""
+        if held is not None and self.ttl is not None:
+            held = _later_than(held, None if floor_ms is None else floor_ms - self.ttl.ms)
+        if held is None:
+            return ABSENT
+        restore = self.columns.values.restore
+        if self.decl.kind == "operator_list":
+            return [restore(value) for _, value in sorted(held.items(), key=itemgetter(0))]
+        if isinstance(held, dict) and self.columns.entries is not None:
+            return {
+                entry: None if held[entry] is None else restore(held[entry])
+                for entry in in_order(held)
+            }
+        if self.decl.kind == "list":
+            return [restore(item) for item in held]
+        return restore(held) if self._result is None else self._result(restore(held))
+
+    def stored_rows(self, batches: Sequence[pa.RecordBatch]) -> dict[Any, Any]:
+        """What rows of a checkpoint hold of each key, as slots hold it."""
+        found: dict[Any, Any] = {}
+        for batch in batches:
+            stamps = [None] * batch.num_rows if self.ttl is None else batch["at"].to_pylist()
+            decoded = zip(self.columns.decode(batch), stamps, strict=True)
+            for (key, entry, value), at in decoded:
+                if self.ttl is not None:
+                    value = list(zip(at, value, strict=True)) if _is_list(at) else (at, value)
+                if self.columns.entries is None:
+                    found[key] = value
+                else:
+                    found.setdefault(key, {})[entry] = value
+        return found
+
+
+def _is_list(at: Any) -> bool:
+    return isinstance(at, list)
+
+
+def _later_than(held: Any, dead_ms: int | None) -> Any:
+    """The values of stamped ones that were written later than that."""
+    if isinstance(held, dict):
+        kept = {e: value for e, (at, value) in held.items() if dead_ms is None or at > dead_ms}
+        return kept or None
+    if isinstance(held, list):
+        return [value for at, value in held if dead_ms is None or at > dead_ms] or None
+    at, value = held
+    return value if dead_ms is None or at > dead_ms else None
+
+
+def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, OperatorEntry]:
+    operators: Mapping[str, OperatorEntry] = epoch.operators
+    uids = entry_uids(operators, operator)
+    if not uids:
+        raise StateNotFoundError(
+            f"epoch {epoch.number} has no operator {operator!r}\n"
+            f"  found: {', '.join(operators) or 'none'}",
+            operator=operator,
+            state=state,
+        )
+    uid = entry_with(operators, operator, state)
+    entry = operators.get(uid)
+    if entry is None or state not in entry.states:
+        known = ", ".join(name for each in uids for name in operators[each].states) or "none"
+        raise StateNotFoundError(
+            f"operator {operator!r} has no state {state!r} in epoch {epoch.number}\n"
+            f"  found: {known}",
+            operator=operator,
+            state=state,
+        )
+    if entry.scope == "feedback":
+        raise QueryError(
+            f"{uid!r} holds records on their way back in a loop; they are found by no key\n"
+            "  next: read them as a table, with cairn.read_state(...)",
+            operator=operator,
+            state=state,
+        )
+    return uid, entry

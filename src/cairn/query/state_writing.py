@@ -1,0 +1,174 @@
+"""State written by Spark: rows of before and DataFrames, brought to the groups of their keys.
+
+    rows kept, read by key group  ┐
+    DataFrames that were given    ┴─ key group ─ shuffle by ranges of them ─ sort ─ Parquet files
+
+Always true here:
+- executors write the files, the driver learns what they are called; none has a row in memory
+  longer than its place, or its list, is being looked at;
+- a task that runs twice writes files of its own; those that nobody was told of are removed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from cairn.errors import CairnError
+from cairn.ids import new_id
+from cairn.plan.keygroups import groups_of, spark_key_group_sql
+from cairn.plan.sql import quoted
+from cairn.snapshots.columns import PARQUET_GROUP
+from cairn.snapshots.destination import put_file
+from cairn.snapshots.savepoint import SavedFile, StateFile, state_folder
+from cairn.snapshots.table_rows import COPY, RANK
+from cairn.snapshots.writer import StateTask
+from cairn.storage.store import open_store
+from cairn.types import all_nullable, type_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_PART: Final = "_part"
+_BYTES: Final = pa.binary()
+_Batches = Iterator[pa.RecordBatch]
+
+
+class InExecutors:
+    """A `Rewriter` for DataFrames, and for Arrow tables too."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def collect(self, given: Any) -> pa.Table:
+        return given if isinstance(given, pa.Table) else given.toArrow()
+
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+        from pyspark.sql import functions as F
+
+        rows = self._staged(task, given)
+        types = {field.name: field.type for field in task.rows.staged}
+        keys = [(quoted(name), types[name]) for name in task.rows.key_names]
+        parts = min(task.group_count, self._spark.sparkContext.defaultParallelism)
+        group = F.expr(spark_key_group_sql(keys, task.group_count)).alias(PARQUET_GROUP)
+        part = F.expr(f"CAST({PARQUET_GROUP} * {parts}L DIV {task.group_count} AS INT)")
+        files = (
+            rows.select(group, "*")
+            .select("*", part.alias(_PART))
+            .repartitionById(parts, F.col(_PART))
+            .drop(_PART)
+            .sortWithinPartitions(*self._order(task))
+            .mapInArrow(_written(task), "files string, error binary")
+            .collect()
+        )
+        for row in files:
+            if row["error"] is not None:
+                raise pickle.loads(row["error"])
+        found = [file for row in files for file in _decode(row["files"])]
+        self._remove_others(task, {file.path for file in found})
+        return sorted(found, key=lambda file: file.first_group)
+
+    def _staged(self, task: StateTask, given: Sequence[Any]) -> DataFrame:
+        """All rows, in columns of the declared types but for NOT NULL."""
+        from pyspark.sql import functions as F
+
+        staged: DataFrame | None = self._kept(task) if task.kept is not None else None
+        for rank, table in enumerate(given, start=task.first_rank):
+            frame = self._spark.createDataFrame(table) if isinstance(table, pa.Table) else table
+            columns = []
+            for field in task.rows.staged:
+                column = F.lit(None)
+                if field.name == RANK:
+                    column = F.lit(rank)
+                elif field.name in frame.columns:
+                    column = F.col(quoted(field.name))
+                assert field.name != COPY, "lists of subtasks are little"
+                ddl = type_ddl(all_nullable(field.type))
+                columns.append(column.cast(ddl).alias(field.name))
+            frame = frame.select(*columns)
+            staged = frame if staged is None else staged.unionAll(frame)
+        if staged is None:
+            staged = self._spark.createDataFrame([], _ddl(task))
+        return staged
+
+    def _kept(self, task: StateTask) -> DataFrame:
+        parts = min(task.kept_group_count, self._spark.sparkContext.defaultParallelism)
+        ranges = self._spark.range(0, parts, 1, parts)
+        return ranges.mapInArrow(_read(task, parts), _ddl(task))
+
+    @staticmethod
+    def _order(task: StateTask) -> list[Any]:
+        from pyspark.sql import functions as F
+
+        rows = task.rows
+        rank = F.col(RANK).desc()
+        keys = [F.col(PARQUET_GROUP), *(F.col(quoted(name)) for name in rows.key_names)]
+        second = [F.col(name) for name in rows.order]
+        return [*keys, rank, *second] if rows.is_whole else [*keys, *second, rank]
+
+    @staticmethod
+    def _remove_others(task: StateTask, paths: set[str]) -> None:
+        """Files of attempts that failed."""
+        store = open_store(task.dest_url)
+        there = [found.path for found in store.list(f"{state_folder(task.uid, task.name)}/")]
+        store.delete([path for path in there if path not in paths])
+
+
+def _ddl(task: StateTask) -> str:
+    fields = task.rows.staged
+    return ", ".join(f"{quoted(f.name)} {type_ddl(all_nullable(f.type))}" for f in fields)
+
+
+def _read(task: StateTask, parts: int) -> Callable[[_Batches], _Batches]:
+    """In an executor: the rows of some key groups, of the savepoint that is edited."""
+    types = [all_nullable(field.type) for field in task.rows.staged]
+
+    def read(batches: _Batches) -> _Batches:
+        for batch in batches:
+            for part in batch["id"].to_pylist():
+                for rows in task.kept_rows(groups_of(part, parts, task.kept_group_count)):
+                    pairs = zip(rows.columns, types, strict=True)
+                    columns = [c if c.type == type else c.cast(type) for c, type in pairs]
+                    yield pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+    return read
+
+
+def _written(task: StateTask) -> Callable[[_Batches], _Batches]:
+    """In an executor: rows of some key groups, in order, to files of the new savepoint."""
+
+    def write(batches: _Batches) -> _Batches:
+        rows = task.rows
+        store = open_store(task.dest_url)
+
+        def put(path: str, local_file: str) -> SavedFile:
+            return put_file(store, path, local_file)
+
+        grouped = (rows.grouped(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
+        files: list[StateFile] = []
+        error: bytes | None = None
+        try:
+            with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
+                files = task.write(grouped, put, folder, part=f"{new_id()}-")
+        except CairnError as refused:
+            # As an answer: rows that do not fit fit no better in the next attempt.
+            error = pickle.dumps(refused)
+        answer = {
+            "files": [msgspec.json.encode(files).decode()],
+            "error": pa.array([error], _BYTES),
+        }
+        yield pa.RecordBatch.from_pydict(answer)
+
+    return write
+
+
+_decode_files = msgspec.json.Decoder(list[StateFile]).decode
+
+
+def _decode(text: str) -> list[StateFile]:
+    return _decode_files(text)

@@ -1,0 +1,408 @@
+"""Delta: a Delta Lake table, one commit of its log per epoch.
+
+    <table>/part-<epoch>-<subtask>-<digest>.parquet   data; invisible until the log names it
+    <table>/_cairn/<sink>/part-…                      what is prepared: an empty note of each
+                                                      such file; to merge, the rows themselves
+
+Slots write files, the driver commits: with `mode="append"` it names them in the table's log,
+with `mode="merge"` it merges their rows by key. Either way the commit carries an application
+transaction: who commits (job and sink) and which epoch and part. That is the mark.
+
+Always true here:
+- rows and mark are one entry of the table's log, so a reader sees a whole epoch or nothing
+  of it, and an epoch that is marked is not committed again;
+- two drivers that commit at once write the same transaction id: one of them is refused, looks
+  again and finds the mark;
+- before anything is removed, the log says below which epoch nothing may be committed any more;
+- a data file that the log names, or has named while its older versions can be read, is never
+  removed from here.
+
+What a merge has written when the driver dies in the middle of it lies in the table's folder
+under delta-rs' own names, invisible; so does a file of a slot given up for dead that was
+stored after `recover` had removed its note. The table's VACUUM removes them, as after any
+failed write.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.crash import crash_point
+from cairn.errors import CommitError, PlanError
+from cairn.ids import digest
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.delta.files import AppendWriter, MergeWriter
+from cairn.sinks.delta.schema import (
+    check_columns,
+    check_partitions,
+    check_table,
+    missing_columns,
+)
+from cairn.storage.store import NotFoundError, Store, file_path, open_store
+
+PART_BITS = 20
+CONFLICTS_MAX = 10
+LOOKS_AT_ONCE = 16
+NOTHING_COMMITTED = -1
+
+_logger = logging.getLogger("cairn")
+
+
+class Delta(Sink):
+    """A Delta Lake table, each row exactly once, each epoch one version of the table.
+
+    `mode="merge"`: rows replace those of the same `key`, the last one of an epoch wins; the
+    driver holds an epoch's rows while it merges them. The table is made from the schema when
+    there is none (`create`); columns that it lacks are added with `merge_schema`. Values of
+    `storage_options` may be "env:NAME".
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        mode: Literal["append", "merge"] = "append",
+        key: Sequence[str] | str = (),
+        partition_by: Sequence[str] | str = (),
+        create: bool = True,
+        merge_schema: bool = False,
+        storage_options: Mapping[str, str] | None = None,
+        compression: str = "snappy",
+        buffer_bytes_max: int = 64 * 1024 * 1024,
+    ) -> None:
+        local = file_path(str(path))
+        self.path = local if "://" in local else os.path.abspath(local)
+        if "%" in self.path:
+            raise PlanError(
+                f"Delta: the path holds a '%', which deltalake takes for an escape: {self.path}\n"
+                "  next: name the table's folder without it"
+            )
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.partition_by = (
+            (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        )
+        if mode not in ("append", "merge"):
+            raise PlanError(f"Delta: unknown mode {mode!r}\n  expected: 'append' or 'merge'")
+        if (mode == "merge") != bool(self.key):
+            raise PlanError(
+                "Delta: mode='merge' and key= go together\n"
+                f"  found: mode={mode!r}, key={list(self.key)}\n"
+                "  next: name the columns that tell one row from another, or append"
+            )
+        if compression not in ("snappy", "zstd", "gzip", "lz4", "none"):
+            raise PlanError(f"Delta: unknown compression {compression!r}")
+        self.mode = mode
+        self.create = create
+        self.merge_schema = merge_schema
+        self.storage_options = dict(storage_options or {})
+        self.compression = compression
+        self.buffer_bytes_max = buffer_bytes_max
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = ("context", "store", "home", "partitions", "required")
+        return {k: v for k, v in vars(self).items() if k not in opened and k[0] != "_"}
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._delta = _library()
+        check_columns(context.schema, self)
+        self._options = {name: _resolved(value) for name, value in self.storage_options.items()}
+        self.home = digest(context.job_id.encode(), context.uid.encode())[:16]
+        self._app = f"cairn/{context.job_id}/{context.uid}"
+        self._table: Any = self._opened()
+        is_driver = context.scratch is None
+        if is_driver and self.merge_schema:
+            self._on_newest(self._add_columns)
+        table = self._refreshed()
+        check_table(table, context.schema, self)
+        self.partitions = check_partitions(table, context.schema, self)
+        self.required = {f.name for f in table.schema().fields if not f.nullable}
+        self.store: Store = open_store(self.path, options=self._options)
+        # Slots never look into the log again; it may be large.
+        if not is_driver:
+            self._table = None
+
+    def close(self) -> None:
+        self._table = None
+
+    def staged(self, name: str) -> str:
+        return f"_cairn/{self.home}/{name}"
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        kind = AppendWriter if self.mode == "append" else MergeWriter
+        return kind(self, epoch, subtask, round_of(attempt))
+
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+        files = [file for committable in committables for file in committable["files"]]
+        if not files:
+            return
+        assert part < 1 << PART_BITS, "an epoch has fewer parts"
+        mark = epoch << PART_BITS | part
+        if self._on_newest(lambda table: self._publish_once(table, epoch, mark, files)):
+            self.store.delete(self.staged(file["name"]) for file in files)
+
+    def recover(self, before_epoch: int) -> None:
+        # Names sort by epoch, so those of earlier ones compare lower.
+        end = self.staged(f"part-{before_epoch:012d}")
+        found = self.store.list(f"_cairn/{self.home}/")
+        abandoned = [staged for staged in found if staged.path < end]
+        if not abandoned:
+            return
+        self._on_newest(lambda table: self._fence(table, before_epoch))
+        # By what is there, not by `mode`: it may have been another one then.
+        notes = {staged.path.rsplit("/", 1)[1] for staged in abandoned if not staged.size}
+        if notes:
+            self.store.delete(notes - self._named(self._refreshed()))
+        self.store.delete(staged.path for staged in abandoned)
+
+    # The table's log
+
+    def _on_newest(self, work: Callable[[Any], Any]) -> Any:
+        """Work on the table as it is now; again when somebody else was first."""
+        for tries_left in reversed(range(CONFLICTS_MAX)):
+            try:
+                return work(self._refreshed())
+            except (self._delta.exceptions.CommitFailedError, NotFoundError):
+                # A driver with this very epoch, or another writer.
+                if not tries_left:
+                    raise
+
+    def _publish_once(
+        self, table: Any, epoch: int, mark: int, files: Sequence[dict[str, Any]]
+    ) -> bool:
+        """Publish these files, unless they are; False when that cannot be told."""
+        committed = self._committed(table)
+        if committed > mark:
+            # Long done, or abandoned by then: `recover` can tell by the log.
+            _logger.warning(
+                "sink %r: %s has epoch %d already, so epoch %d is taken for published before it",
+                self.context.uid, self.path, committed >> PART_BITS, epoch,
+            )  # fmt: skip
+            return False
+        if committed == mark:
+            return True
+        self._check_allowed(table, epoch, files)
+        rows = self._merged_rows(files) if self.mode == "merge" else None
+        crash_point("driver.sink.unmarked")
+        self._publish(table, files, rows, self._transactions({self._app: mark}))
+        if rows is not None and self._committed(table) < mark:
+            # A merge that changes nothing writes nothing. Not on a newer version of the table:
+            # what a newer driver has written since must be in the way.
+            self._write_marks(table, {self._app: mark})
+        return True
+
+    def _publish(
+        self,
+        table: Any,
+        files: Sequence[dict[str, Any]],
+        rows: pa.Table | None,
+        properties: Any,
+    ) -> None:
+        if rows is None:
+            now_ms = time.time_ns() // 1_000_000
+            actions = [
+                self._delta.transaction.AddAction(
+                    path=file["name"],
+                    size=file["bytes"],
+                    partition_values=file["partition"],
+                    modification_time=now_ms,
+                    data_change=True,
+                    stats=file["stats"],
+                )
+                for file in files
+            ]
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                list(self.partitions),
+                commit_properties=properties,
+            )
+            return
+        columns = {_quoted(name): f"source.{_quoted(name)}" for name in self.context.schema.names}
+        values = {name: value for name, value in columns.items() if name not in self._key_columns}
+        merge = table.merge(
+            rows,
+            " and ".join(f"target.{name} = source.{name}" for name in self._key_columns),
+            source_alias="source",
+            target_alias="target",
+            # The rows are in memory; so their range of keys tells which files to read.
+            streamed_exec=False,
+            commit_properties=properties,
+        )
+        if values:
+            merge = merge.when_matched_update(values)
+        merge.when_not_matched_insert(columns).execute()
+
+    @property
+    def _key_columns(self) -> list[str]:
+        return [_quoted(name) for name in self.key]
+
+    def _merged_rows(self, files: Sequence[dict[str, Any]]) -> pa.Table:
+        """The last row of each key, in the order of passes, subtasks and rows."""
+        in_order = sorted(files, key=lambda file: file["place"])
+        contents = [self.store.get(self.staged(file["name"])) for file in in_order]
+        rows = pa.concat_tables([pq.read_table(pa.BufferReader(data)) for data in contents])
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        keys = rows.select(list(self.key)).append_column("cairn row", numbers)
+        last = keys.group_by(list(self.key)).aggregate([("cairn row", "max")])
+        return rows.take(last["cairn row_max"].combine_chunks().sort())
+
+    def _fence(self, table: Any, before_epoch: int) -> None:
+        """From here on nothing of an epoch below this number is committed."""
+        if self._fenced(table) < before_epoch:
+            # With the mark as it is: a commit on its way meets its own transaction id, and fails.
+            fence = {self._app: self._committed(table), f"{self._app}/fence": before_epoch}
+            self._write_marks(table, fence)
+
+    def _write_marks(self, table: Any, versions: Mapping[str, int]) -> None:
+        """An entry of the log without rows."""
+        table.create_write_transaction(
+            [],
+            "append",
+            table.schema(),
+            list(table.metadata().partition_columns),
+            commit_properties=self._transactions(versions),
+        )
+
+    def _named(self, table: Any) -> set[str]:
+        """The files of the table, of older versions too."""
+        now = pa.table(table.get_add_actions())["path"].to_pylist()
+        then = table.vacuum(0, dry_run=True, enforce_retention_duration=False)
+        return {*now, *then}
+
+    def _add_columns(self, table: Any) -> None:
+        fields = missing_columns(table, self.context.schema)
+        if fields:
+            table.alter.add_columns(fields)
+
+    def _committed(self, table: Any) -> int:
+        version = table.transaction_version(self._app)
+        return NOTHING_COMMITTED if version is None else int(version)
+
+    def _fenced(self, table: Any) -> int:
+        return int(table.transaction_version(f"{self._app}/fence") or 0)
+
+    def _check_allowed(self, table: Any, epoch: int, files: Sequence[dict[str, Any]]) -> None:
+        """Before a commit: it fits the table, and everything it names is there, and stays."""
+        if self._fenced(table) > epoch:
+            raise self._refused(
+                epoch,
+                "a newer driver has cleared what was prepared before epoch "
+                f"{self._fenced(table)}\n  next: leave the job to that driver",
+            )
+        mode = "merge" if "place" in files[0] else "append"
+        if mode != self.mode:
+            raise self._refused(
+                epoch,
+                f"it was prepared with mode={mode!r}, the sink has mode={self.mode!r}\n"
+                f"  next: start the job with mode={mode!r} once more, and change it after "
+                "this epoch",
+            )
+        self._check_table_again(table, epoch, files)
+        in_place = str if mode == "append" else self.staged
+        paths = [in_place(file["name"]) for file in files]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+            there = list(pool.map(self.store.exists, paths))
+        missing = [path for path, is_there in zip(paths, there, strict=True) if not is_there]
+        if missing:
+            raise self._refused(
+                epoch,
+                f"{len(missing)} of {len(paths)} prepared files are not there: {missing[0]}\n"
+                "  next: if the sink's path is a new one, start the job with the one before "
+                "once more; else put the files back, or see who removed them (VACUUM with a "
+                "short retention?)",
+            )
+
+    def _check_table_again(self, table: Any, epoch: int, files: Sequence[dict[str, Any]]) -> None:
+        """Others may have changed the table since it was opened, or these files were written."""
+        try:
+            check_table(table, self.context.schema, self)
+            columns = set(check_partitions(table, self.context.schema, self))
+        except PlanError as error:
+            raise self._refused(epoch, f"the table was changed: {error}") from error
+        for file in files:
+            if columns != set(file.get("partition", columns)):
+                raise self._refused(
+                    epoch,
+                    f"it was prepared in partitions by {', '.join(file['partition']) or 'nothing'},"
+                    f" the table has them by {', '.join(sorted(columns)) or 'nothing'}\n"
+                    "  next: bring the table's partitions back",
+                )
+
+    def _refused(self, epoch: int, found: str) -> CommitError:
+        return CommitError(
+            f"sink {self.context.uid!r}: epoch {epoch} cannot be committed to {self.path}\n"
+            f"  found: {found}",
+            epoch=epoch,
+        )
+
+    def _transactions(self, versions: Mapping[str, int]) -> Any:
+        made = [self._delta.Transaction(app, version) for app, version in versions.items()]
+        return self._delta.CommitProperties(app_transactions=made)
+
+    def _refreshed(self) -> Any:
+        if self._table is None:
+            self._table = self._load()
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def _load(self) -> Any:
+        return self._delta.DeltaTable(self.path, storage_options=self._options or None)
+
+    def _opened(self) -> Any:
+        try:
+            return self._load()
+        except self._delta.exceptions.TableNotFoundError:
+            if not self.create:
+                raise PlanError(
+                    f"sink {self.context.uid!r}: there is no Delta table at {self.path}\n"
+                    "  next: create it, or let the sink do it with create=True"
+                ) from None
+        self._delta.DeltaTable.create(
+            self.path,
+            schema=self.context.schema,
+            mode="ignore",
+            partition_by=list(self.partition_by),
+            storage_options=self._options or None,
+        )
+        return self._load()
+
+
+def _library() -> Any:
+    try:
+        import deltalake
+        import deltalake.exceptions
+        import deltalake.transaction
+    except ImportError:
+        raise PlanError(
+            "sinks.Delta needs the package deltalake, which is not installed\n"
+            "  next: pip install 'cairn-state[delta]'"
+        ) from None
+    return deltalake
+
+
+def _resolved(value: str) -> str:
+    """An option's value; "env:NAME" keeps a secret out of the pickled job."""
+    if not value.startswith("env:"):
+        return value
+    name = value.removeprefix("env:")
+    if name not in os.environ:
+        raise PlanError(
+            f"sinks.Delta: storage_options name the environment variable {name}, which is not set\n"
+            f"  next: set {name} where the driver and the executors run"
+        )
+    return os.environ[name]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,145 @@
+"""Which files of a folder count, and in which order.
+
+    <folder>/_cairn/<job>/<sink>/epochs/<epoch>[-<part>].json    a mark: the files of an epoch
+    <folder>/_spark_metadata/…                                    the list, where there is one
+
+Always true here:
+- in a folder with a list, what is in the list counts, and nothing else;
+- in one without, the files that a mark names count: a mark is of a whole epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from cairn.errors import CorruptFileError
+from cairn.sinks.files.spark_list import SparkList
+from cairn.storage.store import LocalStore, NotFoundError, Store, StoredObject, open_store
+
+CAIRN_FOLDER: Final = "_cairn"
+_MARK: Final = re.compile(rf"{CAIRN_FOLDER}/(.+)/epochs/(\d{{12}})(?:-(\d+))?\.json")
+# Files of the sink, by name: part-<epoch>-<subtask, or "merged">-<owner>-<digest>.<extension>
+_NAME: Final = re.compile(r"part-(\d{12})-(\d{5}|merged)-([0-9a-f]{12})-[0-9a-f]{32}(\..+)")
+
+
+class FileName(NamedTuple):
+    """What the name of a file says."""
+
+    epoch: int
+    is_merged: bool
+    owner: str
+    extension: str
+    """How it is written: the format with those settings a reader has to know."""
+
+
+def parse_name(path: str) -> FileName | None:
+    """None when the file is not of this kind of sink."""
+    found = _NAME.fullmatch(path.rpartition("/")[2])
+    return FileName(int(found[1]), found[2] == "merged", *found.group(3, 4)) if found else None
+
+
+class _File(msgspec.Struct):
+    name: str
+    rows: int
+    bytes: int
+
+
+class _Mark(msgspec.Struct):
+    files: list[_File]
+
+
+class MarkPath(NamedTuple):
+    home: str
+    epoch: int
+    part: int
+    path: str
+
+
+def mark_path(home: str, epoch: int, part: int) -> str:
+    return f"{home}/epochs/{epoch:012d}{f'-{part}' if part else ''}.json"
+
+
+def find_marks(store: Store, home: str = CAIRN_FOLDER) -> list[MarkPath]:
+    """The marks below a folder: of each sink by epoch and part, the sink that began first first."""
+    marks: list[MarkPath] = []
+    began: dict[str, float] = {}
+    for found in store.list(home):
+        match = _MARK.fullmatch(found.path)
+        if match:
+            of = f"{CAIRN_FOLDER}/{match[1]}"
+            marks.append(MarkPath(of, int(match[2]), int(match[3] or 0), found.path))
+            began[of] = min(found.modified_s, began.get(of, found.modified_s))
+    return sorted(marks, key=lambda mark: (began[mark.home], mark))
+
+
+def read_mark(store: Store, path: str) -> list[dict[str, Any]]:
+    """The files that a mark names: name, rows, bytes."""
+    data = store.get(path)
+    try:
+        files = msgspec.json.decode(data, type=_Mark).files
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(
+            f"the list of an epoch's files is damaged: {error}\n  file: {store.url}/{path}",
+            path=f"{store.url}/{path}",
+        ) from error
+    return [msgspec.structs.asdict(file) for file in files]
+
+
+def is_data(path: str) -> bool:
+    """Whether Spark would read a file at this path in a folder without a list."""
+    return not any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part)
+        for part in path.split("/")
+    )
+
+
+def files_without_list(store: Store) -> Iterator[StoredObject]:
+    """What counts in a folder that has no list yet: of this sink's files those with a mark."""
+    marked = {file["name"] for mark in find_marks(store) for file in read_mark(store, mark.path)}
+    for found in store.list():
+        if is_data(found.path) and (parse_name(found.path) is None or found.path in marked):
+            yield found
+
+
+def spark_url(store: Store) -> str:
+    """The folder as Spark names it: encoded, and a bucket of S3 by Hadoop's scheme."""
+    if isinstance(store, LocalStore):
+        return f"file://{quote(store.root)}"
+    scheme, rest = store.url.split("://", 1)
+    # Not by urlsplit: in the url of a store `#` and `?` are part of names.
+    bucket, slash, path = rest.partition("/")
+    return f"{'s3a' if scheme == 's3' else scheme}://{bucket}{slash}{quote(path)}"
+
+
+def published(path: str) -> list[str]:
+    """The files of all committed epochs in a folder of `sinks.Files`, oldest first.
+
+    As paths on a local disk, as urls elsewhere: for `spark.read.parquet(*files)`, pandas,
+    DuckDB. Whole epochs only, of every job and sink that writes there.
+    """
+    try:
+        store = open_store(str(path), create=False)
+    except NotFoundError:
+        return []
+    spark_list = SparkList(store, spark_url(store))
+    listing = spark_list.read()
+    if listing.next_number:
+        return [
+            unquote(file.path) if name is None else _address(store, name)
+            for file, name in ((file, spark_list.name(file)) for file in listing.files)
+        ]
+    return [
+        _address(store, file["name"])
+        for mark in find_marks(store)
+        for file in read_mark(store, mark.path)
+    ]
+
+
+def _address(store: Store, name: str) -> str:
+    local = store.local_path(name)
+    return f"{store.url}/{name}" if local is None else local

@@ -1,0 +1,373 @@
+"""Files in a folder: Parquet, JSON lines or CSV, written by the slots, published by the driver.
+
+    <folder>/[<column>=<value>/…]part-<epoch>-<subtask>-<owner>-<digest>.parquet
+    <folder>/_cairn/<job>/<sink>/epochs/<epoch>.json     the files of an epoch: the mark
+    <folder>/_cairn/<job>/<sink>/staged/                 durable, invisible; without a list only
+    <folder>/_cairn/<job>/<sink>/merges/                 see `compaction`; with a list only
+    <folder>/_cairn/<job>/<sink>/below/recovered-<epoch> what is below and in no list is gone
+    <folder>/_cairn/<job>/<sink>/below/trimmed-<epoch>   what is below was published
+    <folder>/_spark_metadata/                            the list, see `spark_list`
+
+Without a list (a disk, HDFS) files are staged and renamed into the folder: a plain reader sees
+published files only, and one who reads by the marks sees whole epochs only. With a list
+(object stores, where a rename is a copy) files are written once, under their last names,
+and one entry of the list publishes an epoch: Spark reads by it. `published` reads by either.
+
+Always true here:
+- a file is named by its sink, its place and its content, so an attempt that runs again
+  cannot change one, and no file takes the place of another;
+- the mark of an epoch is written once all its files are published, and proves the commit; where
+  there is a list, a note takes the place of those that are old;
+- an epoch enters the list once: whoever adds it has looked at the list, then at the mark,
+  and its files leave the list only after the mark is there;
+- a commit of files that are gone raises, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from cairn.crash import crash_point
+from cairn.errors import CommitError, PlanError
+from cairn.ids import digest
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.files.compaction import Compactor
+from cairn.sinks.files.formats import make_format
+from cairn.sinks.files.partitions import Partitions
+from cairn.sinks.files.published import (
+    CAIRN_FOLDER,
+    files_without_list,
+    find_marks,
+    mark_path,
+    parse_name,
+    spark_url,
+)
+from cairn.sinks.files.spark_list import Listed, Listing, Replacement, SparkList, is_compact
+from cairn.sinks.files.writer import FilesWriter, Target
+from cairn.storage.arrow_store import ArrowStore
+from cairn.storage.store import is_bucket, open_store
+
+THREADS: Final = 16
+MARKS_KEPT: Final = 100
+"""Old marks are removed down to this many epochs, when there are twice as many."""
+MOVED_ALONE_MAX: Final = 16
+_OPENED: Final = (
+    "context", "_store", "_spark_url", "_spark_list", "home", "owner", "_partitions", "_compactor",
+)  # fmt: skip
+
+
+class Files(Sink):
+    """Files in a local folder, HDFS or an object store, each row exactly once."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        format: str = "parquet",
+        partition_by: str | Sequence[str] = (),
+        compression: str | None = None,
+        file_bytes_target: int = 128 * 1024 * 1024,
+        header: bool = True,
+        listed: bool | None = None,
+        compact: bool = False,
+        compact_grace_s: float = 3600.0,
+    ) -> None:
+        """`listed` is the default on object stores; `compact` merges small files and needs it.
+
+        Every tenth entry of a list names all files: `compact` also keeps that short.
+
+        `header` is for CSV. Files that were merged into others are deleted after
+        `compact_grace_s`: readers who know them are done by then.
+        """
+        self.path = str(path) if "://" in str(path) else os.path.abspath(path)
+        self.format = make_format(format, compression, header=header)
+        self.compression = self.format.compression
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else (*partition_by,)
+        if file_bytes_target < 1:
+            raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")
+        self.file_bytes_target = file_bytes_target
+        self.listed = is_bucket(self.path) if listed is None else listed
+        if self.listed and self.path.startswith(("az://", "azure://")):
+            raise PlanError(
+                f"Spark could not follow a list of files in {self.path!r}: it has no such scheme\n"
+                "  next: use abfss://<container>@<account>.dfs.core.windows.net/<path>"
+            )
+        # Renamed one by one; whoever reads by `published` sees whole epochs all the same.
+        self.shows = "epochs" if self.listed else "pieces"
+        if compact and not self.listed:
+            raise PlanError(
+                f"compact=True needs a list of the files that count, and {self.path!r} has none\n"
+                "  next: pass listed=True too"
+            )
+        self.compact = compact
+        self.compact_grace_s = compact_grace_s
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._partitions = Partitions(self.partition_by, context.schema)
+        why = self.format.check(self._partitions.schema)
+        if why is not None:
+            raise PlanError(
+                f"sink {context.uid!r} cannot write its rows as {self.format.name}\n"
+                f"  {why}\n"
+                "  next: use format='parquet', or change the column in a map before the sink"
+            )
+        self._store = open_store(self.path)
+        self._spark_url = spark_url(self._store)
+        self._spark_list: SparkList | None = None
+        self.home = f"{CAIRN_FOLDER}/{context.job_id}/{context.uid}"
+        self.owner = digest(self.home.encode())[:12]
+        if context.scratch is None:
+            self._check_list()
+        self._compactor: Compactor | None = None
+
+    def _check_list(self) -> None:
+        if not self.listed:
+            if self._list().exists():
+                raise PlanError(
+                    f"{self.path!r} has a list of the files that count (_spark_metadata); what "
+                    "is not in it, Spark does not read\n  next: pass listed=True"
+                )
+        elif isinstance(self._store, ArrowStore):
+            raise PlanError(
+                f"listed=True needs a store with put-if-absent, and {self.path!r} is none\n"
+                "  next: leave listed out; files are renamed into the folder there"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in _OPENED}
+
+    def close(self) -> None:
+        if getattr(self, "_compactor", None) is not None:
+            assert self._compactor is not None
+            self._compactor.close()
+            self._compactor = None
+
+    # Slots
+
+    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+        target = Target(
+            store=self._store,
+            stored_as=(lambda name: name) if self.listed else self.staged,
+            format=self.format,
+            partitions=self._partitions,
+            file_bytes_target=self.file_bytes_target,
+            scratch=self.context.scratch,
+        )
+        # Equal rows of another sink into this folder, in the next file, or in the next round
+        # of a loop, are other rows.
+        place = f"{self.home}/{round_of(attempt)}"
+        return FilesWriter(target, f"part-{epoch:012d}-{subtask:05d}-{self.owner}", place)
+
+    def staged(self, name: str) -> str:
+        return f"{self.home}/staged/{name}"
+
+    # The driver
+
+    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+        files = [file for committable in committables for file in committable["files"]]
+        mark = mark_path(self.home, epoch, part)
+        if not files or self._store.exists(mark):
+            return
+        number = 0
+        if not self.listed:
+            self._publish_by_rename([file["name"] for file in files])
+        if self.listed or self._list().exists():
+            # Another job may have begun a list since this one started.
+            number = self._publish_by_list(epoch, files, mark)
+        crash_point("driver.sink.unmarked")
+        self._store.put(mark, msgspec.json.encode({"files": files}))
+        if self.listed and epoch % MARKS_KEPT == 0:
+            self._trim_marks()
+        if self.compact:
+            self._list_merges(number)
+            self._compacting().consider()
+
+    def _publish_by_rename(self, names: list[str]) -> None:
+        missing = self._missing([self.staged(name) for name in names])
+        published = [name for name in names if self.staged(name) in missing]
+        self._refuse_missing(self._missing(published))
+        if len(names) < MOVED_ALONE_MAX:
+            for name in names:
+                self._store.move(self.staged(name), name)
+                crash_point("driver.sink.piece")
+            return
+        # Each waits for the disk, and several wait no longer than one.
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda name: self._store.move(self.staged(name), name), names):
+                crash_point("driver.sink.piece")
+
+    def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> int:
+        spark_list = self._list()
+        names = [file["name"] for file in files]
+        added = [spark_list.listed(file["name"], file["bytes"]) for file in files]
+
+        def added_to(listing: Listing) -> Sequence[Listed] | None:
+            # In this order: files that left the list since did so after the mark was there,
+            # and files that are removed are so after the note about it and another entry.
+            if names[0] in listing.names or self._store.exists(mark):
+                return None
+            below = self._below()
+            if epoch < below["trimmed"]:
+                return None
+            if epoch < below["recovered"]:
+                self._refuse_missing(set(names))
+            if missing := self._missing(names):
+                # Staged by a run for which the folder had no list.
+                self._publish_by_rename(sorted(missing))
+            if listing.next_number == 0:
+                return [*self._files_of_before(), *added]
+            return added
+
+        return self._append(added_to)
+
+    def _append(self, added_to: Callable[[Listing], Sequence[Listed] | None]) -> int:
+        """Make an entry, with what is merged if it is a `.compact` one; its number."""
+        number, is_merging = 0, False
+
+        def change(listing: Listing) -> Replacement | None:
+            nonlocal number, is_merging
+            number, is_merging = listing.next_number, False
+            added = added_to(listing)
+            if added is None:
+                return None
+            if self.compact and is_compact(number):
+                is_merging = True
+                return Replacement(added, self._compacting().merged(listing))
+            return Replacement(added)
+
+        self._list().append(change)
+        if is_merging:
+            self._compacting().entry_made()
+        return number
+
+    def _list_merges(self, number: int) -> None:
+        """Those that no entry of an epoch takes, with empty ones up to the next that can."""
+        while self._compacting().is_overdue(number):
+            number = self._append(lambda listing: ())
+
+    def _files_of_before(self) -> list[Listed]:
+        found = files_without_list(self._store)
+        return [self._list().listed(file.path, file.size) for file in found]
+
+    def _missing(self, paths: list[str]) -> set[str]:
+        if len(paths) < 2:
+            return {path for path in paths if not self._store.exists(path)}
+        # Each of them is a request in a bucket.
+        with ThreadPoolExecutor(min(THREADS, len(paths))) as pool:
+            there = pool.map(self._store.exists, paths)
+            return {path for path, is_there in zip(paths, there, strict=True) if not is_there}
+
+    def _refuse_missing(self, missing: set[str]) -> None:
+        if missing:
+            raise CommitError(
+                f"sink {self.context.uid!r} cannot publish an epoch: {len(missing)} of its files "
+                f"are gone\n  first: {self._store.url}/{min(missing)}\n"
+                "  next: put the files back; nothing of the epoch is published by this attempt",
+                paths=sorted(missing),
+            )
+
+    def recover(self, before_epoch: int) -> None:
+        self._remove_unfinished(before_epoch)
+        if not self.listed:
+            staged = self._store.list(f"{self.home}/staged/")
+            self._store.delete([f.path for f in staged if self._is_before(f.path, before_epoch)])
+            return
+        self._trim_marks()
+        stored = self._store.list()
+        compactor = self._compacting()
+        live = self._live()
+        merges = compactor.leftovers(stored, live)
+        kept = live | compactor.kept()
+        left = [
+            found.path
+            for found in stored
+            if found.path not in kept and self._is_before(found.path, before_epoch)
+        ]
+        if not left and not merges:
+            return
+        # A driver that was fenced may be about to list what is removed here. After the note it
+        # does not begin to, and after another entry it cannot end what it had begun.
+        self._note("recovered", before_epoch)
+        compactor.revoke(merges)
+        self._list().append(
+            lambda listing: Replacement([] if listing.next_number else self._files_of_before())
+        )
+        live = self._live()
+        self._store.delete([path for path in left if path not in live])
+        compactor.remove(merges, live)
+
+    def _remove_unfinished(self, before_epoch: int) -> None:
+        """What a slot killed while it stored a file has left, or a driver that was merging."""
+        unfinished = self._store.unfinished("" if self.listed else self.staged(""))
+        left = []
+        for path, target in unfinished.items():
+            name = parse_name(target)
+            # A merge whose file is gone is given up, also by a newer driver at work.
+            if name is not None and name.owner == self.owner:
+                left += [path] if name.is_merged or name.epoch < before_epoch else []
+        self._store.delete(left)
+
+    def _live(self) -> set[str]:
+        """The files that count."""
+        listing = self._list().read()
+        if listing.next_number:
+            return set(listing.names)
+        return {found.path for found in files_without_list(self._store)}
+
+    def _trim_marks(self) -> None:
+        """The list proves a commit; marks are for files that have left it."""
+        marks = find_marks(self._store, f"{self.home}/epochs")
+        if len(marks) < 2 * MARKS_KEPT:
+            return
+        oldest = marks[-MARKS_KEPT].epoch
+        # In this order: whoever misses a mark finds the note.
+        self._note("trimmed", oldest)
+        self._store.delete([mark.path for mark in marks if mark.epoch < oldest])
+
+    def _note(self, kind: str, epoch: int) -> None:
+        prefix = f"{self.home}/below/{kind}-"
+        self._store.put(f"{prefix}{epoch:012d}", b"")
+        notes = [note.path for note in self._store.list(f"{self.home}/below")]
+        self._store.delete([path for path in notes if path.startswith(prefix)][:-1])
+
+    def _below(self) -> dict[str, int]:
+        """The newest notes."""
+        newest = {"recovered": 0, "trimmed": 0}
+        for note in self._store.list(f"{self.home}/below"):
+            kind, _, epoch = note.path.rpartition("/")[2].partition("-")
+            newest[kind] = int(epoch)
+        return newest
+
+    def _is_before(self, path: str, epoch: int) -> bool:
+        name = parse_name(path)
+        return (
+            name is not None
+            and name.owner == self.owner
+            and not name.is_merged
+            and name.epoch < epoch
+        )
+
+    def _list(self) -> SparkList:
+        if self._spark_list is None or self._spark_list.store is not self._store:
+            self._spark_list = SparkList(self._store, self._spark_url)
+        return self._spark_list
+
+    def _compacting(self) -> Compactor:
+        if self._compactor is None:
+            self._compactor = Compactor(
+                self._store,
+                # Its own: it is read in another thread.
+                SparkList(self._store, self._spark_url),
+                self.format,
+                home=self.home,
+                owner=self.owner,
+                file_bytes_target=self.file_bytes_target,
+                grace_s=self.compact_grace_s,
+            )
+        return self._compactor

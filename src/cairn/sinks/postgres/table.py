@@ -1,0 +1,237 @@
+"""The table a sink writes to: its name, its columns, and whether rows fit into it.
+
+Names are taken as they are written, case and spaces included: `Sales.Orders` is the table
+"Orders" in the schema "Sales". A dot inside a name needs quotes: '"my.schema".orders'.
+
+Always true here:
+- a table that rows would not fit into without loss is refused before anything runs,
+  with the statement that would make them fit. What a column with a limit (`varchar(3)`) cannot
+  hold fails when it is written, but for spaces at its end, which SQL cuts off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cairn.errors import PlanError
+from cairn.sinks.postgres.copy import is_nested
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+_NAME_BYTES_MAX = 63
+
+# What each type becomes in a new table, and where else it fits without loss.
+_TYPES: dict[pa.DataType, tuple[str, ...]] = {
+    pa.bool_(): ("boolean",),
+    pa.int8(): ("smallint", "integer", "bigint", "numeric"),
+    pa.int16(): ("smallint", "integer", "bigint", "numeric"),
+    pa.int32(): ("integer", "bigint", "numeric"),
+    pa.int64(): ("bigint", "numeric"),
+    pa.float32(): ("real", "double precision"),
+    pa.float64(): ("double precision",),
+    pa.string(): (
+        "text", "character varying", "citext", "uuid", "json", "jsonb", "xml", "inet", "cidr",
+        "macaddr", "macaddr8", "tsvector", "ltree",
+    ),
+    pa.binary(): ("bytea",),
+    pa.date32(): ("date",),
+    pa.timestamp("us", "UTC"): ("timestamp with time zone",),
+    pa.timestamp("us"): ("timestamp without time zone",),
+    pa.duration("us"): ("interval",),
+}  # fmt: skip
+
+
+def quoted(*names: str) -> str:
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+def quoted_list(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names))
+
+
+def parse_name(table: str) -> tuple[str | None, str]:
+    """Schema, if any, and table."""
+    part = r'(?:"((?:[^"]|"")+)"|([^".]+))'
+    found = re.fullmatch(rf"(?:{part}\.)?{part}", table)
+    if found is None:
+        raise PlanError(
+            f"{table!r} is no name of a table\n"
+            "  expected: 'table' or 'schema.table', in double quotes where a name holds a dot"
+        )
+    quoted_schema, schema, quoted_name, name = (part or "" for part in found.groups())
+    schema, name = (
+        _checked(whole.replace('""', '"') or plain)
+        for whole, plain in ((quoted_schema, schema), (quoted_name, name))
+    )
+    return schema or None, name
+
+
+def _checked(name: str) -> str:
+    if len(name.encode()) > _NAME_BYTES_MAX or "\x00" in name:
+        raise PlanError(f"{name!r} is no name PostgreSQL can hold: those have at most 63 bytes")
+    return name
+
+
+def type_in_table(type: pa.DataType) -> str:
+    """The PostgreSQL type of a column made for this type."""
+    if pa.types.is_decimal(type):
+        return f"numeric({type.precision},{type.scale})"
+    if is_nested(type):
+        return "jsonb"
+    return _TYPES[type][0]
+
+
+def _fits(type: pa.DataType, found: str, kind: str) -> bool:
+    """Whether every value of the type can be stored in a column of the type found."""
+    if is_nested(type):
+        return found in ("json", "jsonb")
+    base, limits = re.sub(r"\([\d,]+\)", "", found), re.search(r"\(([\d,]+)\)", found)
+    if pa.types.is_string(type):
+        return kind == "e" or base in _TYPES[type]
+    if base == "numeric" and limits is not None:
+        precision, scale = (int(n) for n in f"{limits[1]},0".split(",")[:2])
+        digits, fraction = _digits(type)
+        return scale >= fraction and precision - scale >= digits
+    if limits is not None and limits[1] != "6":
+        return False  # A timestamp or interval with fewer digits: values would be rounded.
+    return base == "numeric" if pa.types.is_decimal(type) else base in _TYPES[type]
+
+
+def _digits(type: pa.DataType) -> tuple[int, int]:
+    """How many digits values have before and after the point."""
+    if pa.types.is_decimal(type):
+        return type.precision - type.scale, type.scale
+    if pa.types.is_integer(type):
+        return len(str(2 ** (type.bit_width - 1))), 0
+    return 1000, 1000  # No number that numeric holds without loss.
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: str
+    kind: str
+    """'e' is an enum, as pg_type.typtype says."""
+    is_required: bool
+    """NOT NULL, and nothing fills it in."""
+    is_computed: bool
+
+
+_COLUMNS = """
+select a.attname,
+  case when t.typtype = 'd' then format_type(t.typbasetype, t.typtypmod)
+       else format_type(a.atttypid, a.atttypmod) end,
+  t.typtype::text,
+  a.attnotnull and not a.atthasdef and a.attidentity = '' and a.attgenerated = '',
+  a.attgenerated <> '' or a.attidentity = 'a'
+from pg_attribute a join pg_type t on t.oid = a.atttypid
+where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum
+"""
+
+_EXCLUSIVE = """
+select exists (select from pg_index where indrelid = %s and (indisunique or indisexclusion))
+"""
+
+# The columns of each unique index that a conflict can be decided by.
+_UNIQUE = """
+select array_agg(a.attname::text)
+from pg_index i
+cross join unnest(i.indkey[0:i.indnkeyatts - 1]) as k(attnum)
+join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+where i.indrelid = %s and i.indisunique and i.indimmediate and i.indisvalid
+  and i.indpred is null and i.indexprs is null
+group by i.indexrelid
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that exists, as the server describes it."""
+
+    schema: str
+    name: str
+    columns: list[Column]
+    unique: list[set[str]]
+    """The columns of each index by which a conflict can be decided."""
+    is_exclusive: bool
+    """Rows can be in each other's way."""
+
+    @property
+    def sql(self) -> str:
+        return quoted(self.schema, self.name)
+
+    def extra(self, schema: pa.Schema) -> list[str]:
+        """Columns that rows of this schema leave to the table."""
+        return [column.name for column in self.columns if column.name not in schema.names]
+
+
+def find_table(connection: Connection[Any], table: str) -> Table | None:
+    schema, name = parse_name(table)
+    where = quoted(name) if schema is None else quoted(schema, name)
+    found = connection.execute(
+        "select c.oid, n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where c.oid = to_regclass(%s)",
+        [where],
+    ).fetchone()
+    if found is None:
+        return None
+    columns = [Column(*row) for row in connection.execute(_COLUMNS, [found[0]])]
+    unique = [set(row[0]) for row in connection.execute(_UNIQUE, [found[0]])]
+    exclusive = connection.execute(_EXCLUSIVE, [found[0]]).fetchone()
+    return Table(found[1], name, columns, unique, is_exclusive=bool(exclusive and exclusive[0]))
+
+
+def create_statement(table: str, schema: pa.Schema, key: Sequence[str]) -> str:
+    namespace, name = parse_name(table)
+    lines = [
+        f"  {quoted(_checked(f.name))} {type_in_table(f.type)}{'' if f.nullable else ' not null'}"
+        for f in schema
+    ]
+    if key:
+        lines.append(f"  primary key ({quoted_list(key)})")
+    where = quoted(name) if namespace is None else quoted(namespace, name)
+    return f"create table if not exists {where} (\n" + ",\n".join(lines) + "\n)"
+
+
+def check_table(table: Table, schema: pa.Schema, key: Sequence[str]) -> None:
+    """Refuse a table that rows of this schema do not fit into."""
+    columns = {column.name: column for column in table.columns}
+    problems: list[str] = []
+    statements: list[str] = []
+    for field in schema:
+        column, wanted = columns.get(field.name), type_in_table(field.type)
+        if column is None:
+            problems.append(f"column {field.name!r} is missing")
+            statements.append(f"alter table {table.sql} add column {quoted(field.name)} {wanted};")
+        elif column.is_computed:
+            problems.append(f"column {field.name!r} is computed by the table, not written to")
+            statements.append(f"-- drop {field.name!r} from the rows, or the rule from the column")
+        elif not _fits(field.type, column.type, column.kind):
+            problems.append(f"column {field.name!r} is {column.type}, the rows hold {wanted}")
+            statements.append(
+                f"alter table {table.sql} alter column {quoted(field.name)} type {wanted};"
+            )
+    for column in table.columns:
+        if column.is_required and column.name not in schema.names:
+            problems.append(f"column {column.name!r} is not null, and the rows do not have it")
+            statements.append(
+                f"alter table {table.sql} alter column {quoted(column.name)} drop not null;"
+            )
+    if key and not problems and set(key) not in table.unique:
+        problems.append(f"no primary key or unique index is on exactly ({', '.join(key)})")
+        statements.append(f"alter table {table.sql} add primary key ({quoted_list(key)});")
+    if problems:
+        raise PlanError(
+            f"rows do not fit into table {table.sql}\n  "
+            + "\n  ".join(problems)
+            + "\n  next: change the rows, or run\n    "
+            + "\n    ".join(statements),
+            table=table.sql,
+            problems=problems,
+        )

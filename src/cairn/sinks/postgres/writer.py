@@ -1,0 +1,322 @@
+"""A subtask's rows on their way into PostgreSQL: sent as they come, durable when prepared.
+
+    staged     COPY into a new table, which is listed when it is complete
+    prepared   COPY into the target itself, in a transaction that waits to be committed
+
+Always true here:
+- equal rows at one place are kept once, whoever sends them, also when two send them at once:
+  of all tries where they are staged, of one try where they are prepared;
+- a writer that has failed takes no more rows, and prepares nothing;
+- what is not prepared is inside an open transaction, and goes with it;
+- nothing that another attempt may have prepared is undone, but for lower attempts at the
+  same pass: the driver has given those up, or this one would not have begun.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from cairn.errors import EpochError
+from cairn.sinks.base import ATTEMPTS_MAX, Committable, Writer, round_of
+from cairn.sinks.postgres.copy import csv_rows
+from cairn.sinks.postgres.ledger import POSITION, Ledger, literal
+from cairn.sinks.postgres.session import Sessions, session_name
+from cairn.sinks.postgres.table import Table, quoted, quoted_list
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+
+class CopyWriter(Writer):
+    """Sends rows by COPY inside a transaction of its own."""
+
+    def __init__(
+        self, sessions: Sessions, ledger: Ledger, table: Table, epoch: int, subtask: int,
+        attempt: int,
+    ) -> None:  # fmt: skip
+        self._sessions = sessions
+        self._ledger = ledger
+        self._table = table
+        self._epoch = epoch
+        self._subtask = subtask
+        self._pass = round_of(attempt)
+        self._try = attempt % ATTEMPTS_MAX
+        self._rows = 0
+        self._hash = xxhash.xxh3_128()
+        self._connection: Connection[Any] | None = None
+        self._copying: Any = None
+        self._is_over = False
+
+    # What differs
+
+    def _clear(self, connection: Connection[Any]) -> None:
+        """Before the transaction: remove what would be in the way."""
+
+    @abstractmethod
+    def _begin(self, connection: Connection[Any]) -> str:
+        """Inside the transaction, before the first row: what is copied into, with its columns."""
+
+    @abstractmethod
+    def _end(self, connection: Connection[Any], digest: str) -> Committable:
+        """After the last row: make them durable, and end the transaction."""
+
+    def _text(self, batch: pa.RecordBatch) -> bytes:
+        return csv_rows(batch)
+
+    # What is common
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._check_is_on()
+        if not batch.num_rows:
+            return
+        try:
+            text = self._text(batch)
+            if self._copying is None:
+                self._start()
+            self._hash.update(text)
+            self._copy.write(text)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        self._rows += batch.num_rows
+
+    def _check_is_on(self) -> None:
+        if self._is_over:
+            raise EpochError(
+                f"sink {self._ledger.context.uid!r}: this attempt at epoch {self._epoch} has "
+                "failed or was given up, and takes no more rows"
+            )
+
+    def _start(self) -> None:
+        uid, job_name = self._ledger.context.uid, self._ledger.context.job_name
+        self._connection = self._sessions.take()
+        name = session_name(self._ledger.key, self._epoch, f"{job_name}/{uid}")
+        self._clear(self._connection)
+        self._connection.execute(f"begin; set local application_name = {literal(name)}".encode())
+        target = self._begin(self._connection)
+        self._copying = self._connection.cursor().copy(f"copy {target}".encode())
+        self._copy = self._copying.__enter__()
+
+    def prepare(self) -> Committable | None:
+        self._check_is_on()
+        if self._copying is None:
+            return None
+        assert self._connection is not None
+        try:
+            copying, self._copying = self._copying, None
+            copying.__exit__(None, None, None)
+            committable = self._end(self._connection, self._hash.hexdigest())
+        except BaseException as error:
+            self._failed(error)
+            raise
+        connection, self._connection = self._connection, None
+        self._sessions.give(connection)
+        return committable
+
+    def abort(self) -> None:
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """The transaction is rolled back, by us or by the server that misses us."""
+        self._is_over = True
+        connection, self._connection = self._connection, None
+        copying, self._copying = self._copying, None
+        if connection is None:
+            return
+        try:
+            if copying is not None:
+                reason = InterruptedError("given up")
+                copying.__exit__(InterruptedError, reason, None)
+            connection.execute("rollback")
+        except Exception:
+            connection.close()
+        self._sessions.give(connection)
+
+    def _failed(self, error: BaseException) -> None:
+        """Gives up, and says of an error which sink it comes from."""
+        import psycopg
+
+        self._give_up()
+        uid = self._ledger.context.uid
+        if isinstance(error, psycopg.Error):
+            said = str(error).strip().replace("\n", "\n  ")
+            raise EpochError(
+                f"sink {uid!r} could not be written: PostgreSQL says\n  {said}",
+                sink=uid,
+                sqlstate=error.sqlstate,
+            ) from error
+        if isinstance(error, EpochError):
+            raise EpochError(f"sink {uid!r}: {error}", **{**error.facts, "sink": uid}) from error
+
+    def _closed(self) -> EpochError:
+        return EpochError(
+            f"epoch {self._epoch} is closed: another driver has taken over, "
+            "and what this attempt has written is removed"
+        )
+
+
+class StagedWriter(CopyWriter):
+    """Rows into a piece: a table of their own, listed when it is complete."""
+
+    def __init__(self, *place: Any, schema: pa.Schema, key: Sequence[str]) -> None:
+        super().__init__(*place)
+        self._schema = schema
+        self._key = key
+        self._piece = self._ledger.new_piece()
+
+    def _begin(self, connection: Connection[Any]) -> str:
+        # The table's own rules for single rows are asked here, where an epoch can still fail;
+        # when it is published it no longer can.
+        made = [
+            f"create table {self._piece} (like {self._table.sql} including constraints)"
+            " with (autovacuum_enabled = off)"
+        ]
+        made += [
+            f"alter table {self._piece} drop column {quoted(name)} cascade"
+            for name in self._table.extra(self._schema)
+        ]
+        names = list(self._schema.names)
+        if self._key:
+            made.append(f"alter table {self._piece} add column {quoted(POSITION)} bigint")
+            names.append(POSITION)
+        connection.execute("; ".join(made).encode())
+        # Frozen: the table is new in this transaction, and who reads it later need not ask
+        # whether its rows were committed.
+        return f"{self._piece} ({quoted_list(names)}) from stdin (format csv, freeze)"
+
+    def _text(self, batch: pa.RecordBatch) -> bytes:
+        for name in self._key:
+            if batch[name].null_count:
+                raise EpochError(
+                    f"column {name!r} is a key and holds null\n"
+                    "  next: filter such rows before the sink, or choose another key",
+                    column=name,
+                )
+        if self._key:
+            position = pa.array(np.arange(self._rows, self._rows + batch.num_rows))
+            batch = pa.RecordBatch.from_arrays(
+                [*batch.columns, position], [*batch.schema.names, POSITION]
+            )
+        return csv_rows(batch)
+
+    def _end(self, connection: Connection[Any], digest: str) -> Committable:
+        from psycopg import errors
+
+        piece: Committable = {
+            "subtask": self._subtask,
+            "pass": self._pass,
+            "digest": digest,
+            "rows": self._rows,
+        }
+        if self._key:
+            piece["key"] = list(self._key)
+        # In one trip: a slot that dies here holds no lock that others wait for.
+        try:
+            listed = connection.execute(
+                f"{self._ledger.list_piece(self._epoch, piece, self._piece)}; commit;"
+                f" {self._ledger.staged_from()}".encode()
+            )
+        except errors.UniqueViolation:
+            # The very same rows are listed already, by an earlier try or by a slot that was
+            # given up for dead: these are not needed.
+            connection.execute("rollback")
+            listed = connection.execute(self._ledger.staged_from().encode())
+        if _last(listed) > self._epoch:
+            self._ledger.drop(connection, self._epoch, [piece])
+            raise self._closed()
+        return piece
+
+
+class PreparedWriter(CopyWriter):
+    """Rows into the target, in a transaction that is prepared and committed by the driver."""
+
+    def __init__(self, *place: Any, schema: pa.Schema) -> None:
+        super().__init__(*place)
+        self._schema = schema
+
+    def _begin(self, connection: Connection[Any]) -> str:
+        return f"{self._table.sql} ({quoted_list(self._schema.names)}) from stdin (format csv)"
+
+    def _clear(self, connection: Connection[Any]) -> None:
+        """Lower tries, of which there may be many while a slot waits for the server.
+
+        The last one too where it would be in the way: rows of one key wait for each other. Of all
+        subtasks: a row may come to another one this time.
+        """
+        below = self._try if self._table.is_exclusive else self._try - 1
+        if below <= 0:
+            return
+        place = gid_of(self._ledger.key, self._epoch)
+        for gid in prepared_gids(connection, place):
+            _, pass_, try_, _ = gid.removeprefix(place).split(":")
+            if int(pass_) == self._pass and int(try_) < below:
+                roll_back_prepared(connection, gid)
+
+    def _end(self, connection: Connection[Any], digest: str) -> Committable:
+        from psycopg import errors
+
+        place = gid_of(self._ledger.key, self._epoch, self._subtask, self._pass)
+        gid = f"{place}{self._try}:{digest}"
+        committable = {"gid": gid, "rows": self._rows}
+        if gid in prepared_gids(connection, gid):
+            connection.execute("rollback")
+            return committable
+        try:
+            told = connection.execute(
+                f"{self._ledger.prove(self._epoch, gid)}; prepare transaction {literal(gid)};"
+                f" {self._ledger.staged_from()}".encode()
+            )
+        except errors.UniqueViolation as error:
+            connection.execute("rollback")
+            if error.diag.table_name != "cairn_proofs":
+                raise  # A deferred rule of the target.
+            # Committed already: this slot was given up for dead, and has been replaced.
+            return committable
+        if _last(told) > self._epoch:
+            roll_back_prepared(connection, gid)
+            raise self._closed()
+        return committable
+
+
+def gid_of(key: str, *place: int) -> str:
+    """How the names of transactions begin: job and sink, epoch, subtask, pass."""
+    return ":".join(["cairn", key, *map(str, place), ""])
+
+
+def prepared_gids(connection: Connection[Any], prefix: str) -> list[str]:
+    rows = connection.execute(
+        "select gid from pg_prepared_xacts"
+        " where database = current_database() and starts_with(gid, %s)",
+        [prefix],
+    )
+    return [gid for (gid,) in rows]
+
+
+def epoch_of(gid: str) -> int:
+    found = re.match(r"cairn:\w+:(\d+):", gid)
+    assert found is not None, "a name that gid_of made"
+    return int(found[1])
+
+
+def roll_back_prepared(connection: Connection[Any], gid: str) -> None:
+    from psycopg import errors
+
+    # When it is gone or busy, somebody else does it, or commits it.
+    with suppress(errors.UndefinedObject, errors.ObjectNotInPrerequisiteState):
+        connection.execute(f"rollback prepared {literal(gid)}".encode())
+
+
+def _last(cursor: Any) -> int:
+    """The number that the last of several statements has found."""
+    while cursor.nextset():
+        pass
+    found = cursor.fetchone()
+    return int(found[0]) if found else 0

@@ -1,0 +1,225 @@
+"""Where a savepoint is written: an empty folder that is claimed, Parquet files, savepoint.json.
+
+Always true here:
+- nobody else's files are replaced: the destination is empty, and of two who start to write
+  there one is refused;
+- savepoint.json is written last; after an error nothing that was written is left behind, and
+  after a kill the unfinished savepoint says that it is one;
+- a key group is never split between files of a state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cairn.errors import CommitUnknownError, RestoreError
+from cairn.snapshots.columns import GROUP, StateColumns
+from cairn.snapshots.savepoint import (
+    SAVEPOINT_PATH,
+    UNFINISHED_PATH,
+    SavedFile,
+    SavepointInfo,
+    StateFile,
+    state_folder,
+)
+from cairn.storage.manifest import seal
+from cairn.storage.store import NotFoundError, Store
+
+FILE_ROWS: Final = 1 << 20
+FILE_BYTES: Final = 256 << 20
+ROW_GROUP_ROWS: Final = 1 << 17
+ROW_GROUP_BYTES: Final = 32 << 20
+_COPY_BYTES: Final = 4 << 20
+
+Put = Callable[[str, str], SavedFile]
+"""Puts a local file under a path."""
+
+
+class Destination:
+    """Where the savepoint goes; remembers what was written, to take it back."""
+
+    def __init__(self, store: Store, savepoint_id: str, epoch: int) -> None:
+        self.store = store
+        self._written: list[str] = []
+        there = store.list()
+        claim = msgspec.json.encode({"id": savepoint_id, "epoch": epoch})
+        if there or not _claimed(store, claim):
+            raise _refused(store, [found.path for found in there] or [UNFINISHED_PATH])
+
+    def put_sources(self, sources: dict[str, bytes]) -> list[SavedFile]:
+        found = []
+        for name, data in sorted(sources.items()):
+            path = f"sources/{name}"
+            self._written.append(path)
+            self.store.put(path, data)
+            digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+            found.append(SavedFile(path=path, bytes=len(data), digest=digest))
+        return found
+
+    def put_file(self, path: str, local_file: str) -> SavedFile:
+        self._written.append(path)
+        return put_file(self.store, path, local_file)
+
+    def wrote(self, files: list[StateFile]) -> list[StateFile]:
+        """Take in what others have written here."""
+        self._written += [file.path for file in files]
+        return files
+
+    def finish(self, info: SavepointInfo) -> None:
+        self._written.append(SAVEPOINT_PATH)
+        self.store.put(SAVEPOINT_PATH, seal(info))
+        # From here on it stands, whatever happens to the claim.
+        self._written.clear()
+        with contextlib.suppress(Exception):
+            self.store.delete([UNFINISHED_PATH])
+
+    def undo(self) -> None:
+        # savepoint.json first, and the claim last: what is half removed must not look whole.
+        with contextlib.suppress(Exception):
+            for path in reversed(self._written):
+                self.store.delete([path])
+            # What others wrote and could not tell of; the folder is ours since it was empty.
+            self.store.delete([found.path for found in self.store.list("state")])
+            self.store.delete([UNFINISHED_PATH])
+
+
+def put_file(store: Store, path: str, local_file: str) -> SavedFile:
+    """Put a local file, and say what it was."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(local_file, "rb", buffering=0) as source:
+        while data := source.read(_COPY_BYTES):
+            digest.update(data)
+    store.put_file(path, local_file)
+    size = os.path.getsize(local_file)
+    return SavedFile(path=path, bytes=size, digest=digest.hexdigest())
+
+
+def _claimed(store: Store, claim: bytes) -> bool:
+    try:
+        return store.put_if_absent(UNFINISHED_PATH, claim)
+    except CommitUnknownError:
+        try:
+            return store.get(UNFINISHED_PATH) == claim
+        except NotFoundError:
+            pass
+        raise
+
+
+def _refused(store: Store, there: list[str]) -> RestoreError:
+    if SAVEPOINT_PATH in there:
+        found = "another savepoint"
+    elif UNFINISHED_PATH in there:
+        found = "a savepoint that is being written, or was never finished"
+    else:
+        found = f"{there[0]}" + (f" and {len(there) - 1} more" if len(there) > 1 else "")
+    return RestoreError(
+        f"a savepoint needs an empty folder\n  folder: {store.url}\n  found: {found}\n"
+        "  next: give another folder, or remove what is in this one",
+        url=store.url,
+    )
+
+
+class StateWriter:
+    """The Parquet files of one state. A key group is never split between files."""
+
+    def __init__(
+        self, put: Put, uid: str, columns: StateColumns, folder: str, *, part: str = ""
+    ) -> None:
+        """`folder` is for local files; `part` tells its files from those of other writers."""
+        self._put = put
+        self._part = part
+        self._folder = folder
+        self._columns = columns
+        self._path = state_folder(uid, columns.name)
+        self._files: list[StateFile] = []
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._writer: Any = None
+        self._begin_file()
+
+    def _begin_file(self) -> None:
+        self._rows = self._bytes = 0
+        self._first_group: int | None = None
+        self._last_group = -1
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows of key groups that ascend, and do not come again."""
+        if not batch.num_rows:
+            return
+        groups = batch[GROUP]
+        is_full = (
+            self._rows + self._pending_rows >= FILE_ROWS
+            or self._bytes + self._pending_bytes >= FILE_BYTES
+        )
+        if is_full:
+            same = int(np.searchsorted(groups.to_numpy(), self._last_group, side="right"))
+            if 0 < same < batch.num_rows:
+                self.write(batch.slice(0, same))
+                batch = batch.slice(same)
+                groups = batch[GROUP]
+            if groups[0].as_py() != self._last_group:
+                self._end_file()
+        if self._first_group is None:
+            self._first_group = groups[0].as_py()
+        self._last_group = groups[-1].as_py()
+        self._pending.append(self._columns.to_parquet(batch))
+        self._pending_rows += batch.num_rows
+        self._pending_bytes += batch.nbytes
+        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
+            self._end_row_group()
+
+    def finish(self) -> list[StateFile]:
+        """The files that were written."""
+        self._end_file()
+        return self._files
+
+    def path(self, number: int) -> str:
+        """What a file is called."""
+        return f"{self._path}/{self._part}{number:05d}.parquet"
+
+    def _end_row_group(self) -> None:
+        if not self._pending:
+            return
+        if self._writer is None:
+            descriptor, self._local = tempfile.mkstemp(dir=self._folder, suffix=".parquet")
+            os.close(descriptor)
+            self._writer = pq.ParquetWriter(
+                self._local, self._columns.parquet_schema, compression="zstd"
+            )
+        rows = pa.Table.from_batches(self._pending)
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+        self._rows += self._pending_rows
+        self._bytes += self._pending_bytes
+        self._pending = []
+        self._pending_rows = self._pending_bytes = 0
+
+    def _end_file(self) -> None:
+        self._end_row_group()
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        saved = self._put(self.path(len(self._files)), self._local)
+        os.unlink(self._local)
+        assert self._first_group is not None
+        self._files.append(
+            StateFile(
+                path=saved.path,
+                bytes=saved.bytes,
+                digest=saved.digest,
+                rows=self._rows,
+                first_group=self._first_group,
+                last_group=self._last_group,
+            )
+        )
+        self._begin_file()

@@ -1,0 +1,340 @@
+"""Write a savepoint that is made of another one and of tables.
+
+States nobody touched are copied file by file. Of all others the rows, of before and given, are
+brought into the order of key groups and written anew: here, or wherever a `Rewriter` does it.
+
+Always true here:
+- what is kept is read from files whose bytes were checked;
+- a row lies in the key group that its key has among as many as the new savepoint has; what
+  subtasks or all of them share, where a job looks for it;
+- the earliest timers are told only if they are known; otherwise the job finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cairn.errors import StateSchemaError
+from cairn.plan.keygroups import groups_of, key_groups
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.destination import Destination, Put, StateWriter
+from cairn.snapshots.draft import CheckpointBase, Draft, DraftEntry, DraftState
+from cairn.snapshots.savepoint import (
+    CheckedFiles,
+    SavedOperator,
+    SavedState,
+    Savepoint,
+    SavepointInfo,
+    StateFile,
+    open_savepoint,
+    saved_state,
+)
+from cairn.snapshots.saving import write_savepoint
+from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows
+from cairn.state import TTL
+from cairn.storage.manifest import StateDecl
+from cairn.storage.store import open_store
+
+_BASE_FOLDER: Final = "base"
+NOTHING_READ: Final = -1
+"""In place of a batch: Spark has read nothing, the sources begin at their beginning."""
+
+
+@dataclass(frozen=True)
+class StateTask:
+    """One state to be written. Can be pickled: executors do it, part by part."""
+
+    uid: str
+    name: str
+    decl: StateDecl
+    key_types: dict[str, str]
+    by_key: bool
+    """Its rows are in the groups of their keys; otherwise in those of subtasks, or all in one."""
+    parallelism: int
+    """Of the subtasks; 1 where all share it."""
+    group_count: int
+    stamp_ms: int | None
+    dest_url: str
+    kept: tuple[str, str, str] | None = None
+    """Savepoint, operator and state whose rows it has."""
+    kept_group_count: int = 0
+    """Of that savepoint."""
+    first_rank: int = PUT
+    """Of the first table that is given."""
+
+    @property
+    def rows(self) -> TableRows:
+        columns = StateColumns(self.name, self.decl, self.key_types)
+        return TableRows(self.uid, columns, self.stamp_ms)
+
+    def kept_rows(self, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows that are kept, staged; `groups` are those of the savepoint they are in."""
+        if self.kept is None:
+            return
+        url, uid, name = self.kept
+        rows = self.rows
+        for batch in open_savepoint(url).rows(uid, name, groups):
+            yield rows.from_plain(batch)
+
+    def write(
+        self, batches: Iterable[pa.RecordBatch], put: Put, folder: str, part: str = ""
+    ) -> list[StateFile]:
+        """Staged rows in order (see `TableRows.to_plain`), as files of the savepoint."""
+        rows = self.rows
+        writer = StateWriter(put, self.uid, rows.columns, folder, part=part)
+        for batch in rows.to_plain(batches):
+            writer.write(batch)
+        return writer.finish()
+
+
+class Rewriter(Protocol):
+    """Who knows the tables that were given."""
+
+    def collect(self, given: Any) -> pa.Table:
+        """A table, of state that is little."""
+        ...
+
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+        """Write a state of keys; None: it is to be done here."""
+        ...
+
+
+class Here:
+    """Everything in this process; tables are Arrow's."""
+
+    def collect(self, given: Any) -> pa.Table:
+        assert isinstance(given, pa.Table), "what is no table is collected by somebody else"
+        return given
+
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+        return None
+
+
+def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -> SavepointInfo:
+    """Write it to an empty folder. The draft can be written again."""
+    draft.check_complete()
+    savepoint_id = str(uuid.uuid4())
+    now_ms = time.time_ns() // 1_000_000
+    base = draft.base
+    epoch = base.epoch if isinstance(base, CheckpointBase) else base.info.epoch if base else 0
+    dest = Destination(open_store(dest_url), savepoint_id, epoch)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
+            if isinstance(base, CheckpointBase):
+                # Inside the unfinished one: whatever happens, nobody takes it for a savepoint.
+                base_url = f"{dest.store.url}/{_BASE_FOLDER}"
+                write_savepoint(base.store, base.epoch, base_url, scratch=folder)
+                base = open_savepoint(base_url)
+            info = _info(draft, base, savepoint_id, now_ms)
+            if base is not None:
+                sources = dest.put_sources(base.source_files())
+                info = msgspec.structs.replace(info, source_files=sources)
+            writing = _Writing(draft, base, dest, folder, rewriter or Here(), info)
+            info = msgspec.structs.replace(info, operators=writing.operators())
+            dest.store.delete_folder(_BASE_FOLDER)
+        dest.finish(info)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            dest.store.delete_folder(_BASE_FOLDER)
+        dest.undo()
+        raise
+    return info
+
+
+def _info(
+    draft: Draft, base: Savepoint | None, savepoint_id: str, created_ms: int
+) -> SavepointInfo:
+    """What is known before the first row."""
+    if base is None:
+        return SavepointInfo(
+            id=savepoint_id,
+            job=draft.job,
+            job_id=str(uuid.uuid4()),
+            max_parallelism=draft.group_count,
+            epoch=0,
+            created_ms=created_ms,
+            now_ms=created_ms,
+            watermarks={},
+            operators={},
+            batch_id=NOTHING_READ,
+            offsets="",
+            sources=[],
+            source_files=[],
+        )
+    return msgspec.structs.replace(
+        base.info,
+        id=savepoint_id,
+        max_parallelism=draft.group_count,
+        created_ms=created_ms,
+        timers=base.info.timers if draft.keeps_timers else None,
+    )
+
+
+class _Writing:
+    """The states of one draft on their way to a destination."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        base: Savepoint | None,
+        dest: Destination,
+        folder: str,
+        rewriter: Rewriter,
+        info: SavepointInfo,
+    ) -> None:
+        self._draft = draft
+        self._base = base
+        self._dest = dest
+        self._folder = folder
+        self._rewriter = rewriter
+        self._info = info
+
+    def operators(self) -> dict[str, SavedOperator]:
+        return {uid: self._operator(entry) for uid, entry in self._draft.entries.items()}
+
+    def _operator(self, entry: DraftEntry) -> SavedOperator:
+        given: dict[str, list[Any]] = {n: s.given for n, s in entry.states.items()}
+        parallelism = entry.parallelism
+        if entry.scope != "keyed":
+            given = {n: [self._rewriter.collect(t) for t in each] for n, each in given.items()}
+        if entry.scope == "subtask":
+            parallelism = max([parallelism, 1, *(self._subtasks(each) for each in given.values())])
+        states = {}
+        for name, state in entry.states.items():
+            if self._is_as_it_was(entry, state, parallelism):
+                states[name] = self._copied(entry.uid, name, state)
+            else:
+                task = self._task(entry, name, state, parallelism)
+                files = None
+                if entry.scope == "keyed":
+                    files = self._rewriter.rewrite(task, given[name])
+                if files is None:
+                    files = self._rewritten(task, given[name])
+                states[name] = saved_state(state.decl, self._dest.wrote(files))
+        return SavedOperator(
+            uid=entry.uid,
+            function_version=entry.function_version,
+            key_types=entry.key_types,
+            states=states,
+            scope=entry.scope,
+            parallelism=parallelism,
+        )
+
+    def _subtasks(self, tables: list[pa.Table]) -> int:
+        """How many subtasks these tables name."""
+        count = 0
+        for table in tables:
+            if "subtask" not in table.column_names or not table.num_rows:
+                continue
+            numbers = table["subtask"].drop_null().to_numpy()
+            low, high = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+            if low < 0 or high >= self._draft.group_count:
+                raise StateSchemaError(
+                    f"there is no subtask {low if low < 0 else high}\n"
+                    f"  expected: 0 to {self._draft.group_count - 1}, as max_parallelism is "
+                    f"{self._draft.group_count}\n  next: number the subtasks from 0 on"
+                )
+            count = max(count, high + 1)
+        return count
+
+    def _is_as_it_was(self, entry: DraftEntry, state: DraftState, parallelism: int) -> bool:
+        if state.given or state.kept is None:
+            return False
+        if entry.scope == "shared":
+            return True
+        is_spread_alike = entry.scope != "subtask" or parallelism == entry.parallelism
+        return is_spread_alike and self._draft.group_count == self._draft.base_group_count
+
+    def _copied(self, uid: str, name: str, state: DraftState) -> SavedState:
+        assert self._base is not None and state.kept is not None
+        was_uid, was_name = state.kept
+        rows = StateColumns(name, state.decl, self._base.info.operators[was_uid].key_types)
+        names = StateWriter(self._dest.put_file, uid, rows, self._folder)
+        files = []
+        with CheckedFiles(self._base.store, self._folder) as checked:
+            saved = self._base.info.operators[was_uid].states[was_name]
+            for number, file in enumerate(saved.files):
+                path = names.path(number)
+                self._dest.put_file(path, checked.path(file))
+                checked.release(file)
+                files.append(msgspec.structs.replace(file, path=path))
+        return saved_state(state.decl, files)
+
+    def _task(self, entry: DraftEntry, name: str, state: DraftState, parallelism: int) -> StateTask:
+        kept = None
+        if state.kept is not None:
+            assert self._base is not None
+            kept = (self._base.url, *state.kept)
+        stamp_ms = self._draft.rows_of(entry, name).stamp_ms
+        ttl = TTL.of(state.decl.ttl)
+        if ttl is not None and ttl.clock == "processing":
+            stamp_ms = self._info.now_ms
+        return StateTask(
+            uid=entry.uid,
+            name=name,
+            decl=state.decl,
+            key_types=entry.key_types,
+            by_key=self._draft.is_by_key(entry),
+            parallelism=1 if entry.scope == "shared" else parallelism,
+            group_count=self._draft.group_count,
+            stamp_ms=stamp_ms,
+            dest_url=self._dest.store.url,
+            kept=kept,
+            kept_group_count=self._draft.base_group_count,
+            first_rank=PUT if state.is_put else PATCH,
+        )
+
+    def _rewritten(self, task: StateTask, given: list[pa.Table]) -> list[StateFile]:
+        rows = task.rows
+        staged = list(task.kept_rows())
+        for rank, table in enumerate(given, start=task.first_rank):
+            staged += [rows.stage(batch, rank) for batch in table.to_batches()]
+        table = pa.Table.from_batches(staged, schema=rows.staged).combine_chunks()
+        return task.write(
+            [in_order(task, batch) for batch in table.to_batches()],
+            self._dest.put_file,
+            self._folder,
+        )
+
+
+def in_order(task: StateTask, staged: pa.RecordBatch) -> pa.RecordBatch:
+    """Staged rows with their key groups in front, as `TableRows.to_plain` wants them."""
+    rows = task.rows
+    keys = rows.keys(staged)
+    groups = _groups(task, keys)
+    names = rows.columns.keys.decode_keys(keys)
+    by = [-staged[RANK].to_numpy(), _numbered(rows.places(staged)), _numbered(names), groups]
+    for name in rows.order if rows.is_whole else []:
+        by.insert(0, staged[name].cast(pa.int64()).fill_null(-1).to_numpy())
+    order = pa.array(np.lexsort(by))
+    return rows.grouped(pa.array(groups), staged).take(order)
+
+
+def _groups(task: StateTask, keys: pa.Array) -> npt.NDArray[np.int64]:
+    if task.by_key:
+        return key_groups(keys, task.rows.columns.key_type, task.group_count)
+    if task.rows.columns.decl.kind == "broadcast":
+        return np.zeros(len(keys), np.int64)
+    starts = [
+        groups_of(i, task.parallelism, task.group_count).start for i in range(task.parallelism)
+    ]
+    subtasks = keys.fill_null(0).to_numpy()
+    found: npt.NDArray[np.int64] = np.array(starts, np.int64)[subtasks]
+    return found
+
+
+def _numbered(values: list[Any]) -> npt.NDArray[np.int64]:
+    """Equal ones have equal numbers."""
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(v, len(numbers)) for v in values], np.int64)

@@ -1,0 +1,114 @@
+"""What went wrong in a job, kept beside its epochs: `failures/<wall_ms>-<id>.json`.
+
+An epoch that fails is tried again, so one cause has one file that counts the attempts; it says
+whether the run has ended with it.
+
+Always true here:
+- telling of a failure never waits for the store, and never hides the failure;
+- of one cause in one epoch there is one file.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+import uuid
+from typing import Any, Final
+
+from cairn.errors import CairnError, CommitConflictError
+from cairn.storage.notes import FAILURES_FOLDER, read_notes, write_note
+from cairn.storage.store import Store
+
+Facts = dict[str, Any]
+
+FAILURES_KEPT: Final = 20
+TEXT_CHARS_MAX: Final = 8000
+SETTLE_S: Final = 5.0
+
+
+class Failures:
+    """Writes down what fails in one run, on threads of its own."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._store = store
+        self._job = job
+        self._lock = threading.Lock()
+        self._current: tuple[str, Facts] | None = None
+        self._writer: threading.Thread | None = None
+
+    def note(self, error: BaseException, epoch: int, attempt: int) -> None:
+        """An attempt at an epoch has failed, the first one being 1."""
+        self._note(error, epoch, attempts=attempt)
+
+    def ended(self, error: BaseException, epoch: int) -> None:
+        """The run has failed with it. Waits a little, as the process may end next."""
+        if isinstance(error, CommitConflictError):
+            return  # The checkpoint is another driver's by now, or is being removed.
+        self._note(error, epoch, ended_run=True)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait, within bounds, for what is being written."""
+        writer = self._writer
+        if writer is not None:
+            writer.join(SETTLE_S)
+
+    def _note(self, error: BaseException, epoch: int, **more: Any) -> None:
+        facts = failure_facts(error, self._job)
+        facts["epoch"] = facts["epoch"] or epoch
+        with self._lock:
+            if self._current is not None and _same(self._current[1], facts):
+                name, facts = self._current[0], {**self._current[1], **more}
+            else:
+                name = f"{facts['wall_ms']:013d}-{uuid.uuid4().hex[:12]}"
+                facts.update(more)
+            self._current = name, facts
+            before = self._writer
+            self._writer = threading.Thread(
+                target=self._write, args=(before,), daemon=True, name="cairn-failure"
+            )
+            self._writer.start()
+
+    def _write(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        with self._lock:
+            assert self._current is not None
+            name, facts = self._current
+        write_note(self._store, FAILURES_FOLDER, name, facts, keep=FAILURES_KEPT)
+
+
+def failure_facts(error: BaseException, job: str) -> Facts:
+    """What is known of a failure, under stable names."""
+    given = error.facts if isinstance(error, CairnError) else {}
+    trace = given.get("traceback") or given.get("text")
+    if not trace:
+        trace = "".join(traceback.format_exception(error))
+    return {
+        "job": job,
+        "wall_ms": time.time_ns() // 1_000_000,
+        "epoch": given.get("epoch") or 0,
+        "attempts": 1,
+        "ended_run": False,
+        "kind": type(error).__name__,
+        "operator": _text(given.get("operator") or given.get("sink")),
+        "key": _text(given.get("key")),
+        "row": _text(given.get("row")),
+        "timer": _text(given.get("timer")),
+        "message": _text(error) or type(error).__name__,
+        "traceback": _text(trace),
+    }
+
+
+def read_failures(store: Store) -> list[Facts]:
+    """Newest first."""
+    return [note.facts for note in read_notes(store, FAILURES_FOLDER)]
+
+
+def _same(one: Facts, other: Facts) -> bool:
+    return all(one[name] == other[name] for name in ("kind", "epoch", "message"))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)[:TEXT_CHARS_MAX]

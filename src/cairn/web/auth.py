@@ -1,0 +1,157 @@
+"""Who may ask: the host that was meant, a token or a session, no other site's page.
+
+    Host       on a loopback address only its own names: a page of elsewhere whose name was
+               made to point here (DNS rebinding) is refused
+    token      `Authorization: Bearer ...`, or the session cookie of a browser that logged in
+    control    its own token, in the header, always: a cookie is not enough to change a job
+    Origin     what is not a GET must come from a page of ours, or from no page at all
+
+Always true here:
+- tokens are compared in constant time, and never logged or answered;
+- what needs no token is /login and /static/, which hold no facts.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cairn.web.errors import ApiError, error_response
+from cairn.web.settings import is_loopback
+
+if TYPE_CHECKING:
+    from cairn.web.site import Site
+
+_PUBLIC: Final = ("/login", "/static/")
+
+
+class Guard:
+    """ASGI middleware: lets through who may ask."""
+
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        self._app = app
+        self._site = site
+        self._is_loopback = is_loopback(site.settings.host_port()[0])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            refusal = self._refusal(scope, Headers(scope=scope))
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        if self._is_loopback and not _is_local_host(headers.get("host", "")):
+            return error_response(
+                421,
+                "wrong-host",
+                "This server answers to a loopback name only",
+                "ask for 127.0.0.1 or localhost",
+            )
+        if scope["method"] not in ("GET", "HEAD") and not _is_own_page(headers):
+            return error_response(
+                403, "other-origin", "A page of another site may not do this", "use a page of ours"
+            )
+        path: str = scope["path"]
+        if path == _PUBLIC[0] or path.startswith(_PUBLIC[1]) or may_read(self._site, scope):
+            return None
+        accepts = headers.get("accept", "")
+        if scope["method"] == "GET" and "text/html" in accepts and not path.startswith("/api/"):
+            return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303)
+        return no_token()
+
+
+def no_token() -> Response:
+    return error_response(
+        401,
+        "no-token",
+        "A token is needed, and this request has none that fits",
+        "send the header Authorization: Bearer TOKEN, or log in at /login",
+        {"WWW-Authenticate": "Bearer"},
+    )
+
+
+def may_read(site: Site, scope: Scope) -> bool:
+    """Whether a request may see what is served."""
+    if site.settings.token is None:
+        return True
+    request = HTTPConnection(scope)
+    given = bearer(request.headers)
+    # Both are compared, whatever comes of the first.
+    reads, controls = is_token(given, site.settings.token), is_control(site, given)
+    session = request.cookies.get(cookie_name(request))
+    return reads or controls or site.sessions.knows(session)
+
+
+def check_control(site: Site, request: HTTPConnection) -> None:
+    """ApiError unless the request may change the job."""
+    if site.settings.control_token is None:
+        raise ApiError(
+            403,
+            "control-off",
+            "What changes the job is switched off",
+            "start the job with serve=cairn.Serve(control_token=...)",
+        )
+    if not is_control(site, bearer(request.headers)):
+        raise ApiError(
+            401,
+            "no-token",
+            "The control token is needed, and this request does not have it",
+            "send the header Authorization: Bearer CONTROL_TOKEN",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+def is_control(site: Site, given: str) -> bool:
+    token = site.settings.control_token
+    return token is not None and is_token(given, token)
+
+
+def is_token(given: str, token: str) -> bool:
+    """In a time that says nothing about either."""
+    return hmac.compare_digest(_digest(given), _digest(token))
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode(errors="surrogateescape")).digest()
+
+
+def bearer(headers: Headers) -> str:
+    """The token a request brings, or nothing."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def cookie_name(request: HTTPConnection) -> str:
+    """A browser sends cookies to all ports of a host: each server has a name of its own."""
+    server = request.scope.get("server") or ("", 0)
+    return f"cairn_session_{server[1]}"
+
+
+def _is_local_host(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name is not None and is_loopback(name)
+
+
+def _is_own_page(headers: Headers) -> bool:
+    """Whether a page of ours sent this, or a program that is no browser."""
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    if origin is None:
+        return True
+    try:
+        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+    except ValueError:
+        return False

@@ -1,0 +1,217 @@
+"""What happens, as it happens: server-sent events.
+
+    event: epoch     an epoch was committed; its figures, as run.metrics() has them
+    event: status    the run pauses, goes on, ends; sent at the beginning too
+
+One watcher looks for what is new, of the run or in the log, and only while somebody listens.
+
+Always true here:
+- a listener hears of every epoch once, in order, or, when it is too slow, is let go: the
+  browser comes back and says which it heard last;
+- listeners are bounded, and end with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from cairn.coordinator.measured import summary
+from cairn.errors import CairnError
+from cairn.storage.manifest import Epoch
+from cairn.web.errors import ApiError
+from cairn.web.openapi import Docs, operation
+from cairn.web.site import Site
+
+LISTENERS_MAX: Final = 64
+MISSED_MAX: Final = 100
+"""Epochs sent to one who comes back; and kept for one who is slow."""
+HEARTBEAT_S: Final = 15.0
+LIVE_S: Final = 0.25
+POLL_S: Final = 1.0
+
+
+class _Event(NamedTuple):
+    epoch: int | None
+    text: bytes
+
+
+_GOODBYE: Final = _Event(None, b"")
+_HEARTBEAT: Final = _Event(None, b": still here\n\n")
+
+
+def routes(site: Site) -> list[Route]:
+    watch = Watch(site)
+    site.on_closing(watch.close)
+
+    async def events(request: Request) -> Response:
+        if watch.listeners >= LISTENERS_MAX:
+            raise ApiError(429, "too-many", "Too many listen already", "poll /api/epochs instead")
+        last = request.headers.get("last-event-id", "")
+        heard = int(last) if last.isascii() and last.isdecimal() and len(last) < 13 else None
+        return StreamingResponse(
+            watch.listen(heard),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
+        )
+
+    return [Route("/api/events", events)]
+
+
+class Watch:
+    """Looks for what is new, and tells the listeners."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._queues: set[asyncio.Queue[_Event]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_over = False
+        self._newest = 0
+        self._status: dict[str, Any] | None = None
+
+    @property
+    def listeners(self) -> int:
+        return len(self._queues)
+
+    def close(self) -> None:
+        """From any thread: all listeners are let go."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._let_go)
+
+    def _let_go(self) -> None:
+        self._is_over = True
+        last = _Event(None, _text("status", self._site.status()))
+        for queue in self._queues:
+            _tell(queue, last)
+            _tell(queue, _GOODBYE)
+
+    async def listen(self, heard: int | None) -> AsyncIterator[bytes]:
+        """What one listener is told, from the state of things on."""
+        if self._is_over or self._site.closing.is_set():
+            return
+        self._loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[_Event] = asyncio.Queue(MISSED_MAX + 2)
+        self._queues.add(queue)
+        try:
+            told = await run_in_threadpool(self._first, heard)
+            for event in told:
+                yield event.text
+            self._watch()
+            while True:
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        event = await queue.get()
+                except TimeoutError:
+                    event = _HEARTBEAT
+                if event is _GOODBYE:
+                    return
+                # It may have come while the first events were made, and be among them.
+                if event.epoch is None or all(event.epoch != each.epoch for each in told):
+                    yield event.text
+        finally:
+            self._queues.discard(queue)
+
+    def _watch(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        while self._queues and not self._is_over:
+            for event in await run_in_threadpool(self._new):
+                for queue in list(self._queues):
+                    _tell(queue, event)
+            await asyncio.sleep(LIVE_S if self._site.run is not None else POLL_S)
+
+    # In a thread of the pool: these read files
+
+    def _first(self, heard: int | None) -> list[_Event]:
+        events = [_Event(None, _text("status", self._site.status()))]
+        try:
+            newest = self._newest_epoch()
+        except Exception:
+            return events  # The next look sees it, or the log is gone.
+        if newest is None:
+            return events
+        if self._task is None or self._task.done():
+            self._newest, self._status = newest.number, self._site.status()
+        missed = self._between(heard, newest) if heard is not None else [newest]
+        return events + [self._epoch_event(epoch) for epoch in missed]
+
+    def _new(self) -> list[_Event]:
+        """What came since the last look."""
+        events: list[_Event] = []
+        try:
+            newest = self._newest_epoch()
+            if newest is not None and newest.number != self._newest:
+                found = self._between(self._newest, newest)
+                # After a rollback the newest epoch is one of before.
+                events = [self._epoch_event(epoch) for epoch in found or [newest]]
+                self._newest = newest.number
+        except Exception:
+            pass  # Records may be removed while they are read; the next look sees the rest.
+        status = self._site.status()
+        if status != self._status:
+            self._status = status
+            events.append(_Event(None, _text("status", status)))
+        return events
+
+    def _newest_epoch(self) -> Epoch | None:
+        """Of a run the newest whose output is published too."""
+        run = self._site.run
+        number = None if run is None else run.metrics().get("epoch")
+        return self._site.log.newest_epoch() if number is None else self._site.log.epoch(number)
+
+    def _between(self, heard: int, newest: Epoch) -> list[Epoch]:
+        """The epochs after one, up to the newest, oldest first; the last MISSED_MAX of them."""
+        found: list[Epoch] = []
+        epoch: Epoch | None = newest
+        while epoch is not None and epoch.number > heard and len(found) < MISSED_MAX:
+            found.append(epoch)
+            epoch = self._parent(epoch)
+        return found[::-1]
+
+    def _parent(self, epoch: Epoch) -> Epoch | None:
+        try:
+            return None if epoch.parent is None else self._site.log.epoch(epoch.parent)
+        except CairnError:
+            return None  # Not kept any more.
+
+    def _epoch_event(self, epoch: Epoch) -> _Event:
+        facts = summary(epoch)
+        facts["commit_ms"] = None
+        measured = {} if self._site.run is None else self._site.run.metrics()
+        if measured.get("epoch") == epoch.number:
+            facts |= {name: measured[name] for name in ("epoch_ms", "rows_per_s", "commit_ms")}
+        return _Event(epoch.number, _text("epoch", facts, epoch.number))
+
+
+def _text(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+    head = f"event: {name}\n" if number is None else f"event: {name}\nid: {number}\n"
+    return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def _tell(queue: asyncio.Queue[_Event], event: _Event) -> None:
+    if queue.full():
+        # Too slow: it ends, and comes back for what it missed.
+        while not queue.empty():
+            queue.get_nowait()
+        event = _GOODBYE
+    queue.put_nowait(event)
+
+
+DOCS: Final[Docs] = {
+    "/api/events": {
+        "get": operation(
+            "Epochs and changes of status, as server-sent events",
+            content_type="text/event-stream",
+        )
+    }
+}

@@ -1,0 +1,114 @@
+"""How the keys of an operator spread over its key groups and subtasks.
+
+Rows that came in are what the epoch measured; rows that are stored come from the indexes of the
+epoch's files, without reading the files: deltas may have a key twice, so they are an upper bound.
+
+Always true here:
+- a value stands for one key group, or for as many as `step` says;
+- a skew is the largest share divided by the mean one: 1.0 is even, None is nothing to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cairn.errors import CairnError, StateNotFoundError
+from cairn.storage.files import open_segment
+from cairn.storage.manifest import Epoch, OperatorEntry, RangeState
+from cairn.storage.store import Store
+
+Facts = dict[str, Any]
+
+BUCKETS_MAX: Final = 128
+FILES_READ_MAX: Final = 400
+
+
+def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int) -> Facts:
+    """Of one keyed operator (default: the one with most keys): its groups, its subtasks."""
+    keyed = {uid: entry for uid, entry in epoch.operators.items() if entry.scope == "keyed"}
+    facts: Facts = {"epoch": epoch.number, "operators": sorted(keyed), "operator": operator}
+    if operator is None:
+        operator = max(keyed, key=lambda uid: _keys(keyed[uid]), default=None)
+    if operator is None:
+        return {**facts, "groups": None, "subtasks": [], "skew": None, "hot_keys": []}
+    if operator not in keyed:
+        known = ", ".join(sorted(keyed)) or "none"
+        raise StateNotFoundError(
+            f"there is no keyed operator {operator!r} in epoch {epoch.number}\n"
+            f"  found: {known}\n  next: /api/groups without operator= lists them",
+            operator=operator,
+        )
+    measured = epoch.metrics.get("operators", {}).get(operator, {})
+    parts = keyed[operator].ranges
+    rows = measured.get("subtask_rows")
+    subtasks = [
+        {
+            "subtask": index,
+            "first_group": part.first_group,
+            "group_count": part.group_count,
+            "state_keys": part.state_keys,
+            "state_bytes": part.state_bytes,
+            "rows": rows[index] if rows and index < len(rows) else None,
+        }
+        for index, part in enumerate(parts)
+    ]
+    step = -(-group_count // BUCKETS_MAX)
+    stored, is_exact = _stored_rows(store, parts, group_count)
+    return {
+        **facts,
+        "operator": operator,
+        "groups": {
+            "count": group_count,
+            "step": step,
+            "stored_rows": _bucketed(stored, step),
+            "is_exact": is_exact,
+            "rows": measured.get("group_rows"),
+        },
+        "subtasks": subtasks,
+        "skew": {
+            "state_keys": skew([part.state_keys for part in parts]),
+            "rows": skew(rows or []),
+        },
+        "hot_keys": measured.get("hot_keys", []),
+    }
+
+
+def skew(shares: Sequence[float]) -> float | None:
+    """Largest by mean."""
+    total = sum(shares)
+    return round(max(shares) * len(shares) / total, 2) if total > 0 else None
+
+
+def _keys(entry: OperatorEntry) -> int:
+    return sum(part.state_keys for part in entry.ranges)
+
+
+def _stored_rows(
+    store: Store, parts: Sequence[RangeState], group_count: int
+) -> tuple[list[float], bool]:
+    """Rows per key group, and whether every file has said so itself."""
+    counts = [0.0] * group_count
+    is_exact, read = True, 0
+    for part in parts:
+        mine = range(part.first_group, part.first_group + part.group_count)
+        for ref in part.files:
+            read += 1
+            if ref.format == "segment" and read <= FILES_READ_MAX:
+                try:
+                    with open_segment(store, ref) as segment:
+                        for state in segment.index.states:
+                            for group, rows in zip(state.groups, state.group_rows, strict=True):
+                                if group in mine:
+                                    counts[group] += rows
+                    continue
+                except (CairnError, KeyError, OSError):
+                    pass  # Removed meanwhile; its rows are told as if they were spread evenly.
+            is_exact = False
+            for group in mine:
+                counts[group] += ref.rows / len(mine)
+    return counts, is_exact
+
+
+def _bucketed(counts: Sequence[float], step: int) -> list[int]:
+    return [round(sum(counts[at : at + step])) for at in range(0, len(counts), step)]

@@ -1,0 +1,176 @@
+"""How much may be asked: sizes, rates, requests at once; and what every answer carries.
+
+Always true here:
+- a request that is refused for its size has not been read;
+- a client that stalls in the middle of its body is let go after BODY_S seconds;
+- an answer, also one to an error that nobody foresaw, has the headers that keep a browser safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cairn.web.errors import error_response, unforeseen
+
+if TYPE_CHECKING:
+    from cairn.web.site import Site
+
+BODY_BYTES_MAX: Final = 64 << 10
+URL_BYTES_MAX: Final = 8 << 10
+BODY_S: Final = 10.0
+AT_ONCE_MAX: Final = 128
+LASTING: Final = "/api/events"
+"""Bounded by a number of its own, and never done."""
+
+_SAFE: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Rate:
+    """So many a second, with bursts of a second's worth."""
+
+    def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._burst = max(per_s, 1.0)
+        self._clock = clock
+        self._left = self._burst
+        self._at = clock()
+
+    def take(self) -> bool:
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class Limits:
+    """ASGI middleware, the outermost one."""
+
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        self._app = app
+        self._rate = Rate(site.settings.requests_per_s)
+        self._at_once = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(scope, send)
+        counts = scope["path"] != LASTING
+        self._at_once += counts
+        try:
+            refusal = self._refusal(scope) or await self._bounded(scope, receive, answer)
+            if refusal is not None:
+                await refusal(scope, receive, answer)
+        except Exception as error:
+            response = unforeseen(Request(scope), error)
+            if not answer.has_begun:
+                await response(scope, receive, answer)
+        finally:
+            self._at_once -= counts
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if not self._rate.take() or self._at_once > AT_ONCE_MAX:
+            return error_response(429, "too-many", "Too many requests", "come again in a moment")
+        url_bytes = len(scope.get("raw_path") or scope["path"].encode()) + len(
+            scope["query_string"]
+        )
+        if url_bytes > URL_BYTES_MAX:
+            return error_response(
+                414,
+                "url-too-long",
+                f"The URL has {url_bytes} bytes, at most {URL_BYTES_MAX} are taken",
+                "send many or long keys with POST .../lookup",
+            )
+        return None
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """Run the request with its body, read whole; or what is wrong with the body."""
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+            return _too_large()
+        if length == "0" and "transfer-encoding" not in headers:
+            await self._app(scope, receive, send)
+            return None
+        body = b""
+        try:
+            async with asyncio.timeout(BODY_S):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None  # The client is gone.
+                    body += message.get("body", b"")
+                    if len(body) > BODY_BYTES_MAX:
+                        return _too_large()
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            return error_response(
+                408, "too-slow", f"The body did not come within {BODY_S:.0f} s", "send it again"
+            )
+        await self._app(scope, _Again(body, receive), send)
+        return None
+
+
+def _too_large() -> Response:
+    return error_response(
+        413,
+        "too-large",
+        f"A body may have at most {BODY_BYTES_MAX} bytes",
+        "ask for fewer things at once",
+    )
+
+
+class _Again:
+    """Receives a body that has been read already."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Answer:
+    """Sends an answer, with the headers that are on all of them."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._send = send
+        self._is_static = scope["path"].startswith("/static/")
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in _SAFE.items():
+                headers.setdefault(name, value)
+            if not self._is_static:
+                headers["Cache-Control"] = "no-store"
+        await self._send(message)

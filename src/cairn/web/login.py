@@ -1,0 +1,84 @@
+"""Log in with a browser: the token once, then a cookie.
+
+Always true here:
+- the answer to a wrong token is the same whatever the token;
+- after logging in, only paths of this server are gone to.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from cairn.web.auth import cookie_name, is_control, is_token
+from cairn.web.sessions import SESSION_S
+from cairn.web.site import Site
+
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>cairn: log in</title>
+<link rel="stylesheet" href="/static/login.css">
+</head>
+<body class="login">
+<main>
+<h1>cairn</h1>
+<p role="status">{says}</p>
+<form method="post" action="/login">
+<input type="hidden" name="next" value="{next}">
+<label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+<button type="submit">Log in</button>
+</form>
+</main>
+</body>
+</html>
+"""
+
+
+def routes(site: Site) -> list[Route]:
+    def show(request: Request) -> Response:
+        return _page("This dashboard needs a token.", request.query_params.get("next", "/"))
+
+    async def enter(request: Request) -> Response:
+        fields = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=10)
+        given, next = (fields.get(name, [""])[0] for name in ("token", "next"))
+        token = site.settings.token
+        fits = token is None or is_token(given, token)
+        if not (is_control(site, given) or fits):
+            return _page("That token does not fit.", next, 401)
+        response = RedirectResponse(_own_path(next), 303)
+        response.set_cookie(
+            cookie_name(request),
+            site.sessions.open(),
+            max_age=int(SESSION_S),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    return [Route("/login", show), Route("/login", enter, methods=["POST"])]
+
+
+def _own_path(path: str) -> str:
+    """Where to go next: never to another server, which //name and /\\name would."""
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_own else "/"
+
+
+def _page(says: str, next: str, status: int = 200) -> Response:
+    # A form is sent with its origin only when the page may be named to its own server.
+    return HTMLResponse(
+        _PAGE.format(says=escape(says), next=escape(_own_path(next))),
+        status,
+        {"Referrer-Policy": "same-origin"},
+    )

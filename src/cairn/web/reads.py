@@ -1,0 +1,164 @@
+"""State, read from the checkpoint for an answer: a page of rows, single keys.
+
+Scans and bulk are read from the files of one committed epoch, however long they take, and
+the slots are left alone. A scan goes through the key groups in order: its cursor names the
+epoch, the key group and how many of its rows have been seen, so pages fit together though
+the job goes on meanwhile.
+
+Always true here:
+- a page is of the epoch of the page before it, or it is an error: epochs are not mixed;
+- a page reads few key groups more than it shows;
+- a cursor that was tampered with is refused, or shows another page: it reaches nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.errors import QueryError
+from cairn.web.errors import ApiError
+
+if TYPE_CHECKING:
+    from cairn.snapshots.tables import StateTable
+
+Key = tuple[Any, ...]
+
+ABSENT: Final = object()
+_ONE_ROW: Final = ("value", "reducing", "aggregating", "broadcast")
+_OF_ITEMS: Final = ("list", "operator-list", "feedback")
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a scan goes on."""
+
+    epoch: int
+    group: int
+    seen: int
+
+    def text(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+
+def cursor_of(text: str) -> Cursor:
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        found = msgspec.msgpack.decode(data, type=Cursor)
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        found = None
+    if found is None or found.epoch < 1 or found.group < 0 or found.seen < 0:
+        raise ApiError(
+            400, "bad-request", "after is no place of a scan", "pass `after` of the page before"
+        )
+    return found
+
+
+class Page(NamedTuple):
+    batches: list[pa.RecordBatch]
+    after: Cursor | None
+
+
+def page(table: StateTable, epoch: int, start: Cursor | None, limit: int) -> Page:
+    """The next rows of a scan, at most `limit`, and where it goes on."""
+    found: list[pa.RecordBatch] = []
+    count = 0
+    group, seen = (table.groups.start, 0) if start is None else (start.group, start.seen)
+    for batch in _rows_from(table, group, seen):
+        groups = batch.column("key_group")
+        part = batch.slice(0, limit - count)
+        found.append(part)
+        count += part.num_rows
+        last = groups[part.num_rows - 1].as_py()
+        in_last = pc.sum(pc.equal(groups.slice(0, part.num_rows), last)).as_py()
+        # Batches of one group follow each other.
+        group, seen = (last, seen + in_last) if last == group else (last, in_last)
+        if count == limit:
+            return Page(found, Cursor(epoch, group, seen))
+    return Page(found, None)
+
+
+def _rows_from(table: StateTable, group: int, seen: int) -> Iterator[pa.RecordBatch]:
+    """Rows behind those seen. Ever more groups at a time: many states have few rows in each."""
+    stop, step = table.groups.stop, 1
+    while group < stop:
+        groups = range(group, min(group + step, stop))
+        for batch in table.batches(groups):
+            rest = batch
+            if seen:
+                skipped = min(seen, batch.num_rows)
+                seen -= skipped
+                rest = batch.slice(skipped)
+            if rest.num_rows:
+                yield rest
+        group, seen, step = groups.stop, 0, step * 2
+
+
+def value_type(table: StateTable) -> pa.DataType:
+    """Of what a look-up finds: all that a key has."""
+    schema = table.schema
+    if table.kind == "timers":
+        return pa.list_(schema.field("time").type)
+    held = schema.field("value").type
+    if table.kind == "map":
+        return pa.map_(schema.field("entry").type, held)
+    return pa.list_(held) if table.kind in _OF_ITEMS else held
+
+
+def key_of_json(table: StateTable, given: Any) -> Key:
+    """A key as a client gives it: its value, or an array with a value per column."""
+    from cairn.query.json_values import python_value
+
+    types = table.key_types
+    is_whole = isinstance(given, list) and len(given) == len(types)
+    if len(types) > 1 and not is_whole:
+        raise QueryError(
+            f"a key of this state has {len(types)} columns: {', '.join(table.key_names)}\n"
+            "  next: give an array with a value for each"
+        )
+    parts = given if is_whole else [given]
+    return tuple(python_value(part, type) for part, type in zip(parts, types, strict=True))
+
+
+def look_up(table: StateTable, keys: Sequence[Key]) -> list[Any]:
+    """What each key has, or ABSENT."""
+    found: dict[Any, Any] = {}
+    for batch in table.batches(keys=keys):
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        rows = zip(*(columns[name] for name in table.key_names), strict=True)
+        for at, key in enumerate(map(_hashable, rows)):
+            if table.kind in _ONE_ROW:
+                found[key] = columns["value"][at]
+            elif table.kind == "map":
+                found.setdefault(key, []).append((columns["entry"][at], columns["value"][at]))
+            else:
+                held = columns["time" if table.kind == "timers" else "value"][at]
+                found.setdefault(key, []).append(held)
+    return [found.get(_hashable(key), ABSENT) for key in keys]
+
+
+def is_live(table: StateTable, keys: Sequence[Key]) -> bool:
+    """Whether slots are asked for it.
+
+    Not for pickled objects, which only the job's own code may open; nor for timers and records
+    on their way back, which have a form of their own there.
+    """
+    decl = table.columns.decl
+    if table.kind in ("timers", "feedback") or "object" in (decl.type, decl.entry_type):
+        return False
+    return not any(isinstance(part, list | dict) for key in keys for part in key)
+
+
+def _hashable(value: Any) -> Any:
+    """A key as rows have it and as it was asked for, in one form."""
+    if isinstance(value, dict):
+        return tuple(_hashable(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    # NaN is not equal to itself; as a key it is.
+    return "NaN" if isinstance(value, float) and value != value else value

@@ -1,0 +1,164 @@
+"""The servers of a site: HTTP and Arrow Flight, on threads of the driver.
+
+    listen    the port is taken and the certificate read: what cannot work is refused early
+    serve     requests are answered
+    close     what is under way may finish, for a moment; what lasts is told to end
+
+Always true here:
+- a port that was asked for is ours before anything of the job is started, or it is a PlanError;
+- a server that cannot go on takes nothing of the job with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from cairn.errors import PlanError
+from cairn.web.app import make_app
+from cairn.web.settings import Serve
+from cairn.web.site import Site
+
+if TYPE_CHECKING:
+    from cairn.web.flight import FlightSite
+
+_logger = logging.getLogger("cairn")
+
+CLOSE_S: Final = 5.0
+CONNECTIONS_MAX: Final = 512
+
+
+class Listening:
+    """A port that is ours, where nobody answers yet."""
+
+    def __init__(self, settings: Serve) -> None:
+        _check_certificate(settings)
+        host, port = settings.host_port()
+        self.socket = _bound(host, port, "serve")
+        try:
+            if settings.flight:
+                # Taken again in a moment: whether it is free is known now.
+                _bound(host, settings.flight_port, "serve: flight_port").close()
+        except PlanError:
+            self.socket.close()
+            raise
+
+        port = int(self.socket.getsockname()[1])
+        scheme = "http" if settings.tls is None else "https"
+        self.url = f"{scheme}://{_shown(host)}:{port}"
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Served:
+    """A site that is being served."""
+
+    def __init__(self, site: Site, listening: Listening) -> None:
+        settings = site.settings
+        host = _shown(settings.host_port()[0])
+        self._site = site
+        self._flight: FlightSite | None = None
+        if settings.flight:
+            from cairn.web.flight import FlightSite
+
+            self._flight = FlightSite(site)
+            site.flight_port = self._flight.port
+        self.url = listening.url
+        self.flight_url: str | None = None
+        if self._flight is not None:
+            scheme = "grpc+tcp" if settings.tls is None else "grpc+tls"
+            self.flight_url = f"{scheme}://{host}:{self._flight.port}"
+        certificate, key = settings.tls or (None, None)
+        config = uvicorn.Config(
+            make_app(site),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=int(CLOSE_S),
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._run, args=(listening.socket,), daemon=True, name="cairn-web"
+        )
+        self._thread.start()
+
+    def _run(self, listening: socket.socket) -> None:
+        try:
+            self._server.run(sockets=[listening])
+        except BaseException:
+            _logger.exception("the web server has ended; the job goes on without it")
+        finally:
+            listening.close()
+
+    def close(self) -> None:
+        self._site.close()
+        self._server.should_exit = True
+        if self._flight is not None:
+            self._flight.shutdown()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S * 2)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def serve(site: Site, listening: Listening | None = None) -> Served:
+    """Answer requests until closed."""
+    listening = listening or Listening(site.settings)
+    try:
+        return Served(site, listening)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def _bound(host: str, port: int, what: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        # From here on nobody else can take it, and who connects waits.
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise PlanError(
+            f"{what}: cannot listen on {host}:{port}: {error.strerror or error}\n"
+            "  next: give another address, or port 0 for any that is free"
+        ) from None
+    return found
+
+
+def _check_certificate(settings: Serve) -> None:
+    if settings.tls is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*settings.tls)
+    except (OSError, ssl.SSLError) as error:
+        raise PlanError(
+            f"serve: the certificate and key cannot be used: {error}\n"
+            "  expected: tls=(certificate, key), two PEM files that belong together"
+        ) from None
+
+
+def _shown(host: str) -> str:
+    """A name to reach it by: one that stands for all addresses is none."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,44 @@
+"""Who has logged in with a browser: random ids in a cookie, in place of the token.
+
+Always true here:
+- a cookie holds nothing that a token could be made from;
+- sessions are bounded in number and in time, and end with the server.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+SESSIONS_MAX: Final = 1000
+SESSION_S: Final = 12 * 3600.0
+
+
+class Sessions:
+    """The sessions of one server."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self) -> str:
+        session = secrets.token_urlsafe(32)
+        with self._lock:
+            self._ends_at[session] = self._clock() + SESSION_S
+            while len(self._ends_at) > SESSIONS_MAX:
+                self._ends_at.popitem(last=False)
+        return session
+
+    def knows(self, session: str | None) -> bool:
+        # Found by its hash, so the time it takes says nothing about how much of it fits.
+        with self._lock:
+            return session is not None and self._ends_at.get(session, 0.0) > self._clock()
+
+    def close(self, session: str | None) -> None:
+        with self._lock:
+            self._ends_at.pop(session or "", None)

@@ -1,0 +1,156 @@
+"""What is served: one checkpoint, and the run that writes it, if that is here.
+
+Always true here:
+- nothing is changed through the store of a site: it only reads;
+- a thread has a Log of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cairn.storage.log import Log
+from cairn.storage.store import Store, open_store
+from cairn.web.errors import ApiError
+from cairn.web.sessions import Sessions
+from cairn.web.settings import Serve
+
+if TYPE_CHECKING:
+    from cairn.snapshots.savepoint import SavepointInfo
+    from cairn.snapshots.tables import StateSource
+
+HEAVY_READS_MAX = 4
+"""At once: each may hold a chunk of state in memory."""
+
+
+class LiveAnswer(Protocol):
+    """What a look-up found: cairn.query.live has it."""
+
+    @property
+    def value(self) -> Any: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def found(self) -> bool: ...
+    @property
+    def source(self) -> str: ...
+
+
+class LiveAnswers(Protocol):
+    """Of many keys, all as of one epoch; keys without state are absent."""
+
+    @property
+    def values(self) -> dict[Any, Any]: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+
+
+class LiveRun(Protocol):
+    """What is used of a run."""
+
+    name: str
+    error: BaseException | None
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def paused(self) -> str | None: ...
+    @property
+    def parallelism(self) -> int: ...
+    def metrics(self) -> dict[str, Any]: ...
+    def query(self, operator: str, state: str, key: Any) -> LiveAnswer: ...
+    def query_many(self, operator: str, state: str, keys: Any) -> LiveAnswers: ...
+    def savepoint(self, path: str) -> SavepointInfo: ...
+    def rescale(self, parallelism: int) -> None: ...
+    def stop(self, savepoint: str | None = None) -> None: ...
+
+
+class Site:
+    """One per server."""
+
+    def __init__(
+        self,
+        checkpoint: str,
+        settings: Serve | None = None,
+        *,
+        run: LiveRun | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self.store = open_store(checkpoint, create=False) if store is None else store
+        self.checkpoint = self.store.url
+        self.settings = settings or Serve()
+        self.run = run
+        self.sessions = Sessions()
+        self.closing = threading.Event()
+        """Set when the server is about to end: what lasts must end by itself."""
+        self.flight_port: int | None = None
+        """Where whole states are served, once they are."""
+        self._on_closing: list[Callable[[], None]] = []
+        self._logs = threading.local()
+        self._heavy = threading.BoundedSemaphore(HEAVY_READS_MAX)
+
+    def on_closing(self, call: Callable[[], None]) -> None:
+        """To be called when the server is about to end."""
+        self._on_closing.append(call)
+
+    def close(self) -> None:
+        self.closing.set()
+        for call in self._on_closing:
+            call()
+
+    @property
+    def log(self) -> Log:
+        """The records of the checkpoint, for this thread."""
+        log: Log | None = getattr(self._logs, "log", None)
+        if log is None:
+            log = self._logs.log = Log(self.store)
+        return log
+
+    @property
+    def has_control(self) -> bool:
+        """Whether a client may change the job."""
+        return self.settings.control_token is not None and self.run is not None
+
+    def open_state(self, epoch: int | None = None, *, hold: bool = False) -> StateSource:
+        """The state as of an epoch, the newest by default. Close it.
+
+        Without a `hold` nothing is written, and a read is a StaleEpochError when the job
+        retires the epoch meanwhile. What may last takes one.
+        """
+        from cairn.snapshots.holds import READ_MS
+        from cairn.snapshots.tables import open_state
+
+        return open_state(self.store, epoch, hold_ms=READ_MS if hold else 0)
+
+    def status(self) -> dict[str, Any]:
+        """How the job goes, as far as it is known here."""
+        run = self.run
+        if run is None:
+            return {"status": "unknown", "paused": None, "error": None, "live": False}
+        error = run.error
+        return {
+            "status": run.status,
+            "paused": run.paused,
+            "error": None if error is None else str(error),
+            "live": True,
+        }
+
+    @contextmanager
+    def heavy(self) -> Iterator[None]:
+        """Around a read that costs much: only a few at once, the others come again."""
+        if not self._heavy.acquire(blocking=False):
+            raise ApiError(
+                429,
+                "busy",
+                f"{HEAVY_READS_MAX} large reads are under way",
+                "try again in a moment",
+            )
+        try:
+            yield
+        finally:
+            self._heavy.release()

@@ -1,0 +1,375 @@
+"""State over HTTP: what there is, look-ups, scans, SQL, differences.
+
+A look-up is answered by the run, when that is here and no epoch was asked for: at the last
+committed epoch, which is in the answer. All else is read from the checkpoint, at one epoch.
+
+Always true here:
+- an answer names the epoch it is of, and all of it is of that epoch;
+- no answer has a value that could still be rolled back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cairn.codec.loose_json import loose_json
+from cairn.errors import EpochError
+from cairn.web.answers import (
+    EPOCH_MAX,
+    json_body,
+    json_response,
+    query_epoch,
+    query_int,
+    query_text,
+)
+from cairn.web.errors import ApiError
+from cairn.web.reads import ABSENT, Key, cursor_of, is_live, key_of_json, look_up, page, value_type
+from cairn.web.site import Site
+from cairn.web.state_docs import (
+    DIFF_ROWS_MAX,
+    DOCS,
+    KEY_CHARS_MAX,
+    KEYS_MAX,
+    SCAN_ROWS_MAX,
+    SQL_CHARS_MAX,
+    SQL_ROWS_MAX,
+)
+
+if TYPE_CHECKING:
+    from cairn.snapshots.tables import StateSource, StateTable
+
+__all__ = ["DOCS", "routes"]
+
+SQL_S: Final = 10.0
+NAME_CHARS_MAX: Final = 200
+
+
+class _Lookup(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[Any]
+    epoch: int | None = None
+
+
+class _Sql(msgspec.Struct, forbid_unknown_fields=True):
+    sql: str
+    epoch: int | None = None
+    limit: int = 1000
+
+
+def routes(site: Site) -> list[Route]:
+    states = _States(site)
+    lookup = "/api/state/{operator}/{state}/lookup"
+    return [
+        Route("/api/state", states.list),
+        Route("/api/state/{operator}/{state}", states.scan),
+        Route(lookup, states.look_up_many, methods=["POST"]),
+        Route("/api/state/{operator}/{state}/{key:path}", states.look_up),
+        Route("/api/sql", states.sql, methods=["POST"]),
+        Route("/api/diff/{operator}/{state}", states.diff),
+    ]
+
+
+class _Shape(NamedTuple):
+    """What is known of a state without reading it, as of an epoch."""
+
+    epoch: int
+    table: StateTable
+
+
+class _States:
+    """The routes of one site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._shapes: dict[tuple[str, str], _Shape] = {}
+        self._lock = threading.Lock()
+
+    def list(self, request: Request) -> Response:
+        from cairn.query.json_values import json_columns
+
+        with self._site.open_state(query_epoch(request)) as source:
+            return json_response(
+                {
+                    **_of(source),
+                    "job": source.job,
+                    "max_parallelism": source.max_parallelism,
+                    "flight_port": self._site.flight_port,
+                    "states": [
+                        {
+                            "operator": table.operator,
+                            "state": table.state,
+                            "kind": table.kind,
+                            "scope": table.scope,
+                            "keys": table.key_names,
+                            "columns": json_columns(table.schema),
+                            "rows": table.rows,
+                        }
+                        for table in source.tables()
+                    ],
+                }
+            )
+
+    def scan(self, request: Request) -> Response:
+        from cairn.query.json_values import json_table
+
+        limit = query_int(request, "limit", default=100, least=1, most=SCAN_ROWS_MAX)
+        after = query_text(request, "after", chars_max=200)
+        start = None if after is None else cursor_of(after)
+        epoch = query_epoch(request)
+        if start is not None and epoch not in (None, start.epoch):
+            raise ApiError(
+                400, "bad-request", f"after is of epoch {start.epoch}, not of {epoch}", "leave one"
+            )
+        epoch = epoch if start is None else start.epoch
+        with self._site.heavy(), self._site.open_state(epoch) as source:
+            table = _table(source, request)
+            rows, goes_on = page(table, source.epoch, start, limit)
+            return json_response(
+                {
+                    **_of(source),
+                    **_named(table),
+                    **json_table(table.schema, rows),
+                    "after": None if goes_on is None else goes_on.text(),
+                }
+            )
+
+    def look_up(self, request: Request) -> Response:
+        text = request.path_params["key"]
+        if len(text) > KEY_CHARS_MAX:
+            raise ApiError(400, "bad-request", f"A key has at most {KEY_CHARS_MAX} characters")
+        epoch = query_epoch(request)
+        table = self._table(request, epoch)
+        key = table.parse_key(text)
+        answer = self._look_up(table, [key], epoch)
+        (value,) = answer.values
+        return json_response(
+            {
+                **_named(answer.table),
+                "epoch": answer.epoch,
+                "source": answer.source,
+                "key": _key_json(answer.table, key),
+                "found": value is not ABSENT,
+                "value": answer.json(value),
+                "type": answer.type_name,
+                "form": answer.form,
+            }
+        )
+
+    async def look_up_many(self, request: Request) -> Response:
+        asked: _Lookup = await json_body(request, _Lookup)
+        if len(asked.keys) > KEYS_MAX:
+            raise ApiError(400, "bad-request", f"At most {KEYS_MAX} keys at once are looked up")
+        _check_epoch(asked.epoch)
+        return await run_in_threadpool(self._look_up_many, request, asked)
+
+    def _look_up_many(self, request: Request, asked: _Lookup) -> Response:
+        table = self._table(request, asked.epoch)
+        keys = [key_of_json(table, given) for given in asked.keys]
+        answer = self._look_up(table, keys, asked.epoch)
+        return json_response(
+            {
+                **_named(answer.table),
+                "epoch": answer.epoch,
+                "source": answer.source,
+                "type": answer.type_name,
+                "form": answer.form,
+                "answers": [
+                    {
+                        "key": _key_json(answer.table, key),
+                        "found": value is not ABSENT,
+                        "value": answer.json(value),
+                    }
+                    for key, value in zip(keys, answer.values, strict=True)
+                ],
+            }
+        )
+
+    async def sql(self, request: Request) -> Response:
+        asked: _Sql = await json_body(request, _Sql)
+        _check_epoch(asked.epoch)
+        if not 1 <= asked.limit <= SQL_ROWS_MAX:
+            raise ApiError(400, "bad-request", f"limit must be from 1 to {SQL_ROWS_MAX}")
+        if not asked.sql.strip() or len(asked.sql) > SQL_CHARS_MAX:
+            raise ApiError(
+                400, "bad-request", f"sql must be a query of at most {SQL_CHARS_MAX} characters"
+            )
+        return await run_in_threadpool(self._sql, asked)
+
+    def _sql(self, asked: _Sql) -> Response:
+        from cairn.query.json_values import json_columns, json_value
+        from cairn.query.sql import run_sql
+
+        with self._site.heavy(), self._site.open_state(asked.epoch, hold=True) as source:
+            # One row more than asked for tells whether there are more.
+            found: pa.Table = run_sql(source, asked.sql, rows_max=asked.limit + 1, timeout_s=SQL_S)
+            shown = found.slice(0, asked.limit)
+            columns = [
+                [json_value(value, column.type) for value in column.to_pylist()]
+                for column in shown.columns
+            ]
+            return json_response(
+                {
+                    **_of(source),
+                    "columns": json_columns(shown.schema),
+                    "rows": list(zip(*columns, strict=True)),
+                    "truncated": found.num_rows > asked.limit,
+                }
+            )
+
+    def diff(self, request: Request) -> Response:
+        from cairn.snapshots.diff import diff_epochs
+
+        limit = query_int(request, "limit", default=100, least=0, most=DIFF_ROWS_MAX)
+        before, after = query_epoch(request, "from"), query_epoch(request, "to")
+        if before is None or after is None:
+            raise ApiError(400, "bad-request", "from and to are needed: two epochs", "give both")
+        operator, state = _names(request)
+        for number in (before, after):
+            self._check_kept(number)
+        with self._site.heavy():
+            diffs = diff_epochs(
+                self._site.store, before, after, operator=operator, state=state, limit=limit
+            )
+        rows = [
+            {
+                "change": change,
+                "key": loose_json(example.key if len(diff.key_names) > 1 else [example.key]),
+                "entry": loose_json(example.entry),
+                "before": loose_json(example.before),
+                "after": loose_json(example.after),
+            }
+            for diff in diffs
+            for change in ("added", "changed", "removed")
+            for example in getattr(diff, f"{change}_examples")
+        ]
+        counts = {
+            change: sum(getattr(diff, change) for diff in diffs)
+            for change in ("added", "changed", "removed")
+        }
+        return json_response(
+            {
+                "operator": operator,
+                "state": state,
+                "from": before,
+                "to": after,
+                "keys": diffs[0].key_names if diffs else [],
+                **counts,
+                "rows": rows[:limit],
+                "truncated": sum(counts.values()) > len(rows[:limit]),
+            }
+        )
+
+    def _check_kept(self, number: int) -> None:
+        self._site.open_state(number).close()
+
+    def _table(self, request: Request, epoch: int | None) -> StateTable:
+        """What is known of the state that a request names."""
+        operator, state = _names(request)
+        shape = self._shapes.get((operator, state))
+        if shape is not None and (epoch == shape.epoch or (epoch is None and self._is_live)):
+            return shape.table
+        return self._shape(operator, state, epoch).table
+
+    @property
+    def _is_live(self) -> bool:
+        return self._site.run is not None
+
+    def _shape(self, operator: str, state: str, epoch: int | None) -> _Shape:
+        with self._site.open_state(epoch) as source:
+            shape = _Shape(source.epoch, source.table(operator, state))
+        with self._lock:
+            # Names that are not there are not kept: a client can think of any number of them.
+            self._shapes[operator, state] = shape
+        return shape
+
+    def _look_up(self, table: StateTable, keys: Sequence[Key], epoch: int | None) -> _Answer:
+        run = self._site.run
+        if run is not None and epoch is None and is_live(table, keys):
+            plain = keys if len(table.key_names) > 1 else [key[0] for key in keys]
+            try:
+                answers = run.query_many(table.operator, table.state, plain)
+            except EpochError:
+                pass  # Before its first epoch, or past its end: the checkpoint knows.
+            else:
+                shape = self._shapes.get((table.operator, table.state))
+                if shape is None or shape.epoch != answers.epoch:
+                    # An upgrade may have given the state another type.
+                    shape = self._shape(table.operator, table.state, answers.epoch)
+                values = [answers.values.get(key, ABSENT) for key in plain]
+                is_result = shape.table.kind == "aggregating"
+                return _Answer(shape.table, answers.epoch, answers.source, values, is_result)
+        with self._site.open_state(epoch) as source:
+            table = source.table(table.operator, table.state)
+            return _Answer(table, source.epoch, "checkpoint", look_up(table, keys), False)
+
+
+class _Answer(NamedTuple):
+    """What keys have, as of one epoch."""
+
+    table: StateTable
+    epoch: int
+    source: str
+    values: list[Any]
+    """In the order of the keys; ABSENT where there is none."""
+    is_result: bool
+    """Made by a function of the job: of no declared type."""
+
+    @property
+    def form(self) -> str:
+        if self.table.kind != "aggregating":
+            return "value"
+        return "result" if self.is_result else "accumulator"
+
+    @property
+    def type_name(self) -> str | None:
+        from cairn.query.json_values import json_columns
+
+        if self.is_result:
+            return None
+        (column,) = json_columns(pa.schema([("value", value_type(self.table))]))
+        return column["type"]
+
+    def json(self, value: Any) -> Any:
+        from cairn.query.json_values import json_value
+
+        if value is ABSENT:
+            return None
+        return loose_json(value) if self.is_result else json_value(value, value_type(self.table))
+
+
+def _names(request: Request) -> tuple[str, str]:
+    operator, state = request.path_params["operator"], request.path_params["state"]
+    if len(operator) > NAME_CHARS_MAX or len(state) > NAME_CHARS_MAX:
+        raise ApiError(404, "not-found", "There is no state of such a long name", "GET /api/state")
+    return operator, state
+
+
+def _table(source: StateSource, request: Request) -> StateTable:
+    return source.table(*_names(request))
+
+
+def _of(source: StateSource) -> dict[str, Any]:
+    return {"epoch": source.epoch, "wall_ms": source.wall_ms, "source": "checkpoint"}
+
+
+def _named(table: StateTable) -> dict[str, Any]:
+    return {"operator": table.operator, "state": table.state, "kind": table.kind}
+
+
+def _key_json(table: StateTable, key: Key) -> list[Any]:
+    from cairn.query.json_values import json_value
+
+    return [json_value(part, type) for part, type in zip(key, table.key_types, strict=True)]
+
+
+def _check_epoch(epoch: int | None) -> None:
+    if epoch is not None and not 1 <= epoch <= EPOCH_MAX:
+        raise ApiError(400, "bad-request", f"epoch must be from 1 to {EPOCH_MAX}")

@@ -1,0 +1,71 @@
+"""The pages of the documentation that need no Spark: their programs and commands run.
+
+Those that need it are run by tests/spark/test_guide.py, in the same way.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cairn.aggregates.parse import FUNCTIONS
+from tests.docs.pages import (
+    OTHER_COMMANDS,
+    OTHERS,
+    SHOWN_ONLY,
+    Page,
+    check_arguments,
+    commands,
+    is_output,
+    pages,
+    working_in,
+)
+
+PAGES = [Page(name) for name in pages()]
+
+
+@pytest.mark.parametrize("document", [p for p in PAGES if p.is_program and not p.needs_spark],
+                         ids=lambda document: document.name)  # fmt: skip
+def test_the_programs_of_a_page_run(document: Page, tmp_path: Path) -> None:
+    with working_in(tmp_path):
+        document.run({})
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda document: document.name)
+def test_every_block_is_of_a_language_that_is_checked_or_only_shown(document: Page) -> None:
+    for block in document.blocks:
+        where = f"docs/{document.name}:{block.line}"
+        assert block.language in {"python", "bash", "output"} | SHOWN_ONLY, where
+        assert block.is_run or document.name in OTHERS, f"{where}: it is ours, so it is run"
+        if block.language == "bash":
+            for args in commands(block.code):
+                assert args[0] == "cairn" or args[0] in OTHER_COMMANDS, f"{where}: {args}"
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda document: document.name)
+def test_no_block_of_a_page_is_left_open(document: Page) -> None:
+    fences = sum(line.startswith("```") for line in document.text.splitlines())
+    assert fences == 2 * sum(not block.is_hidden for block in document.blocks)
+    hidden = sum(line == "<!-- run" for line in document.text.splitlines())
+    assert hidden == sum(block.is_hidden for block in document.blocks)
+
+
+def test_the_guide_names_every_function_that_aggregates() -> None:
+    text = Page("guide/batches.md").text
+    assert not [name for name in FUNCTIONS if f"`{name}`" not in text]
+
+
+def test_output_is_compared_and_an_ellipsis_stands_for_anything() -> None:
+    assert is_output("a\n… c\n", "a\nb c\n")
+    assert is_output("a  \n", "a\n")
+    assert not is_output("a\n", "a\nb\n")
+    assert not is_output("a.c\n", "abc\n")
+
+
+def test_arguments_of_a_command_that_is_not_run_are_checked() -> None:
+    check_arguments(["run", "job.py:build", "--checkpoint", "ckpt"])
+    with pytest.raises(Exception, match="No such option"):
+        check_arguments(["run", "job.py:build", "--checkpoint", "ckpt", "--no-such-option"])
+    with pytest.raises(AssertionError, match="no command"):
+        check_arguments(["fly"])
