@@ -20,6 +20,7 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.query.reader import diff_state, read_state
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
 from cairn.web.settings import Serve
@@ -52,6 +53,8 @@ __all__ = [
     "StateSchemaError",
     "WindowFunction",
     "client",
+    "diff_state",
+    "read_state",
     "session",
     "sinks",
     "spark_config",

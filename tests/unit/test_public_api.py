@@ -185,6 +185,8 @@ def test_exported_names_are_these() -> None:
         "StateSchemaError",
         "WindowFunction",
         "client",
+        "diff_state",
+        "read_state",
         "session",
         "sinks",
         "spark_config",
