@@ -187,6 +187,7 @@ def test_exported_names_are_these() -> None:
         "client",
         "diff_state",
         "read_state",
+        "logs",
         "session",
         "sinks",
         "spark_config",
