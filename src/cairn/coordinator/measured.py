@@ -11,7 +11,7 @@ from cairn.metrics import Collected, followed, united
 from cairn.slot.heat import hottest
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.slot.spec import JobSpec
-from cairn.storage.manifest import Epoch
+from cairn.storage.manifest import Epoch, entry_uids
 
 _SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows", "error_rows")
 
@@ -225,10 +225,18 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "restored": epoch.metrics.get("restored", 0),
         "bases": epoch.metrics.get("bases", 0),
         "base_bytes": epoch.metrics.get("base_bytes", 0),
-        "operators": operators,
+        "operators": {
+            uid: {**measured, "state_bytes": _state_bytes(epoch, uid)}
+            for uid, measured in operators.items()
+        },
         "totals": epoch.metrics.get("totals", {}),
         "timings": epoch.timings,
     }
+
+
+def _state_bytes(epoch: Epoch, operator: str) -> int:
+    entries = (epoch.operators[uid] for uid in entry_uids(epoch.operators, operator))
+    return sum(part.state_bytes for entry in entries for part in entry.ranges)
 
 
 def _total(operators: dict[str, dict[str, Any]], name: str) -> int:
