@@ -34,7 +34,7 @@ from cairn.types import all_nullable, parse_schema, schema_ddl, type_ddl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PART: Final = "_part"
+_PART: Final = "_cairn_part"
 _BYTES: Final = pa.binary()
 _Batches = Iterator[pa.RecordBatch]
 
