@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cairn.codec.loose_json import loose_json
 from cairn.errors import EpochError
 from cairn.web.answers import (
     EPOCH_MAX,
@@ -31,8 +32,7 @@ from cairn.web.answers import (
     query_text,
 )
 from cairn.web.errors import ApiError
-from cairn.web.loose_json import loose_json
-from cairn.web.reads import ABSENT, Key, cursor_of, key_of_json, look_up, page, value_type
+from cairn.web.reads import ABSENT, Key, cursor_of, is_live, key_of_json, look_up, page, value_type
 from cairn.web.site import Site
 from cairn.web.state_docs import (
     DIFF_ROWS_MAX,
@@ -101,6 +101,7 @@ class _States:
                     **_of(source),
                     "job": source.job,
                     "max_parallelism": source.max_parallelism,
+                    "flight_port": self._site.flight_port,
                     "states": [
                         {
                             "operator": table.operator,
@@ -291,7 +292,7 @@ class _States:
 
     def _look_up(self, table: StateTable, keys: Sequence[Key], epoch: int | None) -> _Answer:
         run = self._site.run
-        if run is not None and epoch is None:
+        if run is not None and epoch is None and is_live(table, keys):
             plain = keys if len(table.key_names) > 1 else [key[0] for key in keys]
             try:
                 answers = run.query_many(table.operator, table.state, plain)
