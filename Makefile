@@ -27,7 +27,7 @@ check: $(READY) ## Lint, formatting, types
 	$(BIN)/mypy
 
 docs: $(READY) ## The documentation as a site, in build/docs
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -E -b html -W --keep-going -q -d build/doctrees docs build/docs
 	@echo "open build/docs/index.html"
 
 bench: $(READY) ## The benchmarks, one after the other
