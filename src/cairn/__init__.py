@@ -1,6 +1,7 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
-from cairn import sinks, state, windows
+from cairn import logs, sinks, state, windows
+from cairn.client import client
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -19,8 +20,10 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.query.reader import diff_state, read_state
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
+from cairn.web.settings import Serve
 from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
@@ -44,10 +47,15 @@ __all__ = [
     "QueryError",
     "RestoreError",
     "SavepointWriter",
+    "Serve",
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",
     "WindowFunction",
+    "client",
+    "diff_state",
+    "logs",
+    "read_state",
     "session",
     "sinks",
     "spark_config",

@@ -12,6 +12,7 @@ from cairn.guarantees import Guarantee
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import KeyedStream, Stream
+from cairn.web.settings import Serve, as_serve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,6 +142,7 @@ class Job:
         guarantee: Guarantee = "exactly-once",
         checkpoint_every: int = 1,
         commit_timeout: str | None = None,
+        serve: Serve | str | bool | None = None,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
 
@@ -165,6 +167,9 @@ class Job:
         `checkpoint_every` batches of Spark's: it is committed after the last of them, or when no
         more come; a crash runs them again. A sink that cannot publish pauses the job until it
         can, or for `commit_timeout` ("1 hour"), after which the run fails.
+
+        With `serve` the run answers over HTTP, and shows its dashboard, at `run.url`: True for
+        any free port of this machine, "HOST:PORT", or a `cairn.Serve` with tokens.
         """
         from cairn.options import Options
         from cairn.run import Run
@@ -189,6 +194,7 @@ class Job:
                 guarantee=guarantee,
                 checkpoint_every=checkpoint_every,
                 commit_timeout=commit_timeout,
+                serve=as_serve(serve),
             ),
         )
 

@@ -16,6 +16,7 @@ from cairn.plan.graph import Graph, Port
 from cairn.plan.sources import check_replayable
 from cairn.session import check_session
 from cairn.types import schema_ddl
+from cairn.web.settings import Serve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,7 @@ class Options:
     guarantee: Guarantee = "exactly-once"
     checkpoint_every: int = 1
     commit_timeout: str | None = None
+    serve: Serve | None = None
 
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:

@@ -38,6 +38,7 @@ from cairn.storage.spark_log import (
     same_offsets,
     spark_folder,
 )
+from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,7 +74,10 @@ class Run:
         self.name = graph.name
         self._graph = graph
         self._options = options
-        started = start(graph, options)
+        # Before anything else: a port that is taken is known before a job is taken over.
+        self._web = Web(options.serve)
+        with self._web.closed_on_error():
+            started = start(graph, options)
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
@@ -124,6 +128,7 @@ class Run:
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
         self._supervisor.start()
+        self._web.open(self, self._store)
         self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
 
     def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
@@ -294,6 +299,8 @@ class Run:
         self._ended.set()
 
     def _let_go(self) -> None:
+        with suppress(Exception):
+            self._web.close()
         # Spark may be gone already; slots end by themselves then.
         with suppress(Exception):
             self._changes.join(STOP_PATIENCE_S)
@@ -365,6 +372,16 @@ class Run:
         if self._ended_as is not None:
             return self._ended_as
         return "running" if self._coordinator.paused is None else "paused"
+
+    @property
+    def url(self) -> str | None:
+        """Where the run is served; None without `serve`."""
+        return self._web.url
+
+    @property
+    def flight_url(self) -> str | None:
+        """Where whole states are served, by Arrow Flight."""
+        return self._web.flight_url
 
     @property
     def paused(self) -> str | None:
@@ -483,7 +500,12 @@ class Run:
         return [summary(epoch) for epoch in Log(self._store).lineage()]
 
     def metrics(self) -> dict[str, Any]:
-        """What the newest committed epoch of this run measured; empty before the first."""
+        """What the newest committed epoch of this run measured; empty before the first.
+
+        Rows, sizes and times; `["operators"][uid]` has those of an operator, with its rows by
+        subtask and key group, its hot keys, and what its function counted (`user`, in all epochs
+        so far). docs/metrics.md has every name.
+        """
         committed, (number, spent_ms) = self._coordinator.committed, self._spent_ms
         if committed is None or committed.term != self._coordinator.term or number < 0:
             return {}

@@ -108,6 +108,14 @@ def run(
     allow_dropped_state: Annotated[
         bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
     ] = False,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve a dashboard and the state there; 0: any free port. "
+            "Tokens: CAIRN_TOKEN, CAIRN_CONTROL_TOKEN in the environment.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per epoch on stdout; logs on stderr.")
     ] = False,
@@ -120,6 +128,7 @@ def run(
     [dim]cairn run examples/fraud.py:build --checkpoint ckpt --parallelism 2 -- payments out[/dim]
     """
     from cairn.cli.driving import Settings, drive
+    from cairn.cli.serving import serve_settings
 
     with reported(debug=debug):
         drive(
@@ -146,6 +155,7 @@ def run(
                     "guarantee": guarantee,
                     "checkpoint_every": checkpoint_every,
                     "commit_timeout": commit_timeout,
+                    "serve": None if serve is None else serve_settings(serve),
                 },
                 as_json=as_json,
             )
@@ -180,6 +190,30 @@ def explain(
         explain_job(
             target, list(args or []), svg=svg, as_json=as_json, master=master, conf=list(conf or [])
         )
+
+
+@app.command()
+def dashboard(
+    checkpoint: Checkpoint,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Where to serve it; default: any free port of this machine. "
+            "With CAIRN_TOKEN in the environment, only to who brings that.",
+        ),
+    ] = None,
+    is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Look at a job in a browser, whether it runs or not: epochs, state, errors. Only to read.
+
+    [dim]cairn dashboard ckpt --open[/dim]
+    """
+    from cairn.cli.serving import show_dashboard
+
+    with reported(debug=debug):
+        show_dashboard(checkpoint, address, is_opened=is_opened)
 
 
 @app.command()
@@ -398,6 +432,50 @@ def diff(
     with reported(debug=debug):
         facts = diff_facts(checkpoint, before, after, operator=operator, state=state, limit=limit)
         print_json(facts) if as_json else print_diff(facts)
+
+
+@app.command()
+def state(
+    checkpoint: Annotated[
+        str, typer.Argument(help="The checkpoint, branch or savepoint: a folder or a url.")
+    ],
+    operator: Annotated[str | None, typer.Argument(help="An operator, by its uid.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="STATE", help="A state of it.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Only this key: alice, 42; of several columns '[\"alice\", 42]'."),
+    ] = None,
+    sql: Annotated[
+        str | None, typer.Option(help='A query: "select * from operator.state limit 5".')
+    ] = None,
+    epoch: Annotated[int | None, typer.Option(help="An epoch; default: the newest.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rows to show; 0: all of them.")] = 20,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print rows as CSV.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Look into the state of an epoch, whether the job runs or not.
+
+    Alone it lists operators and states; with OPERATOR STATE it shows rows; --sql asks anything.
+
+    [dim]cairn state ckpt score total --key alice[/dim]
+    """
+    from cairn.cli.state import Asked, show_state
+
+    with reported(debug=debug):
+        show_state(
+            Asked(
+                checkpoint=checkpoint,
+                operator=operator,
+                state=name,
+                key=key,
+                sql=sql,
+                epoch=epoch,
+                limit=limit,
+                form="json" if as_json else "csv" if as_csv else "text",
+            ),
+            is_twice=as_json and as_csv,
+        )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -83,6 +83,9 @@ def drive(settings: Settings) -> None:
                     **settings.start,
                 )
                 with run:
+                    if run.url is not None:
+                        # The view for programs says nothing else on stdout.
+                        print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
                     _follow(run, _Follower(run, store), view, interrupts)
                 view.ended(run.status)
     except Exception as error:

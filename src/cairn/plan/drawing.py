@@ -67,9 +67,14 @@ class Placed(NamedTuple):
     bottom: float
 
 
-def placed(facts: Facts, boxes: dict[str, Box], *, top: float = TOP) -> Placed:
+def placed(
+    facts: Facts, boxes: dict[str, Box], *, top: float = TOP, is_labelled: bool = True
+) -> Placed:
     """Find a place for boxes of any size, one for each node of the job."""
     links = _links(facts)
+    if not is_labelled:
+        for link in links:
+            link.start_width = link.end_width = 0.0
     edges = dict(zip(map(id, links), facts["edges"], strict=True))
     columns = _columns(facts, boxes, links, edges)
     layout = Layout(columns, links, left=MARGIN + 12, top=top)

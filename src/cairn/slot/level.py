@@ -379,6 +379,11 @@ class LevelRuntime:
             started = time.perf_counter()
             for operator in self.operators:
                 self._run_returned(operator)
+            # In their order: what one still emits, the next one gets.
+            for operator in self.operators:
+                operator.end()
+            ended = time.perf_counter()
+            self.process_ms += (ended - started) * 1000
             operators = [self._finish_operator(op, begin) for op in self.operators]
             shared = [op.shared for op in self.operators if op.shared is not None]
             operators += [self._finish_shared(holding, begin) for holding in shared]
@@ -395,7 +400,7 @@ class LevelRuntime:
                 if committable is not None:
                     committables[uid] = committable
             crash_point("slot.sink.prepared")
-            self.snapshot_ms = (time.perf_counter() - started) * 1000
+            self.snapshot_ms = (time.perf_counter() - ended) * 1000
             return Ack(self.spec.index, self._subtask, operators, committables)
 
     def _finish_feedback(self, feedback: Feedback, begin: Begin) -> OperatorAck:
@@ -412,7 +417,7 @@ class LevelRuntime:
         return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
 
     def _finish_operator(self, operator: Operator, begin: Begin) -> OperatorAck:
-        parts, holding = operator.finish(), operator.state
+        parts, holding = operator.delta(), operator.state
         stored = self._stored(_encoded(holding.uid, parts, begin), begin) if parts else None
         holding.finished(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()

@@ -462,12 +462,20 @@ class Operator:
 
     def finish(self) -> list[StatePart]:
         """After the last row: what the epoch changed of its own state."""
+        self.end()
+        return self.delta()
+
+    def end(self) -> None:
+        """After the last row: process what is left of them, and let nothing more be written."""
         with log_scope(operator=self.spec.uid):
             if self._is_waiting:
                 self._end_broadcast()
             self._runner().end_rows()
         self.flush()
         self._let_write(is_writable=False)
+
+    def delta(self) -> list[StatePart]:
+        """What the epoch has changed of its own state, once it has ended."""
         return self.state.delta(self.spec.uid)
 
     def flush(self) -> None:

@@ -12,7 +12,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -103,6 +103,38 @@ def diff_epochs(
     return found
 
 
+def diff_pieces(before: Epoch, after: Epoch, uid: str) -> int:
+    """Into how many pieces `changes` of an operator divides: what one process does at a time."""
+    entries = before.operators.get(uid), after.operators.get(uid)
+    return sum(1 for _ in _differing(*entries, skip_equal=False))
+
+
+def changes(
+    old: EpochReader, new: EpochReader, uid: str, state: str, pieces: Collection[int]
+) -> Iterator[tuple[str, Example]]:
+    """Every ("added" | "changed" | "removed", example) of a state, of some of the pieces."""
+    before, after = old.epoch.operators.get(uid), new.epoch.operators.get(uid)
+    old_columns = {} if before is None else _of(old.columns(uid), [state])
+    new_columns = {} if after is None else _of(new.columns(uid), [state])
+    is_everywhere = bool(old_columns and new_columns)
+    by_files = is_everywhere and not _expire_between(old_columns, new_columns)
+    for number, piece in enumerate(_differing(before, after, skip_equal=False)):
+        if number not in pieces or (by_files and piece.is_equal):
+            continue
+        keys = _changed_keys(old, new, piece, new_columns) if by_files else None
+        left = _read(old, uid, piece.groups, old_columns, keys).get(state, [])
+        right = _read(new, uid, piece.groups, new_columns, keys).get(state, [])
+        if is_everywhere and _same_rows(left, right):
+            continue
+        diff = StateDiff(uid, state, "", "", [])
+        held = _decoded(old_columns[state], left) if old_columns else {}
+        found = _decoded(new_columns[state], right) if new_columns else {}
+        _compare(diff, held, found, limit=len(held) + len(found))
+        yield from (("added", each) for each in diff.added_examples)
+        yield from (("changed", each) for each in diff.changed_examples)
+        yield from (("removed", each) for each in diff.removed_examples)
+
+
 def _wanted(
     before: Epoch, after: Epoch, operator: str | None, state: str | None
 ) -> dict[str, list[str]]:
@@ -138,7 +170,7 @@ def _diff_operator(
     shared = {
         name: StateDiff(uid, name, columns.decl.kind, columns.decl.type, columns.key_names)
         for name, columns in new_columns.items()
-        if name in old_columns and _is_comparable(old_columns[name], columns)
+        if name in old_columns and is_comparable(old_columns[name], columns)
     }
     # A state that became another kind, or got other keys, is one that went and one that came.
     gone = _one_sided(uid, old_columns, shared, "before")
@@ -166,7 +198,8 @@ def _of(columns: dict[str, StateColumns], names: list[str]) -> dict[str, StateCo
     return {name: each for name, each in columns.items() if name in names}
 
 
-def _is_comparable(left: StateColumns, right: StateColumns) -> bool:
+def is_comparable(left: StateColumns, right: StateColumns) -> bool:
+    """Whether two epochs' states of one name are the same thing, at different times."""
     folded = {"reducing": "value", "aggregating": "value"}
     kinds = {folded.get(each.decl.kind, each.decl.kind) for each in (left, right)}
     return len(kinds) == 1 and left.key_type == right.key_type
@@ -195,6 +228,8 @@ class _Piece(NamedTuple):
     groups: range
     before: list[FileRef]
     after: list[FileRef]
+    is_equal: bool
+    """The files, or what they are named for, are the same."""
 
 
 def _differing(
@@ -215,8 +250,9 @@ def _differing(
             right.get(end, _NOTHING),
         ):
             end += 1
-        if not (skip_equal and _is_equal(*pair)):
-            yield _Piece(range(start, end), pair[0].files, pair[1].files)
+        is_equal = _is_equal(*pair)
+        if not (skip_equal and is_equal):
+            yield _Piece(range(start, end), pair[0].files, pair[1].files, is_equal)
         start = end
 
 

@@ -51,7 +51,32 @@ def held(store: Store, number: int | None, name: str) -> Iterator[Epoch]:
         store.delete([path])
 
 
-class Reading:
+class Unheld:
+    """An epoch that is read, and that somebody else holds, or nobody."""
+
+    def __init__(self, store: Store, epoch: Epoch) -> None:
+        self._store = store
+        self.number = epoch.number
+        self.epoch = epoch
+
+    def renew(self) -> None:
+        """Called while reading."""
+
+    def release(self) -> None:
+        """Called at the end."""
+
+    def lost(self, error: Exception) -> Exception:
+        """What to raise when a file of the epoch cannot be read: was it retired meanwhile?"""
+        log = Log(self._store)
+        try:
+            is_there = self._store.exists(record_path(self.number))
+            check_kept(log, self.number, is_gone=not is_there)
+        except StaleEpochError as stale:
+            return stale
+        return error
+
+
+class Reading(Unheld):
     """An epoch that is read, and the hold on it for as long as that takes."""
 
     def __init__(
@@ -136,18 +161,6 @@ class Reading:
             with contextlib.suppress(Exception):
                 self._store.delete([self._path])
             self._until_ms = 0
-
-    def lost(self, error: Exception) -> Exception:
-        """What to raise when a file of the epoch cannot be read: was it retired meanwhile?"""
-        log = Log(self._store)
-        try:
-            check_kept(log, self.number)
-            if self._store.exists(record_path(self.number)):
-                return error
-            check_kept(log, self.number, is_gone=True)
-        except StaleEpochError as stale:
-            return stale
-        return error
 
 
 def check_kept(log: Log, number: int, *, is_gone: bool = False) -> None:

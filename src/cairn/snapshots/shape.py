@@ -48,7 +48,7 @@ class Shape:
     def __init__(self, columns: StateColumns, scope: Scope) -> None:
         self.columns = columns
         self.kind = table_kind(columns, scope)
-        self.key_names = _key_columns(columns.key_names)
+        self.key_names = key_columns(columns.key_names)
         self._has_parts = len(columns.key_names) > 1
         types = [f.type for f in columns.key_type] if self._has_parts else [columns.key_type]
         self.key_types: list[pa.DataType] = types
@@ -78,17 +78,17 @@ class Shape:
                 yield rows
 
     def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        found = [batch[GROUP], *self._key(batch["key"])]
+        found = [batch[GROUP], *self.key_parts(batch["key"])]
         if self.kind == "operator-list":
             found.append(_ranks(batch["key"]))
         elif self.kind == "timers":
-            found.append(_times(batch["entry"]))
+            found.append(times(batch["entry"]))
         elif "entry" in batch.schema.names:
             found.append(batch["entry"])
         if self.kind != "timers":
             found.append(batch["value"])
         if self.columns.ttl is not None:
-            found.append(_times(batch["at"]))
+            found.append(times(batch["at"]))
         return pa.RecordBatch.from_arrays(found, schema=self.schema)
 
     def _list_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -98,25 +98,26 @@ class Shape:
         position = np.arange(len(row)) - first[row]
         at_row = pa.array(row)
         found = [batch[GROUP].take(at_row)]
-        found += [column.take(at_row) for column in self._key(batch["key"])]
+        found += [column.take(at_row) for column in self.key_parts(batch["key"])]
         found += [pa.array(position, pa.int64()), batch["value"].flatten()]
         if self.columns.ttl is not None:
-            found.append(_times(batch["at"].flatten()))
+            found.append(times(batch["at"].flatten()))
         return pa.RecordBatch.from_arrays(found, schema=self.schema)
 
-    def _key(self, keys: pa.Array) -> list[pa.Array]:
+    def key_parts(self, keys: pa.Array) -> list[pa.Array]:
+        """The key columns of a column of keys."""
         return list(keys.flatten()) if self._has_parts else [keys]
 
 
-def _key_columns(names: list[str]) -> list[str]:
+def key_columns(names: list[str], ours: frozenset[str] = OURS) -> list[str]:
     """What key columns are called: their own names, unless that is one of ours."""
-    taken = set(OURS)
+    taken = ours | {name.lower() for name in names}
     found = []
     for name in names:
         shown = name
-        while shown.lower() in taken or (shown != name and shown in names):
+        while (shown.lower() in ours) if shown == name else (shown.lower() in taken):
             shown = f"key_{shown}"
-        taken.add(shown.lower())
+        taken |= {shown.lower()}
         found.append(shown)
     return found
 
@@ -141,5 +142,5 @@ def _ranks(keys: pa.Array) -> pa.Array:
     return pa.array(row - first, pa.int64())
 
 
-def _times(millis: pa.Array) -> pa.Array:
+def times(millis: pa.Array) -> pa.Array:
     return pc.multiply(millis, 1000).cast(TIME)

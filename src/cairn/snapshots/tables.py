@@ -25,14 +25,14 @@ from cairn.codec import ValueTypeError
 from cairn.errors import QueryError, RestoreError, StaleEpochError, StateNotFoundError
 from cairn.plan.keygroups import groups_of, key_group
 from cairn.snapshots.columns import StateColumns, is_plain
-from cairn.snapshots.holds import READ_MS, Reading
+from cairn.snapshots.holds import READ_MS, Reading, Unheld
 from cairn.snapshots.key_text import parse_key
 from cairn.snapshots.origins import EpochOrigin, Origin, SavepointOrigin
 from cairn.snapshots.reader import entry_with
 from cairn.snapshots.savepoint import SAVEPOINT_PATH, open_savepoint
 from cairn.snapshots.shape import Shape
 from cairn.storage.log import LOG_FOLDER, read_job
-from cairn.storage.manifest import entry_uids
+from cairn.storage.manifest import Epoch, entry_uids
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
 
@@ -60,11 +60,11 @@ class StateTable:
         self.columns = columns
         self._origin = origin
         self._parallelism = about.parallelism
-        self._shape = Shape(columns, about.scope)
-        self.kind = self._shape.kind
-        self.key_names = self._shape.key_names
-        self.key_types = self._shape.key_types
-        self.schema = self._shape.schema
+        self.shape = Shape(columns, about.scope)
+        self.kind = self.shape.kind
+        self.key_names = self.shape.key_names
+        self.key_types = self.shape.key_types
+        self.schema = self.shape.schema
 
     def __repr__(self) -> str:
         return f"<StateTable {self.operator}.{self.state}: {self.kind}>"
@@ -83,19 +83,19 @@ class StateTable:
         wanted = self.groups if groups is None else groups
         if keys is None:
             stored = self._origin.read(self.columns, self.entry, wanted, None, ordered=ordered)
-            yield from self._shape.batches(stored)
+            yield from self.shape.batches(stored)
             return
         if self.scope == "feedback":
             # Whether a loop has keys, or keeps its records by subtask, is not told.
             some = [self._stored_key(key) for key in keys]
-            yield from self._shape.batches(self._of_keys(wanted, some))
+            yield from self.shape.batches(self._of_keys(wanted, some))
             return
         by_group: dict[int, list[Any]] = {}
         for key in keys:
             by_group.setdefault(self.key_group(key), []).append(self._stored_key(key))
         for run in _runs(sorted(group for group in by_group if group in wanted)):
             some = [key for group in run for key in by_group[group]]
-            yield from self._shape.batches(self._of_keys(run, some))
+            yield from self.shape.batches(self._of_keys(run, some))
 
     def key_group(self, key: Key) -> int:
         """The key group that a key lies in. QueryError when it does not fit the key columns."""
@@ -114,6 +114,10 @@ class StateTable:
     def parse_key(self, text: str) -> Key:
         """A key from text: alice, 42, or a JSON array with a value for each key column."""
         return parse_key(text, self.key_names, self.key_types)
+
+    def stored_rows(self) -> int:
+        """Rows of this state in its files: no more keys and entries than that."""
+        return self._origin.group_rows(self.entry, self.state).total()
 
     def splits(self, count: int) -> list[range]:
         """At most `count` ranges of key groups with about as many rows each."""
@@ -138,8 +142,10 @@ class StateTable:
             )
         whole = key[0] if len(key) == 1 else key
         try:
-            return None if whole is None else self.columns.keys.normalise_key(whole)
-        except ValueTypeError as error:
+            stored = None if whole is None else self.columns.keys.normalise_key(whole)
+            self.columns.keys.encode([stored])  # Where numbers that are too large are found.
+            return stored
+        except (ValueTypeError, OverflowError) as error:
             raise QueryError(
                 f"a key does not fit {self.operator}.{self.state}\n  found: {error}",
                 operator=self.operator,
@@ -257,6 +263,19 @@ def open_state(at: str | Store, epoch: int | None = None, *, hold_ms: int = READ
         wall_ms=reading.epoch.wall_ms,
         job="" if job is None else job.name,
         max_parallelism=_group_count(reading) if job is None else job.max_parallelism,
+    )
+
+
+def open_epoch(store: Store, epoch: Epoch, max_parallelism: int) -> StateSource:
+    """The state of an epoch that somebody else holds: a worker's part of what is read."""
+    return StateSource(
+        store.url,
+        EpochOrigin(store, Unheld(store, epoch)),
+        kind="epoch",
+        epoch=epoch.number,
+        wall_ms=epoch.wall_ms,
+        job="",
+        max_parallelism=max_parallelism,
     )
 
 

@@ -71,7 +71,8 @@ class _Control:
 
     def _savepoint(self, asked: _Savepoint) -> Response:
         with self._one_at_a_time() as run:
-            url = savepoint_url(self._site, asked.name or time.strftime("%Y%m%d-%H%M%S"))
+            name = time.strftime("%Y%m%d-%H%M%S") if asked.name is None else asked.name
+            url = savepoint_url(self._site, name)
             _logger.info("a client asks job %r for a savepoint", run.name)
             saved = run.savepoint(url)
         return json_response(

@@ -17,8 +17,8 @@ Facts = dict[str, Any]
 
 TOP: Final = 44.0
 BOX_WIDTH_MIN: Final = 150.0
-NAME_CHAR: Final = 7.8
-TEXT_CHAR: Final = 6.2
+NAME_CHAR: Final = 8.2
+TEXT_CHAR: Final = 6.7
 TEXT_MAX: Final = 30
 _FIGURES: Final = 2
 _HEIGHT: Final = 20.0
@@ -29,12 +29,12 @@ def drawn(facts: Facts) -> Facts:
     """Boxes, links and columns of an explained job (see plan.explain), in pixels."""
     nodes = _nodes(facts)
     boxes = {id: _box(id, node) for id, node in nodes.items()}
-    columns, _, edges, paths, width, bottom = placed(facts, boxes, top=TOP)
+    columns, _, edges, paths, width, bottom = placed(facts, boxes, top=TOP, is_labelled=False)
     return {
         "width": round(width),
-        "height": round(bottom + 8),
+        "height": round(bottom - 4),
         "columns": [
-            {"title": column.title, "x": round(column.x), "width": round(column.width)}
+            {"title": _title(column.title), "x": round(column.x), "width": round(column.width)}
             for column in columns
         ],
         "frames": [
@@ -71,6 +71,10 @@ def drawn(facts: Facts) -> Facts:
             for edge, path in zip(edges, paths, strict=True)
         ],
     }
+
+
+def _title(title: str) -> str:
+    return "Spark" if title == "transform" else title
 
 
 def _nodes(facts: Facts) -> dict[str, Facts]:

@@ -142,6 +142,18 @@ def look_up(table: StateTable, keys: Sequence[Key]) -> list[Any]:
     return [found.get(_hashable(key), ABSENT) for key in keys]
 
 
+def is_live(table: StateTable, keys: Sequence[Key]) -> bool:
+    """Whether slots are asked for it.
+
+    Not for pickled objects, which only the job's own code may open; nor for timers and records
+    on their way back, which have a form of their own there.
+    """
+    decl = table.columns.decl
+    if table.kind in ("timers", "feedback") or "object" in (decl.type, decl.entry_type):
+        return False
+    return not any(isinstance(part, list | dict) for key in keys for part in key)
+
+
 def _hashable(value: Any) -> Any:
     """A key as rows have it and as it was asked for, in one form."""
     if isinstance(value, dict):

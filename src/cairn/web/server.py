@@ -48,9 +48,9 @@ class Listening:
             self.socket.close()
             raise
 
-    @property
-    def port(self) -> int:
-        return int(self.socket.getsockname()[1])
+        port = int(self.socket.getsockname()[1])
+        scheme = "http" if settings.tls is None else "https"
+        self.url = f"{scheme}://{_shown(host)}:{port}"
 
     def close(self) -> None:
         self.socket.close()
@@ -69,8 +69,7 @@ class Served:
 
             self._flight = FlightSite(site)
             site.flight_port = self._flight.port
-        scheme = "http" if settings.tls is None else "https"
-        self.url = f"{scheme}://{host}:{listening.port}"
+        self.url = listening.url
         self.flight_url: str | None = None
         if self._flight is not None:
             scheme = "grpc+tcp" if settings.tls is None else "grpc+tls"

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cairn.codec.loose_json import loose_json
 from cairn.errors import EpochError
 from cairn.web.answers import (
     EPOCH_MAX,
@@ -31,8 +32,7 @@ from cairn.web.answers import (
     query_text,
 )
 from cairn.web.errors import ApiError
-from cairn.web.loose_json import loose_json
-from cairn.web.reads import ABSENT, Key, cursor_of, key_of_json, look_up, page, value_type
+from cairn.web.reads import ABSENT, Key, cursor_of, is_live, key_of_json, look_up, page, value_type
 from cairn.web.site import Site
 from cairn.web.state_docs import (
     DIFF_ROWS_MAX,
@@ -101,6 +101,7 @@ class _States:
                     **_of(source),
                     "job": source.job,
                     "max_parallelism": source.max_parallelism,
+                    "flight_port": self._site.flight_port,
                     "states": [
                         {
                             "operator": table.operator,
@@ -204,12 +205,10 @@ class _States:
 
     def _sql(self, asked: _Sql) -> Response:
         from cairn.query.json_values import json_columns, json_value
-        from cairn.query.sql import run_sql
+        from cairn.query.sql import is_truncated, run_sql
 
         with self._site.heavy(), self._site.open_state(asked.epoch, hold=True) as source:
-            # One row more than asked for tells whether there are more.
-            found: pa.Table = run_sql(source, asked.sql, rows_max=asked.limit + 1, timeout_s=SQL_S)
-            shown = found.slice(0, asked.limit)
+            shown = run_sql(source, asked.sql, rows_max=asked.limit, timeout_s=SQL_S)
             columns = [
                 [json_value(value, column.type) for value in column.to_pylist()]
                 for column in shown.columns
@@ -219,7 +218,7 @@ class _States:
                     **_of(source),
                     "columns": json_columns(shown.schema),
                     "rows": list(zip(*columns, strict=True)),
-                    "truncated": found.num_rows > asked.limit,
+                    "truncated": is_truncated(shown),
                 }
             )
 
@@ -291,7 +290,7 @@ class _States:
 
     def _look_up(self, table: StateTable, keys: Sequence[Key], epoch: int | None) -> _Answer:
         run = self._site.run
-        if run is not None and epoch is None:
+        if run is not None and epoch is None and is_live(table, keys):
             plain = keys if len(table.key_names) > 1 else [key[0] for key in keys]
             try:
                 answers = run.query_many(table.operator, table.state, plain)

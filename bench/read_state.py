@@ -1,0 +1,112 @@
+"""How fast is state read as a DataFrame, against Spark's own `statestore` reader?
+
+A count and a sum per key over 5 M keys, once kept by cairn and once by Spark's streaming
+aggregation, from the same files. Both states are then read in full, with every column looked at
+(a count of rows, a sum over the key and over both values): rows per second of each, and their
+ratio.
+
+    python bench/read_state.py [--keys 5000000] [--runs 3] [--provider default|rocksdb] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Feed, file_stream, note, report, work_dir
+from keyed_count import counting_job
+
+import cairn
+from cairn import sinks
+
+PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
+
+
+def fill_cairn(spark: Any, source: Path, checkpoint: Path, backend: str) -> None:
+    run = counting_job(file_stream(spark, source), sinks.Noop(), "process_batch").start(
+        checkpoint=str(checkpoint), parallelism=2, backend=backend, trigger="available-now"
+    )
+    run.wait()
+
+
+def fill_spark(spark: Any, source: Path, checkpoint: Path) -> None:
+    aggregated = file_stream(spark, source).groupBy("k").agg({"*": "count", "v": "sum"})
+    query = (
+        aggregated.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def read_cairn(spark: Any, checkpoint: Path) -> Any:
+    frame = cairn.read_state(spark, str(checkpoint), "count", "held")
+    return frame.selectExpr("k", "value.n n", "value.s s")
+
+
+def read_spark(spark: Any, checkpoint: Path) -> Any:
+    frame = spark.read.format("statestore").load(str(checkpoint))
+    return frame.selectExpr("key.k k", "value.count n", "value.sum s")
+
+
+def timed(frame: Any) -> tuple[float, tuple[Any, ...]]:
+    started = time.perf_counter()
+    (row,) = frame.selectExpr("count(*)", "sum(k)", "sum(n)", "round(sum(s), 3)").collect()
+    return time.perf_counter() - started, tuple(row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=5_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--backend", default="heap")
+    parser.add_argument("--provider", choices=["default", "rocksdb"], default="rocksdb")
+    parser.add_argument("--quick", action="store_true", help="fewer keys; keeps no result")
+    options = parser.parse_args()
+    keys = 200_000 if options.quick else options.keys
+    runs = 1 if options.quick else options.runs
+    provider = "RocksDB" if options.provider == "rocksdb" else "HDFSBacked"
+    spark = cairn.session(
+        "bench",
+        master="local[2]",
+        ui__enabled=False,
+        driver__memory="4g",
+        sql__shuffle__partitions=2,
+        sql__streaming__stateStore__providerClass=f"{PROVIDERS}{provider}StateStoreProvider",
+    )
+    seconds: dict[str, list[float]] = {"cairn": [], "statestore": []}
+    with work_dir() as work:
+        Feed(work / "input").put_all_keys(keys)
+        fill_cairn(spark, work / "input", work / "cairn", options.backend)
+        note("cairn's state is there")
+        fill_spark(spark, work / "input", work / "spark")
+        note("Spark's state is there")
+        for _ in range(runs):
+            mine, found = timed(read_cairn(spark, work / "cairn"))
+            theirs, expected = timed(read_spark(spark, work / "spark"))
+            if found != expected or found[0] != keys:
+                raise SystemExit(f"the states differ: {found} and {expected}")
+            seconds["cairn"].append(round(mine, 3))
+            seconds["statestore"].append(round(theirs, 3))
+            note(f"cairn {mine:.2f} s, statestore {theirs:.2f} s")
+    spark.stop()
+    rates = {name: round(keys / statistics.median(each)) for name, each in seconds.items()}
+    result = {
+        "ratio": round(rates["cairn"] / rates["statestore"], 2),
+        "required": {"ratio": 3},
+        "rows_per_s": rates,
+        "keys": keys,
+        "backend": options.backend,
+        "provider": options.provider,
+        "seconds": seconds,
+    }
+    report("read_state", result, keep=not options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""State as a DataFrame, read by Spark's executors, each a few key groups.
+
+The epoch is fixed, and held, when the DataFrame is made; rows are read when it is used. The
+hold ends by itself, or with the driver's process.
+
+Always true here:
+- a DataFrame shows one committed epoch, whatever the job does meanwhile;
+- executors need cairn, and no code of the job;
+- partitions have about as many rows each, however the keys are spread over key groups.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from cairn.durations import duration_ms
+from cairn.errors import QueryError, StateNotFoundError
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.diff import Example, changes, diff_pieces, is_comparable
+from cairn.snapshots.origins import EpochOrigin
+from cairn.snapshots.reader import EpochReader
+from cairn.snapshots.shape import TIME, Shape, key_columns, times
+from cairn.snapshots.tables import StateSource, open_epoch, open_state
+from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.store import open_store
+from cairn.types import schema_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITION_ROWS: Final = 1 << 20
+_DIFF_ROWS: Final = 1 << 14
+_DIFF_NAMES: Final = frozenset({"change", "entry", "position", "time", "before", "after"})
+
+
+def read_state(
+    spark: SparkSession,
+    checkpoint: str,
+    operator: str,
+    state: str,
+    epoch: int | None = None,
+    *,
+    hold: str = "1 hour",
+) -> DataFrame:
+    """A state as a DataFrame: of the newest epoch of a checkpoint, or another one it keeps.
+
+    `checkpoint` may be a branch or a savepoint too. The columns are `key_group`, the key columns
+    by their names, then `value`; of map state `entry` and `value`, a row per entry; of lists
+    `position` and `value`, a row per item; of timers (the states `timers.event` and
+    `timers.processing`) `time`; and `written_at` of state that expires. The value of `object`
+    state is its pickle.
+
+    The job may go on meanwhile: the epoch is held for as long as `hold` says.
+    """
+    source = open_state(checkpoint, epoch, hold_ms=duration_ms(hold, "hold"))
+    atexit.register(source.close)
+    try:
+        table = source.table(operator, state)
+        cores = spark.sparkContext.defaultParallelism
+        groups = table.splits(max(2 * cores, table.rows // PARTITION_ROWS))
+    except BaseException:
+        source.close()
+        raise
+    slim = None
+    if isinstance(source.origin, EpochOrigin):
+        slim = _slim(source.origin.epoch, [table.entry])
+    read = _ReadGroups(source, table.entry, state, groups, slim)
+    return _mapped(spark, len(groups), read, table.schema)
+
+
+def diff_state(
+    spark: SparkSession,
+    checkpoint: str,
+    operator: str,
+    state: str,
+    from_epoch: int,
+    to_epoch: int,
+    *,
+    hold: str = "1 hour",
+) -> DataFrame:
+    """What differs in a state between two epochs that a checkpoint keeps, as a DataFrame.
+
+    A row per key that differs (of map state, per entry): `change` is "added", "removed" or
+    "changed", then the key columns (and `entry`, or `time` of timers), `before` and `after`. Of
+    list state these are whole lists.
+    """
+    hold_ms = duration_ms(hold, "hold")
+    sides = []
+    for number in (from_epoch, to_epoch):
+        source = open_state(checkpoint, number, hold_ms=hold_ms)
+        atexit.register(source.close)
+        if not isinstance(source.origin, EpochOrigin):
+            raise QueryError(
+                f"{checkpoint} is a savepoint, which has one epoch only\n"
+                "  next: give a checkpoint, or compare two DataFrames of cairn.read_state"
+            )
+        sides.append(source)
+    entry, shape, before, after = _comparable(sides, operator, state)
+    epochs = [_slim(_epoch(source), [entry]) for source in sides]
+    pieces = diff_pieces(epochs[0], epochs[1], entry)
+    parts = max(1, min(pieces, 4 * spark.sparkContext.defaultParallelism))
+    read = _ReadChanges(sides[0].url, epochs, entry, state, pieces, parts)
+    return _mapped(spark, parts, read, _diff_schema(shape, before, after))
+
+
+class _ReadGroups:
+    """In a worker: the rows of some key groups, given the numbers of their ranges."""
+
+    def __init__(
+        self,
+        source: StateSource,
+        entry: str,
+        state: str,
+        groups: list[range],
+        epoch: Epoch | None,
+    ) -> None:
+        self.url = source.url
+        self.max_parallelism = source.max_parallelism
+        self.entry = entry
+        self.state = state
+        self.groups = groups
+        self.epoch = epoch
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        with self._open() as source:
+            table = source.table(self.entry, self.state)
+            for number in numbers:
+                yield from table.batches(self.groups[number], ordered=False)
+
+    def _open(self) -> StateSource:
+        if self.epoch is None:
+            return open_state(self.url)
+        return open_epoch(open_store(self.url, create=False), self.epoch, self.max_parallelism)
+
+
+class _ReadChanges:
+    """In a worker: what differs in some of the pieces."""
+
+    def __init__(
+        self, url: str, epochs: list[Epoch], entry: str, state: str, pieces: int, parts: int
+    ) -> None:
+        self.url = url
+        self.epochs = epochs
+        self.entry = entry
+        self.state = state
+        self.pieces = pieces
+        self.parts = parts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(self.url, create=False)
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        wanted = {n for n in range(self.pieces) if n % self.parts in numbers}
+        before, after = self.epochs
+        with EpochReader(store, before) as old, EpochReader(store, after) as new:
+            sides = [_columns(reader, self.entry, self.state) for reader in (old, new)]
+            held = [columns for columns in sides if columns is not None]
+            shape = Shape(held[-1], self._scope())
+            rows: list[tuple[str, Example]] = []
+            for change in changes(old, new, self.entry, self.state, wanted):
+                rows.append(change)
+                if len(rows) == _DIFF_ROWS:
+                    yield _diff_batch(shape, held[0], held[-1], rows)
+                    rows = []
+            if rows:
+                yield _diff_batch(shape, held[0], held[-1], rows)
+
+    def _scope(self) -> Any:
+        held = [e.operators[self.entry] for e in self.epochs if self.entry in e.operators]
+        return held[-1].scope
+
+
+def _mapped(spark: SparkSession, parts: int, read: Any, schema: pa.Schema) -> DataFrame:
+    ddl = schema_ddl(pa.schema([field.with_nullable(True) for field in schema]))
+    return spark.range(0, parts, 1, parts).mapInArrow(read, ddl)
+
+
+def _epoch(source: StateSource) -> Epoch:
+    assert isinstance(source.origin, EpochOrigin)
+    return source.origin.epoch
+
+
+def _slim(epoch: Epoch, entries: list[str]) -> Epoch:
+    """What a worker needs of an epoch."""
+    return msgspec.structs.replace(
+        epoch,
+        operators={uid: each for uid, each in epoch.operators.items() if uid in entries},
+        spark=SparkPosition(folder="", batch_id=0, offsets=""),
+        committables={},
+        timings={},
+        metrics={},
+        timers=None,
+    )
+
+
+# What differs, as columns
+
+
+def _comparable(
+    sides: list[StateSource], operator: str, state: str
+) -> tuple[str, Shape, StateColumns, StateColumns]:
+    """The entry that has the state, what it looks like, and its columns in either epoch."""
+    tables = []
+    for source in sides:
+        try:
+            tables.append(source.table(operator, state))
+        except StateNotFoundError:
+            if source is sides[-1] and not tables:
+                raise
+    before, after = tables[0], tables[-1]
+    if before.entry != after.entry or not is_comparable(before.columns, after.columns):
+        raise QueryError(
+            f"{operator}.{state} is not the same kind of state in both epochs\n"
+            f"  found: {before!r} by {', '.join(before.key_names)}, "
+            f"then {after!r} by {', '.join(after.key_names)}\n"
+            "  next: read both with cairn.read_state",
+            operator=operator,
+            state=state,
+        )
+    return after.entry, after.shape, before.columns, after.columns
+
+
+def _columns(reader: EpochReader, entry: str, state: str) -> StateColumns | None:
+    if entry not in reader.epoch.operators:
+        return None
+    return reader.columns(entry).get(state)
+
+
+def _diff_schema(shape: Shape, before: StateColumns, after: StateColumns) -> pa.Schema:
+    names = key_columns(shape.columns.key_names, _DIFF_NAMES)
+    fields = [pa.field("change", pa.string())]
+    fields += [pa.field(name, type) for name, type in zip(names, shape.key_types, strict=True)]
+    if shape.kind == "timers":
+        fields.append(pa.field("time", TIME))
+    elif shape.kind in ("operator-list", "feedback"):
+        fields.append(pa.field("position", pa.int64()))
+    elif shape.columns.entries is not None:
+        fields.append(pa.field("entry", shape.columns.entries.arrow))
+    fields.append(pa.field("before", before.schema.field("value").type))
+    fields.append(pa.field("after", after.schema.field("value").type))
+    return pa.schema(fields)
+
+
+def _diff_batch(
+    shape: Shape, before: StateColumns, after: StateColumns, rows: list[tuple[str, Example]]
+) -> pa.RecordBatch:
+    keys = shape.columns.keys.encode([each.key for _, each in rows])
+    found = [pa.array([change for change, _ in rows], pa.string()), *shape.key_parts(keys)]
+    entries = [each.entry for _, each in rows]
+    if shape.kind == "timers":
+        found.append(times(pa.array(entries, pa.int64())))
+    elif shape.kind == "operator-list":
+        found.append(pa.array([place[0] for place in entries], pa.int64()))
+    elif shape.columns.entries is not None:
+        found.append(shape.columns.entries.encode(entries))
+    found.append(before.whole_values.encode([each.before for _, each in rows]))
+    found.append(after.whole_values.encode([each.after for _, each in rows]))
+    return pa.RecordBatch.from_arrays(found, schema=_diff_schema(shape, before, after))

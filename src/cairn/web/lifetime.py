@@ -1,0 +1,74 @@
+"""The server of a run: there before the run, gone with it, and nothing at all unless asked for.
+
+Always true here:
+- without `serve` no library of a server is loaded, and nothing listens;
+- a server that fails to start ends the run it was asked for, and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cairn.web.settings import Serve
+
+if TYPE_CHECKING:
+    from cairn.storage.store import Store
+    from cairn.web.server import Listening, Served
+    from cairn.web.site import LiveRun
+
+
+class Web:
+    """What a run has of the web."""
+
+    def __init__(self, settings: Serve | None) -> None:
+        """The port is taken. PlanError when it cannot be."""
+        self._settings = settings
+        self._listening: Listening | None = None
+        self._served: Served | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self.url: str | None = None
+        self.flight_url: str | None = None
+        if settings is not None:
+            from cairn.web.server import Listening
+
+            self._listening = Listening(settings)
+            self.url = self._listening.url
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, run: LiveRun, store: Store) -> None:
+        """Answer requests from now on."""
+        if self._settings is None or self._listening is None:
+            return
+        from cairn.web.server import serve
+        from cairn.web.site import Site
+
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return  # A bounded run may be over by now.
+                site = Site(store.url, self._settings, run=run, store=store)
+                self._served = serve(site, self._listening)
+                self.flight_url = self._served.flight_url
+        except BaseException:
+            run.stop()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            served, listening = self._served, self._listening
+        if served is not None:
+            served.close()
+        elif listening is not None:
+            listening.close()

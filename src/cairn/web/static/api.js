@@ -1,0 +1,137 @@
+// Requests to this server, and the epochs it tells of.
+
+export class ApiError extends Error {
+  constructor(status, code, message, next) {
+    super(message);
+    Object.assign(this, { status, code, next });
+  }
+}
+
+async function answered(response) {
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    // Not JSON: what is wrong is said by the status.
+  }
+  if (response.ok && body !== null) return body;
+  if (response.redirected && response.url.includes("/login")) location.assign("/login");
+  const error = body?.error ?? { code: "error", message: `The server answered ${response.status}`, next: "try again" };
+  if (response.status === 401 && !response.url.includes("/api/control/")) location.assign("/login");
+  throw new ApiError(response.status, error.code, error.message, error.next);
+}
+
+export async function get(path) {
+  return answered(await fetch(path, { headers: { Accept: "application/json" } }));
+}
+
+export async function post(path, body, token = null) {
+  const headers = { "Content-Type": "application/json", Accept: "application/json" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  return answered(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+}
+
+const EPOCHS_FIRST = 300;
+const EPOCHS_MORE = 5;
+const EPOCHS_MAX = 1000;
+const POLL_MS = 3000;
+
+// The job and its epochs, kept up to date: by events, and by asking where there are none.
+export class Live extends EventTarget {
+  job = null;
+  link = "connecting";
+  #epochs = new Map();
+  #busy = null;
+  #again = false;
+  #source = null;
+  #poll = null;
+
+  // Oldest first.
+  get epochs() {
+    return [...this.#epochs.values()].sort((a, b) => a.epoch - b.epoch);
+  }
+
+  get newest() {
+    return this.job?.epoch ?? null;
+  }
+
+  // Milliseconds since 1970 by the server's clock: ages do not depend on the browser's.
+  get nowMs() {
+    return this.job === null ? Date.now() : Date.now() + this.#skewMs;
+  }
+  #skewMs = 0;
+
+  async start() {
+    await this.refresh();
+    this.#listen();
+    setInterval(() => this.dispatchEvent(new Event("tick")), 1000);
+  }
+
+  // One at a time; what is asked for meanwhile is done once, afterwards.
+  refresh() {
+    if (this.#busy !== null) {
+      this.#again = true;
+      return this.#busy;
+    }
+    this.#busy = this.#fetch().finally(() => {
+      this.#busy = null;
+      if (this.#again) {
+        this.#again = false;
+        this.refresh();
+      }
+    });
+    return this.#busy;
+  }
+
+  async #fetch() {
+    try {
+      const [job, { epochs }] = await Promise.all([
+        get("/api/job"),
+        get(`/api/epochs?limit=${this.#epochs.size ? EPOCHS_MORE : EPOCHS_FIRST}`),
+      ]);
+      this.#skewMs = job.now_ms - Date.now();
+      const oldest = epochs.at(-1);
+      const isGap = this.#epochs.size && oldest && oldest.parent !== null && !this.#epochs.has(oldest.epoch) && !this.#epochs.has(oldest.parent);
+      this.job = job;
+      this.#merge(isGap ? (await get(`/api/epochs?limit=${EPOCHS_FIRST}`)).epochs : epochs);
+      this.failed = null;
+    } catch (error) {
+      this.failed = error;
+    }
+    this.dispatchEvent(new Event("change"));
+  }
+
+  #merge(epochs) {
+    const newest = epochs[0]?.epoch ?? 0;
+    // What lies between an epoch and its parent was rolled back.
+    for (const number of [...this.#epochs.keys()])
+      if (number > newest || epochs.some((each) => number < each.epoch && each.parent !== null && number > each.parent)) this.#epochs.delete(number);
+    for (const each of epochs) this.#epochs.set(each.epoch, each);
+    const numbers = [...this.#epochs.keys()].sort((a, b) => a - b);
+    for (const number of numbers.slice(0, Math.max(0, numbers.length - EPOCHS_MAX))) this.#epochs.delete(number);
+  }
+
+  #listen() {
+    const source = (this.#source = new EventSource("/api/events"));
+    const heard = () => this.refresh();
+    source.addEventListener("epoch", heard);
+    source.addEventListener("status", heard);
+    source.addEventListener("open", () => this.#linked("live"));
+    source.addEventListener("error", () => {
+      this.#linked("polling");
+      // A browser tries again by itself, unless the server said no.
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.#listen(), 10000);
+    });
+  }
+
+  #linked(link) {
+    this.link = link;
+    if (link === "live") {
+      clearInterval(this.#poll);
+      this.#poll = null;
+    } else if (this.#poll === null) {
+      this.#poll = setInterval(() => this.refresh(), POLL_MS);
+    }
+    this.dispatchEvent(new Event("link"));
+  }
+}

@@ -1,0 +1,138 @@
+// The dashboard: which page is shown, and what is shown around it.
+
+import { ApiError, Live } from "./api.js";
+import { count, empty, h, replace, span } from "./dom.js";
+import { charts } from "./page-charts.js";
+import { control } from "./page-control.js";
+import { epoch, epochs } from "./page-epochs.js";
+import { errors } from "./page-errors.js";
+import { groups } from "./page-groups.js";
+import { history } from "./page-history.js";
+import { operator } from "./page-operator.js";
+import { overview } from "./page-overview.js";
+import { states } from "./page-state.js";
+
+const PAGES = [
+  { path: "", name: "Overview", page: overview },
+  { path: "epochs", name: "Epochs", page: epochs, inner: epoch },
+  { path: "charts", name: "Charts", page: charts },
+  { path: "groups", name: "Key groups", page: groups },
+  { path: "state", name: "State", page: states },
+  { path: "history", name: "History", page: history },
+  { path: "errors", name: "Errors", page: errors },
+  { path: "control", name: "Control", page: control, isShown: (live) => live.job?.control === true },
+  { path: "operators", name: "Operator", page: overview, inner: operator, isShown: () => false },
+];
+const WORDS = { unknown: "no run here" };
+
+const live = new Live();
+const byId = (id) => document.getElementById(id);
+let shown = null;
+
+function route() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
+  const found = PAGES.find((each) => each.path === parts[0]) ?? PAGES[0];
+  return { found, inner: parts[1] ?? null, query: new URLSearchParams(query) };
+}
+
+function show() {
+  const { found, inner, query } = route();
+  const main = byId("main");
+  shown?.stop?.();
+  const make = inner !== null && inner !== "" && found.inner ? found.inner : found.page;
+  const body = h("div", { class: "page" });
+  replace(main, body);
+  try {
+    shown = make(body, live, { inner, query }) ?? null;
+  } catch (error) {
+    shown = null;
+    replace(body, empty(`This page could not be shown: ${error.message}`));
+    throw error;
+  }
+  tabs(found);
+  title(found, inner);
+}
+
+function title(found, inner) {
+  const name = live.job?.name;
+  document.title = [inner ? `${found.name} ${inner}` : found.name, name, "cairn"].filter(Boolean).join(" · ");
+}
+
+function tabs(found) {
+  replace(byId("tabs"), PAGES.filter((each) => (each.isShown ? each.isShown(live) : true)).map((each) =>
+    h("a", { href: `#/${each.path}`, class: "tab", "aria-current": each === found ? "page" : null }, each.name)));
+}
+
+function around() {
+  const { job } = live;
+  byId("job-name").textContent = job?.name ?? "";
+  const status = byId("status");
+  status.textContent = job ? (WORDS[job.status] ?? job.status) : "";
+  status.className = `chip is-${job?.status ?? "unknown"}`;
+  link();
+  notice();
+}
+
+function link() {
+  const { newest } = live;
+  const how = { live: live.job?.live ? "live" : "watching", polling: "asking every 3 s", connecting: "connecting" }[live.link];
+  const age = newest ? `epoch ${count(newest.epoch)}, ${span(live.nowMs - newest.wall_ms)} ago` : "no epoch yet";
+  replace(byId("link"), h("span", { class: "age" }, age), h("span", { class: `pulse is-${live.link}` }, how));
+}
+
+function notice() {
+  const box = byId("notice");
+  const { job, failed } = live;
+  let said = null;
+  if (failed) said = failed instanceof ApiError ? `${failed.message} Next: ${failed.next}` : "The server does not answer. This page shows what it knew last.";
+  else if (job?.error) said = `The run has failed: ${job.error}`;
+  else if (job?.paused) said = `Paused: ${job.paused}`;
+  box.hidden = said === null;
+  box.textContent = said ?? "";
+}
+
+function switchTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  try {
+    localStorage.setItem("cairn-theme", root.dataset.theme);
+  } catch {
+    // Then it lasts as long as this page.
+  }
+}
+
+byId("theme").addEventListener("click", switchTheme);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  // The fragment of the address is the page that is shown.
+  event.preventDefault();
+  byId("main").focus();
+});
+window.addEventListener("hashchange", () => {
+  show();
+  window.scrollTo(0, 0);
+});
+let hadControl = null;
+live.addEventListener("change", () => {
+  around();
+  if (live.job && hadControl !== live.job.control) {
+    hadControl = live.job.control;
+    tabs(route().found);
+    title(route().found, route().inner);
+  }
+  shown?.update?.();
+});
+live.addEventListener("link", link);
+live.addEventListener("tick", () => {
+  link();
+  shown?.tick?.();
+});
+await live.start();
+show();

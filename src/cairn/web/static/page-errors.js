@@ -1,0 +1,58 @@
+// What failed, and rows that were put aside.
+
+import { get } from "./api.js";
+import { card, count, empty, facts, h, plural, replace, table, when } from "./dom.js";
+
+export function errors(root, live) {
+  const failures = h("div", { class: "slot" });
+  const aside = h("div", { class: "slot" });
+  replace(root, h("h1", null, "Errors"), card("Failures", {}, failures), card("Rows put aside", { cls: "flush" }, aside));
+  let shown = null;
+
+  async function load() {
+    const wanted = `${live.newest?.epoch}/${live.job?.status}/${live.job?.error}`;
+    if (shown === wanted) return;
+    shown = wanted;
+    try {
+      const found = await get("/api/failures");
+      // Those that are open stay so.
+      const open = new Set([...failures.querySelectorAll("details[open]")].map((each) => each.dataset.at));
+      replace(failures, found.failures.length ? found.failures.map((each) => failure(each, open)) : empty("No epoch has failed, as far as is kept."));
+      replace(aside, found.put_aside.length ? asideTable(found.put_aside) : empty("No rows were put aside in the last epochs."));
+    } catch (error) {
+      replace(failures, empty(error.message));
+    }
+  }
+  load();
+  return { update: load };
+}
+
+function failure(each, open) {
+  const first = (each.message ?? "").split("\n")[0];
+  return h("details", { class: "failure", "data-at": each.wall_ms, open: open.has(String(each.wall_ms)) },
+    h("summary", null,
+      h("span", { class: "failure-head" },
+        h("span", { class: `chip ${each.ended_run ? "is-failed" : "is-paused"}` }, each.ended_run ? "ended the run" : "tried again"),
+        h("span", { class: "soft" }, when(each.wall_ms), `, epoch ${count(each.epoch)}, ${plural(each.attempts, "attempt")}`)),
+      h("span", { class: "failure-what" }, first)),
+    facts([
+      ["error", each.kind],
+      each.operator ? ["operator", h("a", { href: `#/operators/${encodeURIComponent(each.operator)}` }, each.operator)] : null,
+      each.key ? ["key", h("code", { class: "wrap" }, each.key)] : null,
+      each.row ? ["row", h("code", { class: "wrap" }, each.row)] : null,
+      each.timer ? ["timer", h("code", { class: "wrap" }, each.timer)] : null,
+    ]),
+    h("h3", null, "Message"), h("pre", null, each.message),
+    each.traceback ? [h("h3", null, "Traceback"), h("pre", null, each.traceback)] : null);
+}
+
+function asideTable(rows) {
+  return table([
+    { name: "Epoch", cell: (row) => h("a", { href: `#/epochs/${row.epoch}` }, count(row.epoch)) },
+    { name: "Committed", cell: (row) => when(row.wall_ms) },
+    { name: "Operator", cell: (row) => row.operator },
+    { name: "Failed", align: "right", cell: (row) => count(row.error_rows) },
+    { name: "Late", align: "right", cell: (row) => count(row.late_rows) },
+    { name: "Without a time", align: "right", cell: (row) => count(row.untimed_rows) },
+  ], rows, { caption: "Rows put aside, by epoch and operator" });
+}

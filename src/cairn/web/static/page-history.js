@@ -1,0 +1,55 @@
+// What happened to the checkpoint as a whole.
+
+import { get } from "./api.js";
+import { bytes, card, count, empty, facts, h, replace, table, when } from "./dom.js";
+
+export function history(root, live) {
+  const body = h("div", { class: "stack" });
+  replace(root, h("h1", null, "History"), body);
+  let shown = null;
+
+  async function load() {
+    const wanted = `${live.newest?.epoch}/${live.job?.status}`;
+    if (shown === wanted) return;
+    shown = wanted;
+    try {
+      const found = await get("/api/points");
+      replace(body, ...sections(found, live));
+    } catch (error) {
+      replace(body, card("History", {}, empty(error.message)));
+    }
+  }
+  load();
+  return { update: load };
+}
+
+function sections(found, live) {
+  const { job } = live.job;
+  return [
+    h("div", { class: "two" },
+      card("Savepoints", { cls: "flush" }, found.savepoints.length ? table([
+        { name: "Taken", cell: (row) => when(row.created_ms) },
+        { name: "Epoch", align: "right", cell: (row) => count(row.epoch) },
+        { name: "Size", align: "right", cell: (row) => bytes(row.bytes) },
+        { name: "Where", cell: (row) => h("code", { class: "wrap" }, row.url) },
+      ], found.savepoints, { caption: "Savepoints" }) : empty("None was taken. `cairn savepoint` and run.savepoint() take one.")),
+      card("Branches", { cls: "flush" }, found.branches.length ? table([
+        { name: "Branch", cell: (row) => h("code", { class: "wrap" }, row.url) },
+        { name: "Shared objects", align: "right", cell: (row) => count(row.objects) },
+      ], found.branches, { caption: "Branches" }) : empty("None. `cairn branch` makes one: it shares files and copies nothing."))),
+    h("div", { class: "two" },
+      card("Starts and rollbacks", { cls: "flush" }, found.records.length ? table([
+        { name: "When", cell: (row) => when(row.wall_ms) },
+        { name: "What", cell: (row) => (row.kind === "restore" ? h("b", null, `rolled back to epoch ${count(row.epoch)}`) : `started on ${row.host}, pid ${row.pid}`) },
+        { name: "Record", align: "right", cell: (row) => count(row.number) },
+      ], found.records, { caption: "Starts and rollbacks" }) : empty("None of them is kept any more.")),
+      card("The checkpoint", {}, facts([
+        ["where", h("code", { class: "wrap" }, live.job.checkpoint)],
+        job ? ["made", when(job.created_ms)] : null,
+        job ? ["key groups", count(job.max_parallelism)] : null,
+        job ? ["job id", h("code", null, job.job_id)] : null,
+        ["comes from", found.origin ? [`${found.origin.kind} of epoch ${count(found.origin.epoch)}, `, h("code", { class: "wrap" }, found.origin.url)] : "nothing: it began empty"],
+        ["rolled back", found.rolled_back.length ? `epochs ${found.rolled_back.map((each) => each.epoch).join(", ")}` : "no epoch that is kept"],
+      ]))),
+  ];
+}

@@ -1,0 +1,102 @@
+// The job at a glance.
+
+import { get } from "./api.js";
+import { bars, spark } from "./chart.js";
+import { bytes, card, count, empty, h, millis, plural, replace, span, table, when } from "./dom.js";
+import { graph } from "./graph.js";
+import { PARTS } from "./page-epochs.js";
+
+const SPARKS = 60;
+const EVENTS_SHOWN = 5;
+
+export function overview(root, live) {
+  const tiles = h("div", { class: "tiles" });
+  const picture = h("div", { class: "slot" });
+  const operators = h("div", { class: "slot" });
+  const events = h("div", { class: "slot" });
+  const timeline = bars({ title: "The last epochs", parts: PARTS, href: (each) => `#/epochs/${each.epoch}`, format: millis, height: 170 });
+  const where = h("code", { class: "where" });
+  let drawing;
+
+  replace(root,
+    h("h1", { class: "unseen" }, "Overview"),
+    tiles,
+    card("Graph", { aside: where, cls: "flush" }, picture),
+    h("div", { class: "two wide-left" },
+      card("Epochs", { aside: h("a", { href: "#/epochs" }, "all") }, timeline),
+      h("div", { class: "stack" },
+        card("Operators", { cls: "flush" }, operators),
+        card("Events", { aside: h("a", { href: "#/history" }, "history") }, events))));
+
+  function draw() {
+    const { job, newest } = live;
+    const epochs = live.epochs;
+    where.textContent = job?.checkpoint ?? "";
+    replace(tiles, tileRow(live, epochs));
+    if (drawing !== undefined) replace(picture, graph(drawing, newest));
+    timeline.show(epochs);
+    replace(operators, newest ? operatorTable(newest) : empty("No epoch is committed yet."));
+  }
+
+  get("/api/graph").then((found) => {
+    drawing = found.drawing;
+    replace(picture, graph(drawing, live.newest));
+  }, (error) => replace(picture, empty(error.message)));
+  draw();
+  recent(events);
+  return { update: draw, tick: () => replace(tiles, tileRow(live, live.epochs)) };
+}
+
+// The last starts, rollbacks, savepoints and failures, together.
+async function recent(events) {
+  try {
+    const [points, failed] = await Promise.all([get("/api/points"), get("/api/failures")]);
+    const found = [
+      ...points.records.map((each) => [each.wall_ms, each.kind === "restore" ? `rolled back to epoch ${count(each.epoch)}` : `started on ${each.host}`, "#/history"]),
+      ...points.savepoints.map((each) => [each.created_ms, `savepoint of epoch ${count(each.epoch)}, ${bytes(each.bytes)}`, "#/history"]),
+      ...failed.failures.map((each) => [each.wall_ms, `epoch ${count(each.epoch)} failed: ${each.message.split("\n")[0]}`, "#/errors"]),
+    ].sort((a, b) => b[0] - a[0]).slice(0, EVENTS_SHOWN);
+    replace(events, found.length ? h("ul", { class: "events" }, found.map(([ms, said, href]) => h("li", null, when(ms, { dated: false }), h("a", { href, title: said }, said)))) : empty("None is kept."));
+  } catch (error) {
+    replace(events, empty(error.message));
+  }
+}
+
+function tileRow(live, epochs) {
+  const { newest, job } = live;
+  if (!newest) return [tile("Epoch", "–", "none is committed yet")];
+  const last = epochs.slice(-SPARKS);
+  const lag = newest.watermark_ms === null ? null : newest.wall_ms - newest.watermark_ms;
+  const aside = newest.late_rows + newest.untimed_rows + newest.error_rows;
+  return [
+    tile("Epoch", count(newest.epoch), `${span(live.nowMs - newest.wall_ms)} ago`),
+    tile("Rows per second", count(newest.rows_per_s), intoOperators(newest), spark(last.map((each) => each.rows_per_s), "c-rows")),
+    tile("Epoch time", millis(newest.epoch_ms), `process ${millis(newest.parts.process)}`, spark(last.map((each) => each.epoch_ms), "c-time")),
+    tile("State", `${count(newest.state_keys)} keys`, `${bytes(newest.state_bytes)}, delta ${bytes(newest.delta_bytes)}`, spark(last.map((each) => each.state_keys), "c-keys")),
+    tile("Event-time lag", lag === null ? "–" : span(lag), lag === null ? "no watermark" : "commit − watermark", spark(last.map((each) => (each.watermark_ms === null ? null : each.wall_ms - each.watermark_ms)), "c-lag")),
+    tile("Subtasks", count(job.parallelism), aside ? `${plural(aside, "row")} put aside` : "no rows put aside"),
+  ];
+}
+
+// Rows count once for each operator they come to.
+function intoOperators(newest) {
+  const many = Object.keys(newest.operators).length;
+  return `${count(newest.rows_in)} rows into ${plural(many, "operator")}`;
+}
+
+function tile(name, value, about, line = null) {
+  return h("div", { class: "tile" }, h("span", { class: "tile-name" }, name), h("span", { class: "tile-value" }, value), h("span", { class: "tile-about" }, about), line);
+}
+
+export function operatorTable(newest) {
+  const rows = Object.entries(newest.operators).map(([uid, found]) => ({ uid, ...found }));
+  if (!rows.length) return empty("This epoch has run no rows: it comes from a savepoint or a branch.");
+  return table([
+    { name: "Operator", cell: (row) => h("a", { href: `#/operators/${encodeURIComponent(row.uid)}` }, row.uid) },
+    { name: "Rows in", align: "right", cell: (row) => count(row.rows_in) },
+    { name: "Rows out", align: "right", cell: (row) => count(row.rows_out) },
+    { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
+    { name: "Changed", align: "right", cell: (row) => count(row.keys_changed) },
+    { name: "Delta", align: "right", cell: (row) => bytes(row.delta_bytes) },
+  ], rows, { caption: "Operators in the newest epoch" });
+}

@@ -1,0 +1,220 @@
+"""Who may ask, and how much: tokens, sessions, hosts, origins, sizes, rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.web.auth import is_token
+from cairn.web.limits import AT_ONCE_MAX, BODY_BYTES_MAX, URL_BYTES_MAX, Limits, Rate
+from cairn.web.sessions import SESSION_S, SESSIONS_MAX, Sessions
+from tests.unit.snapshots.checkpoints import Checkpoint
+from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
+
+EVERYTHING = ["/api/state", "/api/openapi.json", "/api/events", "/api/sql", "/", "/nothing"]
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong-token-wrong",
+        f"Basic {TOKEN}",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN} {TOKEN}",
+        f"Bearer {TOKEN.upper()}",
+        "Bearer \xff\xfe",
+    ],
+)
+def test_without_the_token_there_is_nothing_to_see(
+    checkpoint: Checkpoint, path: str, given: str | None
+) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN, control_token=CONTROL))
+    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+    answer = asking.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "no-token"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in answer.text and CONTROL not in answer.text
+
+
+def test_with_the_token_it_is_answered(checkpoint: Checkpoint) -> None:
+    site = site_of(checkpoint, token=TOKEN, control_token=CONTROL)
+    assert client(site, TOKEN).get("/api/state").status_code == 200
+    assert client(site, CONTROL).get("/api/state").status_code == 200, "control implies reading"
+    answer = client(site).get("/api/state", headers={"Authorization": f"bearer  {TOKEN}"})
+    assert answer.status_code == 200, "a scheme is written in any case"
+
+
+def test_tokens_that_are_no_ascii_are_compared_too() -> None:
+    assert not is_token("\udcff\u20ac", TOKEN)
+    assert is_token(TOKEN, TOKEN)
+
+
+def test_browser_without_a_session_is_sent_to_the_login(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN), accept="text/html,*/*")
+    answer = asking.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/")
+    assert asking.get("/api/state").status_code == 401, "a program's address is not redirected"
+
+
+def test_login_gives_a_cookie_that_reads_and_holds_no_token(checkpoint: Checkpoint) -> None:
+    site = site_of(checkpoint, FakeRun(checkpoint), token=TOKEN, control_token=CONTROL)
+    asking = client(site)
+    wrong = asking.post("/login", data={"token": "wrong-token-wrong"})
+    assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
+    answer = asking.post("/login", data={"token": TOKEN, "next": "/epochs"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/epochs")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Path=/" in cookie
+    assert TOKEN not in cookie
+    assert asking.get("/api/state").status_code == 200
+    # A cookie is sent by the browser whoever wrote the page: it changes nothing.
+    assert asking.post("/api/control/stop", json={}).status_code == 401
+
+
+@pytest.mark.parametrize("next", ["//evil.example", "/\\evil", "https://evil", "/a\nb", "", "x"])
+def test_login_leads_to_no_other_server(checkpoint: Checkpoint, next: str) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN))
+    answer = asking.post("/login", data={"token": TOKEN, "next": next})
+    assert answer.headers["location"] == "/"
+    assert 'value="/"' in asking.get("/login", params={"next": next}).text
+
+
+def test_login_page_writes_what_it_is_given_as_text(checkpoint: Checkpoint) -> None:
+    page = client(site_of(checkpoint)).get("/login", params={"next": '/"><script>x</script>'})
+    assert "<script>" not in page.text
+
+
+def test_sessions_end_and_are_bounded() -> None:
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    first = sessions.open()
+    assert sessions.knows(first) and not sessions.knows(None) and not sessions.knows("x")
+    now[0] = SESSION_S + 1
+    assert not sessions.knows(first)
+    opened = [sessions.open() for _ in range(SESSIONS_MAX + 1)]
+    assert not sessions.knows(opened[0]) and sessions.knows(opened[1])
+    sessions.close(opened[1])
+    assert not sessions.knows(opened[1])
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", "", "10.0.0.1"])
+def test_names_of_other_hosts_are_refused_on_loopback(checkpoint: Checkpoint, host: str) -> None:
+    answer = client(site_of(checkpoint)).get("/api/state", headers={"Host": host})
+    assert answer.status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:99", "127.8.8.8:1"])
+def test_own_names_are_answered_on_loopback(checkpoint: Checkpoint, host: str) -> None:
+    answer = client(site_of(checkpoint)).get("/api/state", headers={"Host": host})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:81"},
+        {"Origin": "http://[bad"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_pages_of_other_sites_post_nothing(checkpoint: Checkpoint, headers: dict[str, str]) -> None:
+    asking = client(site_of(checkpoint))
+    path = "/api/state/count/n/lookup"
+    assert asking.post(path, json={"keys": [5]}, headers=headers).status_code == 403
+    own = {"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"}
+    assert asking.post(path, json={"keys": [5]}, headers=own).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_is_not_said_to_be_json_is_refused(checkpoint: Checkpoint, kind: str) -> None:
+    answer = client(site_of(checkpoint)).post(
+        "/api/state/count/n/lookup", content=b'{"keys": [5]}', headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"keys": 5}', b'{"keys": [5], "x": 1}', b"\xff\xfe", b"[" * 9000],
+)
+def test_malformed_bodies_are_400(checkpoint: Checkpoint, body: bytes) -> None:
+    answer = client(site_of(checkpoint)).post(
+        "/api/state/count/n/lookup", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "bad-request"
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_bodies_too_large_are_refused(checkpoint: Checkpoint, chunked: bool) -> None:
+    body = b"x" * (BODY_BYTES_MAX + 1)
+    answer = client(site_of(checkpoint)).post(
+        "/api/sql", content=iter([body[:10], body[10:]]) if chunked else body
+    )
+    assert answer.status_code == 413
+
+
+def test_addresses_too_long_are_refused(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint))
+    assert asking.get("/api/state?x=" + "y" * URL_BYTES_MAX).status_code == 414
+    assert asking.get("/api/state/" + "y" * URL_BYTES_MAX).status_code == 414
+
+
+def test_more_than_the_rate_is_429_and_later_requests_are_answered(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, requests_per_s=2.0))
+    answers = [asking.get("/login").status_code for _ in range(4)]
+    assert answers.count(429) >= 1 and answers[:2] == [200, 200]
+
+
+def test_rate_fills_up_again_with_time() -> None:
+    now = [0.0]
+    rate = Rate(10.0, lambda: now[0])
+    assert [rate.take() for _ in range(11)] == [True] * 10 + [False]
+    now[0] = 0.25
+    assert [rate.take() for _ in range(3)] == [True, True, False]
+    now[0] = 1000.0
+    assert [rate.take() for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_every_answer_keeps_a_browser_safe(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN))
+    for path in ("/login", "/api/state", "/nothing"):
+        headers = asking.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in headers
+    assert asking.get("/nothing").headers["referrer-policy"] == "no-referrer"
+
+
+def test_requests_at_once_are_bounded(checkpoint: Checkpoint) -> None:
+    limits = Limits(None, site_of(checkpoint))  # type: ignore[arg-type]
+    scope = {"type": "http", "path": "/", "raw_path": b"/", "query_string": b""}
+    limits._at_once = AT_ONCE_MAX
+    assert limits._refusal(scope) is None
+    limits._at_once = AT_ONCE_MAX + 1
+    refusal = limits._refusal(scope)
+    assert refusal is not None and refusal.status_code == 429
+
+
+def test_what_nobody_foresaw_is_answered_without_a_word_about_it(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = site_of(checkpoint)
+    monkeypatch.setattr(site, "open_state", lambda *a, **k: 1 / 0)
+    answer = client(site).get("/api/state")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert "Zero" not in answer.text and "Traceback" not in answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff"

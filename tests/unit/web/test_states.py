@@ -1,0 +1,198 @@
+"""State over HTTP: look-ups, scans and differences, without Spark and without a socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.snapshots.checkpoints import Checkpoint
+from tests.unit.web.sites import FakeRun, client, site_of
+
+N = "/api/state/count/n"
+
+
+def test_states_are_listed_with_their_columns_and_types(checkpoint: Checkpoint) -> None:
+    answer = client(site_of(checkpoint)).get("/api/state").json()
+    assert answer["epoch"] == 3 and answer["job"] == "shop"
+    states = {each["state"]: each for each in answer["states"]}
+    assert list(states) == ["n", "items", "last", "at", "raw"]
+    assert states["last"]["kind"] == "map"
+    assert states["last"]["columns"] == [
+        {"name": "key_group", "type": "int"},
+        {"name": "k", "type": "bigint"},
+        {"name": "entry", "type": "string"},
+        {"name": "value", "type": "double"},
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 1000])
+def test_pages_of_a_scan_give_every_row_once_and_of_one_epoch(
+    checkpoint: Checkpoint, limit: int
+) -> None:
+    asking = client(site_of(checkpoint))
+    found: dict[int, Any] = {}
+    after: str | None = None
+    for _ in range(100):
+        params = {"limit": limit} | ({"after": after} if after else {})
+        answer = asking.get(N, params=params).json()
+        if after is None:
+            # The job goes on: what comes now belongs to another epoch.
+            checkpoint.commit({"n": dict.fromkeys(range(200), -1)})
+        assert answer["epoch"] == 3
+        for row in answer["rows"]:
+            assert row["k"] not in found
+            found[row["k"]] = row["value"]
+        after = answer["after"]
+        if after is None:
+            break
+    # An integer that a browser would round is text.
+    expected = {k: k * 10 for k in range(2, 40)} | {0: str(2**60), 100: 1000}
+    assert found == expected
+
+
+def test_cursor_of_a_removed_epoch_is_gone_not_mixed_with_another(folder: Path) -> None:
+    checkpoint = Checkpoint({"n": _bigint()}, keep=1)
+    checkpoint.commit({"n": dict.fromkeys(range(20), 1)})
+    asking = client(site_of(checkpoint))
+    after = asking.get(N, params={"limit": 2}).json()["after"]
+    while checkpoint.log.retired_below() <= 2:
+        checkpoint.commit({"n": dict.fromkeys(range(20), 2)}, base=True)
+        checkpoint.collector.after_epoch()
+    answer = asking.get(N, params={"limit": 2, "after": after})
+    assert answer.status_code == 410
+    assert answer.json()["error"]["code"] == "gone"
+
+
+def _bigint() -> Any:
+    from tests.unit.snapshots.checkpoints import value
+
+    return value("bigint")
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "value", "type"),
+    [
+        ("count/n/5", True, 50, "bigint"),
+        ("count/n/0", True, str(2**60), "bigint"),
+        ("count/n/1", False, None, "bigint"),
+        ("count/n/[5]", True, 50, "bigint"),
+        ("count/items/1", True, ["a", "b"], "array<string>"),
+        ("count/last/1", True, [["x", 0.5], ["y", "NaN"]], "map<string,double>"),
+        ("count/raw/1", True, "AP8=", "binary"),
+    ],
+)
+def test_look_up_without_a_run_reads_the_checkpoint(
+    checkpoint: Checkpoint, path: str, found: bool, value: Any, type: str
+) -> None:
+    answer = client(site_of(checkpoint)).get(f"/api/state/{path}").json()
+    assert (answer["found"], answer["value"]) == (found, value)
+    assert (answer["type"], answer["epoch"], answer["source"]) == (type, 3, "checkpoint")
+
+
+def test_look_up_of_an_epoch_reads_that_one_though_a_run_is_here(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, FakeRun(checkpoint)))
+    live = asking.get(f"{N}/1").json()
+    assert (live["found"], live["epoch"], live["source"]) == (False, 3, "slot")
+    before = asking.get(f"{N}/1", params={"epoch": 2}).json()
+    assert (before["value"], before["epoch"], before["source"]) == (10, 2, "checkpoint")
+
+
+def test_answers_of_a_run_carry_the_epoch_they_are_of_as_it_moves_on(
+    checkpoint: Checkpoint,
+) -> None:
+    asking = client(site_of(checkpoint, FakeRun(checkpoint)))
+    for epoch in range(4, 8):
+        checkpoint.commit({"n": {5: epoch}})
+        answer = asking.get(f"{N}/5").json()
+        assert (answer["value"], answer["epoch"], answer["type"]) == (epoch, epoch, "bigint")
+
+
+def test_before_the_first_epoch_of_a_run_the_checkpoint_answers(checkpoint: Checkpoint) -> None:
+    run = FakeRun(checkpoint)
+    run.has_epoch = False
+    answer = client(site_of(checkpoint, run)).get(f"{N}/5").json()
+    assert (answer["value"], answer["source"]) == (50, "checkpoint")
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_many_keys_are_answered_in_their_order(checkpoint: Checkpoint, live: bool) -> None:
+    asking = client(site_of(checkpoint, FakeRun(checkpoint) if live else None))
+    answer = asking.post(f"{N}/lookup", json={"keys": [7, 1, [3], 7, "4"]}).json()
+    assert answer["epoch"] == 3
+    assert [(a["key"], a["found"], a["value"]) for a in answer["answers"]] == [
+        ([7], True, 70),
+        ([1], False, None),
+        ([3], True, 30),
+        ([7], True, 70),
+        ([4], True, 40),
+    ]
+
+
+def test_difference_of_two_epochs_has_exact_counts_beyond_its_limit(
+    checkpoint: Checkpoint,
+) -> None:
+    asking = client(site_of(checkpoint))
+    whole = asking.get("/api/diff/count/n", params={"from": 2, "to": 3}).json()
+    assert (whole["added"], whole["changed"], whole["removed"]) == (1, 1, 1)
+    assert whole["truncated"] is False
+    assert {(r["change"], r["key"][0], r["before"], r["after"]) for r in whole["rows"]} == {
+        ("added", 100, None, 1000),
+        ("changed", 0, 0, str(2**60)),
+        ("removed", 1, 10, None),
+    }
+    part = asking.get("/api/diff/count/n", params={"from": 2, "to": 3, "limit": 1}).json()
+    assert len(part["rows"]) == 1 and part["truncated"] is True and part["removed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/state/count/nothing", 404),
+        ("/api/state/nobody/n", 404),
+        ("/api/state/count/n?limit=0", 400),
+        ("/api/state/count/n?limit=1001", 400),
+        ("/api/state/count/n?limit=x", 400),
+        ("/api/state/count/n?limit=1&limit=2", 400),
+        ("/api/state/count/n?after=nonsense", 400),
+        ("/api/state/count/n?after=kwECAw", 410),
+        ("/api/state/count/n?epoch=99", 410),
+        ("/api/state/count/n?epoch=1", 410),
+        ("/api/state/count/n?epoch=-1", 400),
+        ("/api/state/count/n/word", 400),
+        ("/api/state/count/n/[1,2]", 400),
+        ("/api/diff/count/n", 400),
+        ("/api/diff/count/n?from=2&to=99", 410),
+        ("/api/diff/count/nothing?from=2&to=3", 404),
+    ],
+)
+def test_what_does_not_fit_is_one_error_shape(
+    checkpoint: Checkpoint, path: str, status: int
+) -> None:
+    answer = client(site_of(checkpoint)).get(path)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"code", "message", "next"} and error["message"] and error["next"]
+
+
+def test_page_of_another_epoch_than_its_cursor_is_refused(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint))
+    after = asking.get(N, params={"limit": 2}).json()["after"]
+    assert asking.get(N, params={"after": after, "epoch": 2}).status_code == 400
+    assert asking.get(N, params={"after": after, "epoch": 3}).status_code == 200
+
+
+def test_large_reads_at_once_are_bounded_and_come_back(checkpoint: Checkpoint) -> None:
+    from cairn.web.site import HEAVY_READS_MAX
+
+    site = site_of(checkpoint)
+    reads = [site.heavy() for _ in range(HEAVY_READS_MAX)]
+    for read in reads:
+        read.__enter__()
+    refused = client(site).get(N)
+    assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+    assert client(site).get(f"{N}/5").status_code == 200, "a look-up is no large read"
+    for read in reads:
+        read.__exit__(None, None, None)
+    assert client(site).get(N).status_code == 200
