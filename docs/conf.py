@@ -26,6 +26,9 @@ python_maximum_signature_line_length = 88
 # A name in backticks is code, in docstrings as in pages.
 default_role = "code"
 
+# What is quoted is often to be typed.
+smartquotes = False
+
 html_theme = "furo"
 html_title = f"cairn {release}"
 html_copy_source = False

@@ -21,12 +21,15 @@ import typer
 import typer.main
 
 _MARK = re.compile(r"^<!-- cairn: (commands|names) ?(\S*) -->$", re.MULTILINE)
+# What a reader looks for first; the rest follows by name.
+_FIRST = ("Job", "session", "spark_config", "KeyedProcess", "Process", "BatchProcess")
 _RICH = re.compile(r"\[/?dim\]")
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.connect("source-read", _fill_in)
     app.connect("autodoc-process-docstring", _as_rst)
+    app.connect("autodoc-process-signature", _without_protocol)
     return {"parallel_read_safe": True, "version": "1"}
 
 
@@ -61,18 +64,27 @@ def _command(command: Any, context: Any) -> Iterator[str]:
     yield from ["```", ""]
     if example:
         yield from ["For example:", "", "```text", example[0].strip(), "```", ""]
-    rows = [row for each in command.params if (row := _parameter(each, context)) is not None]
+    rows = [row for each in command.params if (row := _parameter(each)) is not None]
     if rows:
         yield from ["| argument or option | |", "|---|---|"]
         yield from (f"| {names} | {about} |" for names, about in rows)
         yield ""
 
 
-def _parameter(parameter: Any, context: Any) -> tuple[str, str] | None:
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
+
+
+def _argument(parameter: Any) -> str:
+    name = str(parameter.metavar or parameter.name.upper())
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
+
+
+def _parameter(parameter: Any) -> tuple[str, str] | None:
     if getattr(parameter, "hidden", False):
         return None
     about = _RICH.sub("", getattr(parameter, "help", None) or "")
-    if parameter.param_type_name == "option":
+    if _is_option(parameter):
         names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
         default = parameter.default
         if not parameter.is_flag and default not in (None, "", ()) and not callable(default):
@@ -80,7 +92,7 @@ def _parameter(parameter: Any, context: Any) -> tuple[str, str] | None:
         if parameter.required:
             about += " Required."
     else:
-        names = f"`{parameter.make_metavar(context)}`"
+        names = f"`{_argument(parameter)}`"
     return names, about.strip().replace("|", "\\|").replace("\n", " ")
 
 
@@ -104,24 +116,36 @@ def public_names(module: Any) -> list[str]:
 def name_lines(module_name: str) -> Iterator[str]:
     """Markdown with autodoc's directives: functions and classes, then errors."""
     module = importlib.import_module(module_name)
-    names = public_names(module)
+    names = sorted(public_names(module), key=_place)
     errors = [n for n in names if n.endswith("Error") or n == "SimulatedCrash"]
     yield "```{eval-rst}"
     for name in [*(n for n in names if n not in errors), *errors]:
         value = getattr(module, name)
-        directive = "autoclass" if inspect.isclass(value) else "autofunction"
-        if not inspect.isclass(value) and not callable(value):
-            directive = "autodata"
-        yield f".. {directive}:: {module_name}.{name}"
-        if directive == "autoclass" and name not in errors:
-            yield "   :members:"
-        elif directive == "autodata":
-            yield "   :no-value:"
+        if inspect.isclass(value):
+            yield f".. autoclass:: {module_name}.{name}"
+            if name not in errors:
+                yield "   :members:"
+        elif inspect.isfunction(value):
+            yield f".. autofunction:: {module_name}.{name}"
+        else:
+            # An alias would be shown with the docstring of what it stands for.
+            yield from [f".. py:data:: {module_name}.{name}", "", f"   ``{value}``"]
         yield ""
     yield "```"
 
 
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
 # Docstrings
+
+
+def _without_protocol(
+    app: Any, what: str, name: str, value: Any, options: Any, signature: Any, returned: Any
+) -> Any:
+    """Nobody calls a protocol."""
+    return ("", None) if getattr(value, "_is_protocol", False) else None
 
 
 def _as_rst(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:

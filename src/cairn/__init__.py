@@ -1,6 +1,6 @@
 """cairn: managed state for PySpark. Spark moves the data, cairn keeps the state."""
 
-from cairn import sinks, state, windows
+from cairn import logs, sinks, state, windows
 from cairn.client import client
 from cairn.errors import (
     CairnError,
@@ -54,6 +54,7 @@ __all__ = [
     "WindowFunction",
     "client",
     "diff_state",
+    "logs",
     "read_state",
     "session",
     "sinks",

@@ -39,6 +39,13 @@ TRIES_MAX: Final = 6
 WAIT_S: Final = 0.05
 KEYS_AT_ONCE: Final = 1000
 
+_WHOLE: Final[dict[str, Any]] = {
+    "map": dict,
+    "list": list,
+    "operator-list": list,
+    "timers": list,
+}
+"""What a state's `get()` gives, where values inside of others are of a kind that cannot change."""
 _BUSY: Final = (429, 503)
 _ERRORS: Final[dict[int, type[CairnError]]] = {
     404: StateNotFoundError,
@@ -225,7 +232,9 @@ class Client:
         return self._post(path, {"keys": [loose_json(key) for key in keys], "epoch": epoch})
 
     def _value(self, value: Any, found: dict[str, Any]) -> Any:
-        return _python(value, None if found["type"] is None else _type(found["type"]))
+        python = _python(value, None if found["type"] is None else _type(found["type"]))
+        whole = _WHOLE.get(found["kind"])
+        return python if whole is None or python is None else whole(python)
 
     def _flight(self) -> str:
         if self._flight_url is None:

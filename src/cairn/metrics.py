@@ -37,7 +37,9 @@ BUCKETS_MAX: Final = 50
 DEFAULT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
-_RESERVED: Final = ("_total", "_count", "_sum", "_bucket", "_created", "_info")
+_RESERVED: Final = (
+    "_total", "_count", "_sum", "_bucket", "_created", "_info", "_gauge", "_histogram"
+)  # fmt: skip
 
 
 class Undo(Protocol):

@@ -36,8 +36,8 @@ LAYERS = [
         "changes",
         "run",
         "job",
-        "savepoint_writer",
         "client",
+        "savepoint_writer",
     },
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "__main__"},
@@ -186,6 +186,7 @@ def test_exported_names_are_these() -> None:
         "WindowFunction",
         "client",
         "diff_state",
+        "logs",
         "read_state",
         "session",
         "sinks",

@@ -39,14 +39,16 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
     return open_segment(store, ref)
 
 
-def group_counts(store: Store, ref: FileRef, state: str) -> dict[int, int]:
-    """The stored rows of a state per key group, by the file's index alone."""
+def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:
+    """The stored rows of each state per key group, by the file's index alone."""
     if ref.format == "rocksdb":
         from cairn.backends.rocksdb_files import read_index
 
-        entry = read_index(store, ref).states.get(state)
-        return {} if entry is None else {group: rows for group, (_, rows) in entry.counts.items()}
-    for index in open_segment(store, ref).index.states:
-        if index.name == state:
-            return dict(zip(index.groups, index.group_rows, strict=True))
-    return {}
+        return {
+            name: {group: rows for group, (_, rows) in entry.counts.items()}
+            for name, entry in read_index(store, ref).states.items()
+        }
+    return {
+        state.name: dict(zip(state.groups, state.group_rows, strict=True))
+        for state in open_segment(store, ref).index.states
+    }

@@ -434,6 +434,50 @@ def diff(
         print_json(facts) if as_json else print_diff(facts)
 
 
+@app.command()
+def state(
+    checkpoint: Annotated[
+        str, typer.Argument(help="The checkpoint, branch or savepoint: a folder or a url.")
+    ],
+    operator: Annotated[str | None, typer.Argument(help="An operator, by its uid.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="STATE", help="A state of it.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Only this key: alice, 42; of several columns '[\"alice\", 42]'."),
+    ] = None,
+    sql: Annotated[
+        str | None, typer.Option(help='A query: "select * from operator.state limit 5".')
+    ] = None,
+    epoch: Annotated[int | None, typer.Option(help="An epoch; default: the newest.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rows to show; 0: all of them.")] = 20,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print rows as CSV.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Look into the state of an epoch, whether the job runs or not.
+
+    Alone it lists operators and states; with OPERATOR STATE it shows rows; --sql asks anything.
+
+    [dim]cairn state ckpt score total --key alice[/dim]
+    """
+    from cairn.cli.state import Asked, show_state
+
+    with reported(debug=debug):
+        show_state(
+            Asked(
+                checkpoint=checkpoint,
+                operator=operator,
+                state=name,
+                key=key,
+                sql=sql,
+                epoch=epoch,
+                limit=limit,
+                form="json" if as_json else "csv" if as_csv else "text",
+            ),
+            is_twice=as_json and as_csv,
+        )
+
+
 def main(argv: list[str] | None = None) -> None:
     """The entry point `cairn`."""
     app(args=sys.argv[1:] if argv is None else argv, prog_name="cairn")

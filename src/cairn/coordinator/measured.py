@@ -196,7 +196,14 @@ def _sum(name: str, before: Any, last: Any) -> Any:
 
 def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     """An epoch in figures, as `run.metrics()` gives it."""
-    operators = epoch.metrics.get("operators", {})
+    state_bytes = {
+        uid: sum(part.state_bytes for part in entry.ranges)
+        for uid, entry in epoch.operators.items()
+    }
+    operators = {
+        uid: {**measured, "state_bytes": state_bytes.get(uid, 0)}
+        for uid, measured in epoch.metrics.get("operators", {}).items()
+    }
     total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
     rows_in = _total(operators, "rows_in")
     return {
@@ -211,9 +218,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),
         "in_flight": in_flight(epoch),
-        "state_bytes": sum(
-            part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
-        ),
+        "state_bytes": sum(state_bytes.values()),
         "delta_bytes": _total(operators, "delta_bytes"),
         "epoch_ms": round(total_ms, 1),
         "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
@@ -234,6 +239,6 @@ def _state_bytes(epoch: Epoch, operator: str) -> int:
     return sum(part.state_bytes for entry in entries for part in entry.ranges)
 
 
-def _total(operators: dict[str, dict[str, int]], name: str) -> int:
+def _total(operators: dict[str, dict[str, Any]], name: str) -> int:
     # An epoch that came from a savepoint or a branch has run no rows.
     return sum(operator.get(name, 0) for operator in operators.values())

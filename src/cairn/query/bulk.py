@@ -14,9 +14,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from cairn.errors import QueryError, StateNotFoundError
+from cairn.errors import QueryError, StaleEpochError, StateNotFoundError
 
 AT_ONCE: Final = 4
+_ERRORS: Final = {"not-found": StateNotFoundError, "gone": StaleEpochError}
 
 
 def read_table(
@@ -44,12 +45,12 @@ def read_table(
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 parts = list(threads.map(read, info.endpoints))
             return pa.concat_tables([info.schema.empty_table(), *parts])
-    except pa.ArrowKeyError as error:
-        raise StateNotFoundError(_said(error), operator=operator, state=state) from None
     except (pa.ArrowException, flight.FlightError) as error:
-        raise QueryError(_said(error), operator=operator, state=state) from None
+        code = bytes(getattr(error, "extra_info", b"")).decode(errors="replace")
+        kind = _ERRORS.get(code, QueryError)
+        raise kind(_said(error), operator=operator, state=state) from None
 
 
 def _said(error: BaseException) -> str:
     # gRPC adds what only its authors can read.
-    return str(error).partition(". gRPC client debug context")[0]
+    return str(error).partition(". Detail: ")[0]

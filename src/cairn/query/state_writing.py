@@ -11,6 +11,7 @@ Always true here:
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
+from cairn.errors import CairnError
 from cairn.ids import new_id
 from cairn.plan.keygroups import groups_of, spark_key_group_sql
 from cairn.plan.sql import quoted
@@ -27,12 +29,13 @@ from cairn.snapshots.savepoint import SavedFile, StateFile, state_folder
 from cairn.snapshots.table_rows import COPY, RANK
 from cairn.snapshots.writer import StateTask
 from cairn.storage.store import open_store
-from cairn.types import all_nullable, type_ddl
+from cairn.types import all_nullable, parse_schema, schema_ddl, type_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PART: Final = "_part"
+_PART: Final = "_cairn_part"
+_BYTES: Final = pa.binary()
 _Batches = Iterator[pa.RecordBatch]
 
 
@@ -60,9 +63,12 @@ class InExecutors:
             .repartitionById(parts, F.col(_PART))
             .drop(_PART)
             .sortWithinPartitions(*self._order(task))
-            .mapInArrow(_written(task), "files string")
+            .mapInArrow(_written(task), "files string, error binary")
             .collect()
         )
+        for row in files:
+            if row["error"] is not None:
+                raise pickle.loads(row["error"])
         found = [file for row in files for file in _decode(row["files"])]
         self._remove_others(task, {file.path for file in found})
         return sorted(found, key=lambda file: file.first_group)
@@ -73,7 +79,7 @@ class InExecutors:
 
         staged: DataFrame | None = self._kept(task) if task.kept is not None else None
         for rank, table in enumerate(given, start=task.first_rank):
-            frame = self._spark.createDataFrame(table) if isinstance(table, pa.Table) else table
+            frame = self._frame(table) if isinstance(table, pa.Table) else table
             columns = []
             for field in task.rows.staged:
                 column = F.lit(None)
@@ -89,6 +95,11 @@ class InExecutors:
         if staged is None:
             staged = self._spark.createDataFrame([], _ddl(task))
         return staged
+
+    def _frame(self, table: pa.Table) -> DataFrame:
+        # With the types said: Spark would take a time without a zone for one with.
+        ddl = schema_ddl(parse_schema(table.schema))
+        return self._spark.createDataFrame(table, ddl)
 
     def _kept(self, task: StateTask) -> DataFrame:
         parts = min(task.kept_group_count, self._spark.sparkContext.defaultParallelism)
@@ -144,9 +155,19 @@ def _written(task: StateTask) -> Callable[[_Batches], _Batches]:
             return put_file(store, path, local_file)
 
         grouped = (rows.grouped(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
-        with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
-            files = task.write(grouped, put, folder, part=f"{new_id()}-")
-        yield pa.RecordBatch.from_pydict({"files": [msgspec.json.encode(files).decode()]})
+        files: list[StateFile] = []
+        error: bytes | None = None
+        try:
+            with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
+                files = task.write(grouped, put, folder, part=f"{new_id()}-")
+        except CairnError as refused:
+            # As an answer: rows that do not fit fit no better in the next attempt.
+            error = pickle.dumps(refused)
+        answer = {
+            "files": [msgspec.json.encode(files).decode()],
+            "error": pa.array([error], _BYTES),
+        }
+        yield pa.RecordBatch.from_pydict(answer)
 
     return write
 

@@ -65,24 +65,26 @@ class Heat:
 
     def add(self, groups: pa.Array, rows: pa.StructArray) -> None:
         """Some rows, and their key groups."""
-        self._groups += np.bincount(groups.to_numpy(), minlength=self._group_count)
+        places = groups.to_numpy().astype(np.int64)  # What bincount would make of them, faster.
+        self._groups += np.bincount(places, minlength=self._group_count)
         self._rows += len(rows)
         if self._share == 1.0 and self._sampled + len(rows) <= 2 * SAMPLE_ROWS:
-            places = None
+            drawn = None
         else:
             if self._share == 1.0:
                 self._share = min(1.0, SAMPLE_ROWS / self._rows)
                 self._thin(self._share)
-            places = self._draw(len(rows), self._share)
-        if places is None or len(places):
-            self._keep(rows, places)
+            drawn = self._draw(len(rows), self._share)
+        if drawn is None or len(drawn):
+            self._keep(rows, drawn)
         while self._sampled > 2 * SAMPLE_ROWS:
             self._share /= 2
             self._thin(0.5)
 
     def _draw(self, count: int, share: float) -> np.ndarray[Any, Any]:
-        """Each of so many places with this chance; one may come twice."""
-        return self._random.integers(0, count, self._random.binomial(count, share))
+        """Such a share of so many places; one may come twice."""
+        wanted = int(count * share + self._random.random())
+        return (self._random.random(wanted) * count).astype(np.int64)
 
     def _keep(self, rows: pa.StructArray, places: np.ndarray[Any, Any] | None) -> None:
         """Only the key columns: what is not kept can be freed."""
@@ -113,13 +115,15 @@ class Heat:
 
     def _thin(self, share: float) -> None:
         """Keep so much of what is kept."""
-        thinned = []
+        parts: dict[tuple[int, pa.DataType], list[pa.Array]] = {}
         for index, keys in self._sample:
+            parts.setdefault((index, keys.type), []).append(keys)
+        self._sample.clear()
+        for (index, _), some in parts.items():
+            keys = pa.concat_arrays(some)
             places = np.flatnonzero(self._random.random(len(keys)) < share)
-            if len(places):
-                thinned.append((index, keys.take(pa.array(places))))
-        self._sample = thinned
-        self._sampled = sum(len(keys) for _, keys in thinned)
+            self._sample.append((index, keys.take(pa.array(places))))
+        self._sampled = sum(len(keys) for _, keys in self._sample)
 
     def group_rows(self) -> list[int]:
         """Rows per bucket of key groups."""

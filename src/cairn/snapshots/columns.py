@@ -88,12 +88,24 @@ class StateColumns:
         return is_plain(self.key_type) and (self.entries is None or is_plain(self.entries.arrow))
 
     @property
-    def is_passed_on_by_arrow(self) -> bool:
-        """Whether stored columns are fit to be handed on without decoding them.
+    def is_merged_by_arrow(self) -> bool:
+        """Whether the last word of a place can be told by Arrow alone."""
+        return all(map(is_plain, self._place_types)) and self.decl.kind != "list"
 
-        Segments have nulls in NOT NULL fields, where the struct around them is null.
-        """
-        return self.is_ordered_by_arrow and _is_nullable(self.schema.field("value").type)
+    def places(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
+        """The columns that say whose a row is, those of several key columns one by one."""
+        found: list[Any] = []
+        for name in self.place_names:
+            column = rows[name]
+            is_key = name == "key" and len(self.key_names) > 1
+            found += column.flatten() if is_key else [column]
+        return found
+
+    @property
+    def _place_types(self) -> list[pa.DataType]:
+        types = list(self.key_type) if len(self.key_names) > 1 else [self.key_type]
+        keys = [each.type if isinstance(each, pa.Field) else each for each in types]
+        return keys if self.entries is None else [*keys, self.entries.arrow]
 
     def of_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of a base, all live and lists whole, as plain rows."""
@@ -102,6 +114,8 @@ class StateColumns:
             found["at"], found["value"] = split(batch["value"])
             if self.floor_ms is not None:
                 found = _visible(found, self.floor_ms - self.ttl.ms)
+        if _has_hidden_nulls(found["value"]):
+            found["value"] = self.whole_values.encode(self.whole_values.decode(found["value"]))
         columns = [_cast(found[name], self.schema.field(name).type) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -171,6 +185,22 @@ def _is_nullable(type: pa.DataType) -> bool:
     if pa.types.is_struct(type):
         return all(field.nullable and _is_nullable(field.type) for field in type)
     return True
+
+
+def _has_hidden_nulls(array: pa.Array) -> bool:
+    """Whether a NOT NULL field has nulls, as it has where the struct around it is null."""
+    type = array.type
+    if _is_nullable(type):
+        return False
+    if pa.types.is_struct(type):
+        parts = zip(type, array.flatten(), strict=True)
+        return any(
+            (part.null_count and not field.nullable) or _has_hidden_nulls(part)
+            for field, part in parts
+        )
+    if pa.types.is_map(type):
+        return _has_hidden_nulls(array.keys) or _has_hidden_nulls(array.items)
+    return _has_hidden_nulls(array.values) if pa.types.is_list(type) else False
 
 
 def _declaration(name: str, decl: StateDecl) -> Declaration:

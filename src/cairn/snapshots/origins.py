@@ -72,6 +72,7 @@ class EpochOrigin(Origin):
         self._reading = reading
         self.epoch: Epoch = reading.epoch
         self.entries = self.epoch.operators
+        self._counts: dict[str, dict[str, dict[int, int]]] = {}
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         return EpochReader(self._store, self.epoch).columns(uid)
@@ -106,7 +107,7 @@ class EpochOrigin(Origin):
         try:
             for ref in self._refs(uid):
                 counted = range(ref.first_group, ref.first_group + ref.group_count)
-                for group, rows in group_counts(self._store, ref, state).items():
+                for group, rows in self._counted(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
         except (CorruptFileError, NotFoundError) as error:
@@ -115,6 +116,11 @@ class EpochOrigin(Origin):
 
     def close(self) -> None:
         self._reading.release()
+
+    def _counted(self, ref: FileRef) -> dict[str, dict[int, int]]:
+        if ref.id not in self._counts:
+            self._counts[ref.id] = group_counts(self._store, ref)
+        return self._counts[ref.id]
 
     def _refs(self, uid: str) -> list[FileRef]:
         return [ref for part in self.epoch.operators[uid].ranges for ref in part.files]
@@ -150,8 +156,9 @@ class SavepointOrigin(Origin):
         found: Counter[int] = Counter()
         for file in self._savepoint.info.operators[uid].states[state].files:
             groups = range(file.first_group, file.last_group + 1)
+            each, left = divmod(file.rows, len(groups))
             for group in groups:
-                found[group] += -(-file.rows // len(groups))
+                found[group] += each + (group - groups.start < left)
         return found
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -223,8 +223,11 @@ def _merged(
 ) -> list[pa.RecordBatch]:
     """The rows of a state, given the stored rows of each file, oldest first."""
     plain: list[pa.RecordBatch] = []
-    if files and columns.is_passed_on_by_arrow and _is_small(files):
-        plain, files = _unchanged(columns, files)
+    if files and _is_small(files):
+        if columns.is_merged_by_arrow and _are_alike(files):
+            plain, files = _last_words(columns, files), []
+        elif columns.is_ordered_by_arrow:
+            plain, files = _unchanged(columns, files)
     table.assign(groups)
     for batches in files:
         for batch in batches:
@@ -234,13 +237,48 @@ def _merged(
     if not plain or not ordered:
         return [batch for batch in (*plain, *merged) if batch.num_rows]
     rows = pa.Table.from_batches([*plain, *merged]).combine_chunks()
-    # Nulls first, as tables have them.
-    places = rows.select([GROUP, *columns.place_names])
-    places = places.append_column("has_key", rows["key"].is_valid())
-    names = [GROUP, "has_key", *columns.place_names]
-    order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in names])
+    by = [rows[GROUP]]
+    for column in columns.places(rows):
+        # Nulls first, as tables have them.
+        by += [column.is_valid(), column] if column.null_count else [column]
+    places = pa.table(by, names=[str(at) for at in range(len(by))])
+    order = pc.sort_indices(places, sort_keys=[(n, "ascending") for n in places.column_names])
     in_order = rows.take(order).combine_chunks().to_batches()
     return [batch for batch in in_order if batch.num_rows]
+
+
+def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    """The rows of a state of which each row replaces the earlier one of its place."""
+    batches = [batch for each in files for batch in each]
+    if sum(1 for each in files if each) <= 1:
+        return [columns.of_stored(batch.filter(batch["live"])) for batch in batches]
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    codes = _codes(columns.places(whole))
+    last = np.empty(codes.max(initial=-1) + 1, np.int64)
+    # Where an index occurs several times, the last assignment counts.
+    last[codes] = np.arange(len(codes))
+    live = whole["live"].to_numpy(zero_copy_only=False)[last]
+    return [columns.of_stored(whole.take(pa.array(last[live])))]
+
+
+def _codes(columns: list[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A number for each row, the same for rows that are equal in all columns."""
+    found: Any = None
+    for column in columns:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        codes = encoded.indices.to_numpy().astype(np.int64)
+        if found is not None:
+            both = pa.array(found * len(encoded.dictionary) + codes).dictionary_encode()
+            codes = both.indices.to_numpy().astype(np.int64)
+        found = codes
+    numbers: np.ndarray[Any, np.dtype[np.int64]] = found
+    return numbers
+
+
+def _are_alike(files: list[list[pa.RecordBatch]]) -> bool:
+    """A state that was changed by a new version of the job may have files of two types."""
+    schemas = [batch.schema for batches in files for batch in batches]
+    return all(schema == schemas[0] for schema in schemas)
 
 
 def _unchanged(

@@ -1,15 +1,8 @@
 """The rows of a state as a table has them, and the rows that are stored: from one to the other.
 
-    value, reducing, aggregating    <key columns>, value
-    map                             <key columns>, entry, value
-    list                            <key columns>, position, value
-    operator list                   subtask, position, value
-    broadcast                       key, value
-    timers                          <key columns>, time
-
-State that expires has a last column `written_at`. A key column with the name of one of ours is
-called `key_<name>`. Where rows of several tables meet, each has a rank: the higher one wins its
-place, which is an entry of a map, and otherwise a key with all that it has.
+Tables have the columns that `shape` gives them, `key_group` left out. Where rows of several
+tables meet, each has a rank: what was kept comes first, then what was put in place of it, then
+corrections. The higher one wins its place: an entry of a map, otherwise a key with all it has.
 
 Always true here:
 - `to_plain` gives back the rows that `from_plain` took;
@@ -21,27 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cairn.codec import ValueTypeError, codec
-from cairn.codec.stamped import list_parts
 from cairn.errors import StateSchemaError
 from cairn.evolution import is_wider
-from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.snapshots.columns import GROUP, PARQUET_GROUP, StateColumns
+from cairn.snapshots.shape import Shape
 from cairn.types import all_nullable, schema_ddl, type_ddl
 
-RANK: Final = "_rank"
-COPY: Final = "_copy"
+RANK: Final = "_cairn_rank"
+KEPT: Final = 0
+PUT: Final = 1
+PATCH: Final = 2
+"""And more, for each one after the first."""
+COPY: Final = "_cairn_copy"
 """Of an item that every subtask was handed, its number: `state.PLACE`."""
 _OWN_COPY: Final = -1
-_RESERVED: Final = {PARQUET_GROUP, "entry", "position", "value", "time", "written_at"}
-_TIME: Final = pa.timestamp("us", "UTC")
 _Flags = npt.NDArray[np.bool_]
 Piece = tuple[pa.RecordBatch, list[Any]]
 """Rows, and the place of each."""
@@ -55,37 +48,26 @@ class TableRows:
         self.columns = columns
         self.operator = operator
         self.stamp_ms = stamp_ms
-        self.layout = _layout(columns)
-        self.key_names = [f"key_{n}" if n in _RESERVED else n for n in columns.key_names]
-        types = columns.key_type if len(self.key_names) > 1 else [pa.field("", columns.key_type)]
-        fields = {name: field.type for name, field in zip(self.key_names, types, strict=True)}
-        if self.layout == "timers":
-            fields["time"] = _TIME
-        else:
-            if self.layout == "map":
-                assert columns.entries is not None
-                fields["entry"] = columns.entries.arrow
-            elif self.layout in ("list", "subtasks"):
-                fields["position"] = pa.int64()
-            fields["value"] = columns.values.arrow
-        if columns.ttl is not None:
-            fields["written_at"] = _TIME
-        self.schema = pa.schema(list(fields.items()))
-        """What a table of it has."""
-        more = {COPY: pa.int64()} if self.layout == "subtasks" else {}
+        # What is said of loops here is never shown: records are a map.
+        self.shape = Shape(columns, "keyed")
+        self.kind = self.shape.kind
+        self.key_names = self.shape.key_names
+        self.schema = self.shape.schema.remove(0)
+        """What a table of it has, after the key group."""
+        fields = {field.name: field.type for field in self.schema}
+        more = {COPY: pa.int64()} if self.kind == "operator-list" else {}
         self.staged = pa.schema([*fields.items(), *more.items(), (RANK, pa.int32())])
         """What rows have on the way, in front of it the key group."""
 
     @property
     def is_whole(self) -> bool:
         """A key has all its rows of one table: they are no places of their own."""
-        return self.layout in ("list", "subtasks", "timers")
+        return self.kind in ("list", "operator-list", "timers")
 
     @property
     def order(self) -> list[str]:
         """The columns that tell the rows of a key apart."""
-        second = {"map": "entry", "list": "position", "subtasks": "position", "timers": "time"}
-        return [second[self.layout]] if self.layout in second else []
+        return [name for name in ("entry", "position", "time") if name in self.schema.names]
 
     # What is given
 
@@ -93,7 +75,11 @@ class TableRows:
         """Refuse columns and types that do not fit."""
         types = {field.name: field.type for field in given}
         known = {field.name: field.type for field in self.schema}
-        optional = {"written_at", PARQUET_GROUP, *(["subtask"] if self._is_of_subtasks else [])}
+        optional = {
+            "written_at",
+            PARQUET_GROUP,
+            *(["subtask"] if self.kind == "operator-list" else []),
+        }
         wrong = [f"no column {name!r}" for name in known if name not in {*types, *optional}]
         wrong += [
             f"a column {name!r}, which is none of its own"
@@ -112,11 +98,7 @@ class TableRows:
                 "say when the values were written: they expire by event time",
             )
 
-    @property
-    def _is_of_subtasks(self) -> bool:
-        return self.layout == "subtasks"
-
-    def stage(self, given: pa.RecordBatch, rank: int = 0) -> pa.RecordBatch:
+    def stage(self, given: pa.RecordBatch, rank: int = PUT) -> pa.RecordBatch:
         """Rows of a table in the declared types, each with its rank, if it has none yet."""
         count = given.num_rows
         columns = []
@@ -154,21 +136,19 @@ class TableRows:
 
     # From what is stored
 
-    def from_plain(self, batch: pa.RecordBatch, rank: int = 0) -> pa.RecordBatch:
+    def from_plain(self, batch: pa.RecordBatch, rank: int = KEPT) -> pa.RecordBatch:
         """Plain rows as staged rows of a table."""
-        keys, found = batch["key"], {name: batch[name] for name in batch.schema.names[2:]}
-        if self.layout == "list":
-            keys, found = _items(keys, found)
-        elif self.layout == "subtasks":
-            found["position"], found[COPY] = found.pop("entry").flatten()
-        elif self.layout == "timers":
-            found = {"time": pc.multiply_checked(found["entry"], 1000).view(_TIME)}
-        if "at" in found:
-            found["written_at"] = pc.multiply_checked(found.pop("at"), 1000).view(_TIME)
-        columns = keys.flatten() if len(self.key_names) > 1 else [keys]
-        found |= dict(zip(self.key_names, columns, strict=True))
-        found[RANK] = pa.array(np.full(len(keys), rank, np.int32))
-        return pa.RecordBatch.from_arrays([found[n] for n in self.staged.names], schema=self.staged)
+        if self.kind == "operator-list":
+            ranks = pa.array(np.full(batch.num_rows, rank, np.int32))
+            # In a table of it copies cannot be told from others.
+            columns = [batch["key"], *batch["entry"].flatten(), batch["value"], ranks]
+            names = ["subtask", "position", COPY, "value", RANK]
+            return pa.RecordBatch.from_arrays(columns, names).select(self.staged.names)
+        rows = next(self.shape.batches([batch]), None)
+        if rows is None:
+            return pa.RecordBatch.from_pylist([], schema=self.staged)
+        ranks = pa.array(np.full(rows.num_rows, rank, np.int32))
+        return pa.RecordBatch.from_arrays([*rows.columns[1:], ranks], schema=self.staged)
 
     # To what is stored
 
@@ -213,7 +193,7 @@ class TableRows:
     def places(self, batch: pa.RecordBatch) -> list[Any]:
         """Whose each row is, in a form that is equal for equal ones."""
         keys = self.columns.keys.decode_keys(self.keys(batch))
-        if self.layout != "map":
+        if self.kind != "map":
             return keys
         assert self.columns.entries is not None
         return list(zip(keys, self.columns.entries.decode_keys(batch["entry"]), strict=True))
@@ -224,11 +204,11 @@ class TableRows:
         runs = np.cumsum(begins) - 1
         ranks = batch[RANK].to_numpy()
         kept = ranks == ranks[begins][runs]
-        gone = batch["time" if self.layout == "timers" else "value"]
-        is_null = gone.is_null().to_numpy(zero_copy_only=False)
+        said = batch["time" if self.kind == "timers" else "value"]
+        is_null = said.is_null().to_numpy(zero_copy_only=False) & (ranks > KEPT)
         self._check(batch, places, runs, kept, is_null)
         kept &= ~is_null
-        if self.layout == "timers":
+        if self.kind == "timers":
             kept &= ~_again(runs, _ms_up(batch["time"]))  # Set twice it is one timer.
         return self._stored(batch, places, runs, kept)
 
@@ -240,32 +220,33 @@ class TableRows:
         kept: _Flags,
         is_null: _Flags,
     ) -> None:
-        of_rank = kept & is_null
-        for at in np.flatnonzero(of_rank & (batch[RANK].to_numpy() == 0)).tolist():
+        gone = kept & is_null
+        for at in np.flatnonzero(gone & (batch[RANK].to_numpy() == PUT)).tolist():
             raise self.refused(
                 f"no value at {places[at]!r}", "leave such rows out; patch() deletes by them"
             )
         counts = np.bincount(runs[kept])
         if self.is_whole:
-            for at in np.flatnonzero(of_rank & (counts[runs] > 1)).tolist():
+            for at in np.flatnonzero(gone & (counts[runs] > 1)).tolist():
                 raise self.refused(
                     f"{places[at]!r} is deleted by a null, and has other rows",
                     "leave out the one or the others",
                 )
-            if self.layout != "timers":
+            if self.kind != "timers":
                 self._check_positions(batch["position"], places, runs, kept & ~is_null)
         elif (counts > 1).any():
             at = int(np.flatnonzero(counts[runs] > 1)[0])
             raise self.refused(f"{places[at]!r} several times", "leave one row of each")
-        for name in self._never_null:
+        is_stamped = self.columns.ttl is None or self.stamp_ms is not None
+        for name in self._never_null if is_stamped else ["written_at", *self._never_null]:
             if batch[name].null_count:
                 raise self.refused(f"a null in column {name!r}", "leave such rows out")
 
     @property
     def _never_null(self) -> list[str]:
-        if self.layout == "map":
+        if self.kind == "map":
             return ["entry"]
-        is_shared = self.layout == "subtasks" or self.columns.decl.kind == "broadcast"
+        is_shared = self.kind == "operator-list" or self.columns.decl.kind == "broadcast"
         return self.key_names if is_shared else []
 
     def _check_positions(
@@ -286,14 +267,14 @@ class TableRows:
         """Rows that were kept, as plain ones."""
         at = np.flatnonzero(kept)
         rows = batch.take(pa.array(at))
-        found: dict[str, pa.Array] = {"value": None} if self.layout == "timers" else {}
+        found: dict[str, pa.Array] = {"value": None} if self.kind == "timers" else {}
         found |= {name: rows[name] for name in rows.schema.names}
         found[GROUP] = found[PARQUET_GROUP]
         found["key"] = self.keys(rows)
         if not self.columns.is_ordered_by_arrow:
             # Floats in one form, as slots have them.
             some = [places[row] for row in at.tolist()]
-            if self.layout == "map":
+            if self.kind == "map":
                 assert self.columns.entries is not None
                 found["entry"] = self.columns.entries.encode([entry for _, entry in some])
                 some = [key for key, _ in some]
@@ -301,14 +282,14 @@ class TableRows:
         if self.columns.ttl is not None:
             stamps = _floor_ms(found["written_at"])
             found["at"] = stamps if self.stamp_ms is None else stamps.fill_null(self.stamp_ms)
-        if self.layout == "timers":
+        if self.kind == "timers":
             found["entry"] = pa.array(_ms_up(rows["time"]))
             found["value"] = pa.array(np.ones(len(at), np.bool_))
-        elif self.layout == "subtasks":
+        elif self.kind == "operator-list":
             fields = list(self.columns.schema.field("entry").type)
             places_of = [found["position"], found[COPY]]
             found["entry"] = pa.StructArray.from_arrays(places_of, fields=fields)
-        elif self.layout == "list":
+        elif self.kind == "list":
             begins = np.flatnonzero(np.diff(runs[at], prepend=-1))
             ends = pa.array([*begins.tolist(), len(at)], pa.int32())
             for name in ("value", "at"):
@@ -331,19 +312,6 @@ class TableRows:
         )
 
 
-Layout = Literal["value", "map", "list", "subtasks", "timers"]
-
-
-def _layout(columns: StateColumns) -> Layout:
-    if columns.name in (EVENT_TIMERS, PROCESSING_TIMERS):
-        return "timers"
-    if columns.decl.kind == "operator_list":
-        return "subtasks"
-    if columns.decl.kind == "list":
-        return "list"
-    return "value" if columns.entries is None else "map"
-
-
 def _fits(given: pa.DataType, declared: pa.DataType) -> bool:
     return type_ddl(all_nullable(given)) == type_ddl(all_nullable(declared)) or is_wider(
         given, declared
@@ -360,15 +328,6 @@ def _joined(pieces: list[Piece]) -> Piece:
         return pieces[0]
     table = pa.Table.from_batches([batch for batch, _ in pieces]).combine_chunks()
     return table.to_batches()[0], [place for _, places in pieces for place in places]
-
-
-def _items(keys: pa.Array, lists: dict[str, pa.Array]) -> tuple[pa.Array, dict[str, pa.Array]]:
-    """A row per item of each list."""
-    offsets = list_parts(lists["value"])[0].to_numpy()
-    owners = np.repeat(np.arange(len(keys)), np.diff(offsets))
-    found = {name: list_parts(column)[1] for name, column in lists.items()}
-    found["position"] = pa.array(np.arange(len(owners)) - offsets[owners])
-    return keys.take(pa.array(owners)), found
 
 
 def _again(runs: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> _Flags:

@@ -115,6 +115,10 @@ class StateTable:
         """A key from text: alice, 42, or a JSON array with a value for each key column."""
         return parse_key(text, self.key_names, self.key_types)
 
+    def stored_rows(self) -> int:
+        """Rows of this state in its files: no more keys and entries than that."""
+        return self._origin.group_rows(self.entry, self.state).total()
+
     def splits(self, count: int) -> list[range]:
         """At most `count` ranges of key groups with about as many rows each."""
         rows = self._origin.group_rows(self.entry, self.state)
@@ -138,8 +142,10 @@ class StateTable:
             )
         whole = key[0] if len(key) == 1 else key
         try:
-            return None if whole is None else self.columns.keys.normalise_key(whole)
-        except ValueTypeError as error:
+            stored = None if whole is None else self.columns.keys.normalise_key(whole)
+            self.columns.keys.encode([stored])  # Where numbers that are too large are found.
+            return stored
+        except (ValueTypeError, OverflowError) as error:
             raise QueryError(
                 f"a key does not fit {self.operator}.{self.state}\n  found: {error}",
                 operator=self.operator,

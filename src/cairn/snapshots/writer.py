@@ -41,7 +41,7 @@ from cairn.snapshots.savepoint import (
     saved_state,
 )
 from cairn.snapshots.saving import write_savepoint
-from cairn.snapshots.table_rows import RANK, TableRows
+from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows
 from cairn.state import TTL
 from cairn.storage.manifest import StateDecl
 from cairn.storage.store import open_store
@@ -70,7 +70,7 @@ class StateTask:
     """Savepoint, operator and state whose rows it has."""
     kept_group_count: int = 0
     """Of that savepoint."""
-    first_rank: int = 0
+    first_rank: int = PUT
     """Of the first table that is given."""
 
     @property
@@ -292,7 +292,7 @@ class _Writing:
             dest_url=self._dest.store.url,
             kept=kept,
             kept_group_count=self._draft.base_group_count,
-            first_rank=0 if state.is_put else 1,
+            first_rank=PUT if state.is_put else PATCH,
         )
 
     def _rewritten(self, task: StateTask, given: list[pa.Table]) -> list[StateFile]:

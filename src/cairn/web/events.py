@@ -73,6 +73,7 @@ class Watch:
         self._queues: set[asyncio.Queue[_Event]] = set()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_over = False
         self._newest = 0
         self._status: dict[str, Any] | None = None
 
@@ -86,6 +87,7 @@ class Watch:
             self._loop.call_soon_threadsafe(self._let_go)
 
     def _let_go(self) -> None:
+        self._is_over = True
         last = _Event(None, _text("status", self._site.status()))
         for queue in self._queues:
             _tell(queue, last)
@@ -93,6 +95,9 @@ class Watch:
 
     async def listen(self, heard: int | None) -> AsyncIterator[bytes]:
         """What one listener is told, from the state of things on."""
+        if self._is_over or self._site.closing.is_set():
+            return
+        self._loop = asyncio.get_running_loop()
         queue: asyncio.Queue[_Event] = asyncio.Queue(MISSED_MAX + 2)
         self._queues.add(queue)
         try:
@@ -100,7 +105,7 @@ class Watch:
             for event in told:
                 yield event.text
             self._watch()
-            while not self._site.closing.is_set() or not queue.empty():
+            while True:
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
                         event = await queue.get()
@@ -116,11 +121,10 @@ class Watch:
 
     def _watch(self) -> None:
         if self._task is None or self._task.done():
-            self._loop = asyncio.get_running_loop()
-            self._task = self._loop.create_task(self._look())
+            self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
-        while self._queues and not self._site.closing.is_set():
+        while self._queues and not self._is_over:
             for event in await run_in_threadpool(self._new):
                 for queue in list(self._queues):
                     _tell(queue, event)
@@ -131,8 +135,8 @@ class Watch:
     def _first(self, heard: int | None) -> list[_Event]:
         events = [_Event(None, _text("status", self._site.status()))]
         try:
-            newest = self._site.log.newest_epoch()
-        except (CairnError, OSError):
+            newest = self._newest_epoch()
+        except Exception:
             return events  # The next look sees it, or the log is gone.
         if newest is None:
             return events
@@ -151,7 +155,7 @@ class Watch:
                 # After a rollback the newest epoch is one of before.
                 events = [self._epoch_event(epoch) for epoch in found or [newest]]
                 self._newest = newest.number
-        except (CairnError, OSError):
+        except Exception:
             pass  # Records may be removed while they are read; the next look sees the rest.
         status = self._site.status()
         if status != self._status:
@@ -160,14 +164,10 @@ class Watch:
         return events
 
     def _newest_epoch(self) -> Epoch | None:
+        """Of a run the newest whose output is published too."""
         run = self._site.run
-        if run is None:
-            return self._site.log.newest_epoch()
-        measured = run.metrics()
-        number = measured.get("epoch")
-        if number is None or number == self._newest:
-            return None
-        return self._site.log.epoch(number)
+        number = None if run is None else run.metrics().get("epoch")
+        return self._site.log.newest_epoch() if number is None else self._site.log.epoch(number)
 
     def _between(self, heard: int, newest: Epoch) -> list[Epoch]:
         """The epochs after one, up to the newest, oldest first; the last MISSED_MAX of them."""

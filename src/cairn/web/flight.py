@@ -23,9 +23,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from cairn.errors import CairnError, StaleEpochError, StateNotFoundError
+from cairn.errors import CairnError
 from cairn.web.answers import EPOCH_MAX
 from cairn.web.auth import is_control, is_token
+from cairn.web.errors import of_cairn
 from cairn.web.site import Site
 
 _logger = logging.getLogger("cairn")
@@ -33,7 +34,7 @@ _logger = logging.getLogger("cairn")
 STREAMS_MAX: Final = 8
 ENDPOINTS_MAX: Final = 16
 TICKET_BYTES_MAX: Final = 4096
-_PASSED_ON: Final = (flight.FlightError, pa.ArrowException, StopIteration)
+_PASSED_ON: Final = (flight.FlightError, StopIteration)
 
 _Epoch = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
 _Group = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -184,13 +185,17 @@ class _said:  # noqa: N801
             error, flight.FlightError | pa.ArrowException | StopIteration
         ):
             return
-        if isinstance(error, StateNotFoundError | StaleEpochError):
-            raise pa.ArrowKeyError(str(error)) from None
         if isinstance(error, CairnError):
-            raise pa.ArrowInvalid(str(error)) from None
+            _, code, message, step = of_cairn(error)
+            raise refused(code, f"{message}\n  next: {step}") from None
         if isinstance(error, Exception):
             _logger.error("a Flight call failed", exc_info=error)
             raise flight.FlightInternalError("the server failed; see its log") from None
+
+
+def refused(code: str, message: str) -> Any:
+    """What a client did wrong. Of any exception but Flight's own, gRPC would send the traceback."""
+    return flight.FlightServerError(message, extra_info=code.encode())
 
 
 def _asked(descriptor: Any) -> Asked:
@@ -199,17 +204,19 @@ def _asked(descriptor: Any) -> Asked:
         return found
     parts = [part.decode(errors="replace") for part in descriptor.path or []]
     if len(parts) != 2:
-        raise pa.ArrowInvalid('a descriptor is JSON {"operator", "state"}, or these two as a path')
+        raise refused(
+            "bad-request", 'a descriptor is JSON {"operator", "state"}, or these two as a path'
+        )
     return Asked(operator=parts[0], state=parts[1])
 
 
 def _decoded(data: bytes, shape: Any) -> Any:
     if len(data) > TICKET_BYTES_MAX:
-        raise pa.ArrowInvalid(f"a ticket has at most {TICKET_BYTES_MAX} bytes")
+        raise refused("bad-request", f"a ticket has at most {TICKET_BYTES_MAX} bytes")
     try:
         return msgspec.json.decode(data, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise pa.ArrowInvalid(f"this is no ticket of ours: {error}") from None
+        raise refused("bad-request", f"this is no ticket of ours: {error}") from None
 
 
 def _certificates(site: Site) -> list[tuple[bytes, bytes]] | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import msgspec
 import pyarrow as pa
 
 from cairn import BatchProcess, KeyedProcess, Process, state
-from cairn.coordinator.epoch import Outcome
+from cairn.codec import codec
+from cairn.coordinator.epoch import Coordinator, Outcome
 from cairn.functions import Function
 from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.query.live import LiveState
@@ -19,6 +24,7 @@ from cairn.sinks import Collect
 from cairn.slot.door import Ask, Told, ask_decoder, told_decoder
 from cairn.slot.protocol import Begin
 from cairn.types import parse_schema
+from tests.simulation.cluster import Cluster
 from tests.simulation.led_job import LedJob
 
 ROW = parse_schema("k long, v long")
@@ -133,27 +139,56 @@ class Scoped(Process[Any]):
             ask()
 
 
+class Asked:
+    """Slots of this process, asked as through their doors, but for the sockets."""
+
+    def __init__(self, coordinator: Coordinator, cluster: Cluster) -> None:
+        self._coordinator = coordinator
+        self._cluster = cluster
+        self.are_silent = False
+
+    def ask(self, asked: Mapping[int, Ask]) -> dict[int, Told]:
+        told = {}
+        slots = self._coordinator.slots
+        for subtask, ask in asked.items():
+            slot = self._cluster.slots.get(slots[subtask]) if subtask < len(slots) else None
+            if slot is not None and not self.are_silent:
+                sent = ask_decoder.decode(msgspec.msgpack.encode(ask))
+                told[subtask] = told_decoder.decode(msgspec.msgpack.encode(slot.look_up(sent)))
+        return told
+
+
+def live_state(job: Any) -> LiveState:
+    """Of a job that is led in this process."""
+    asked = Asked(job.coordinator, job.cluster)
+    return LiveState(job.coordinator, job.coordinator.spec.group_count, asked.ask, job="job")
+
+
 class Queried(LedJob):
-    """Its slots are asked as through their doors, but for the sockets."""
+    """The job, with who asks it."""
 
     def __init__(
-        self, function: Function, scratch: Path, *, keys: Any = ("k",), **more: Any
+        self,
+        function: Function,
+        scratch: Path,
+        *,
+        keys: Any = ("k",),
+        schema: pa.Schema = ROW,
+        **more: Any,
     ) -> None:
         inlet = Inlet((Port("rows"),), keys)
         graph = build_graph(
             "job",
             GROUP_COUNT,
             {
-                "rows": SourceNode("rows", None, ROW, None, None),
+                "rows": SourceNode("rows", None, schema, None, None),
                 "op": ProcessNode("op", (inlet,), function, OUT, ()),
                 "out": SinkNode("out", (Port("op"),), Collect()),
             },
         )
         super().__init__(SimpleNamespace(graph=lambda: graph), scratch, **more)  # type: ignore[arg-type]
-        self.live = LiveState(self.coordinator, GROUP_COUNT, self._ask, job="job")
-        self.refused = 0
-        """So many questions get no answer."""
-        self.asked = 0
+        self.slots = Asked(self.coordinator, self.cluster)
+        self.live = LiveState(self.coordinator, GROUP_COUNT, self.slots.ask, job="job")
         self.after_finish: Callable[[], None] = lambda: None
         execute = self.cluster.execute
 
@@ -164,14 +199,50 @@ class Queried(LedJob):
 
         self.cluster.execute = executed  # type: ignore[method-assign]
 
-    def _ask(self, asked: Mapping[int, Ask]) -> dict[int, Told]:
-        told = {}
-        for subtask, ask in asked.items():
-            self.asked += 1
-            slots = self.coordinator.slots
-            slot = self.cluster.slots.get(slots[subtask]) if subtask < len(slots) else None
-            if slot is not None and self.refused == 0:
-                sent = ask_decoder.decode(msgspec.msgpack.encode(ask))
-                told[subtask] = told_decoder.decode(msgspec.msgpack.encode(slot.look_up(sent)))
-            self.refused = max(0, self.refused - 1)
-        return told
+    def upgrade(self, uid: str, function: Function, rewrite: Sequence[str]) -> None:
+        """From the next epoch on; state of `rewrite` gets another form in it."""
+        spec = self.coordinator.spec.with_function(uid, cloudpickle.dumps(function))
+        self.coordinator.deploy(spec, rewrite=rewrite)
+        self.cluster.spec_id, pickled = spec.pickled()
+        for slot in self.cluster.slots.values():
+            slot.load(self.cluster.spec_id, pickled)
+
+
+class Typed(KeyedProcess[Any]):
+    held = state.Value(
+        "struct<at:timestamp,day:date,amount:decimal(20,4),parts:array<struct<x:double,b:binary>>,"
+        "tags:map<string,bigint>,none:string>"
+    )
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.held.set(row.held)
+
+
+class TypedJob:
+    """Keys of several columns, and values of every kind of type."""
+
+    def __init__(self, scratch: Path) -> None:
+        schema = parse_schema(
+            "a string, b timestamp, c double, held struct<at:timestamp,day:date,"
+            "amount:decimal(20,4),parts:array<struct<x:double,b:binary>>,tags:map<string,bigint>,"
+            "none:string>"
+        )
+        at = dt.datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=dt.UTC)
+        self.led = Queried(Typed(), scratch, keys=("a", "b", "c"), schema=schema)
+        values = [
+            (
+                at,
+                at.date(),
+                Decimal("-1234567890.5000"),
+                [(nan, b"\x00\xff"), None],
+                {"a": 2**60},
+                None,
+            ),
+            (None, None, None, [], {}, "text"),
+        ]
+        keys = [("x", at, 0.5), ("", None, nan), (None, at, -1e300), ("ü", at, inf)]
+        normalise = Typed.held.type
+        rows = [(*key, values[i % 2]) for i, key in enumerate(keys)]
+        self.led.run(rows=rows)
+        kept = codec(normalise)
+        self.rows = [(key, kept.normalise(values[i % 2])) for i, key in enumerate(keys)]

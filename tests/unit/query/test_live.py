@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cairn import KeyedProcess, state
 from cairn.errors import EpochError, QueryError, StateNotFoundError
 from tests.unit.query.queried import (
     STATES,
@@ -15,9 +16,13 @@ from tests.unit.query.queried import (
     Everything,
     Queried,
     Scoped,
+    TypedJob,
     during,
+    live_state,
     model_of,
 )
+from tests.unit.slot.scoped_job import ScopedJob
+from tests.unit.slot.ttl_job import TtlJob
 
 BACKENDS = ["heap", "rocksdb"]
 KEYS = list(range(12))
@@ -94,10 +99,10 @@ def test_the_checkpoint_answers_the_same_as_the_slots(backend: str, tmp_path: Pa
     for rows in EPOCHS:
         led.run(rows=rows)
         model.take(rows)
-        led.refused = 1 << 30
+        led.slots.are_silent = True
         check(led, model)
         assert led.live.query("op", "seen", 0).source == "checkpoint"
-        led.refused = 0
+        led.slots.are_silent = False
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -191,7 +196,7 @@ def test_state_of_batches_is_that_of_the_last_committed_epoch(backend: str, tmp_
     def ask() -> None:
         for name, held in BATCH_STATES.items():
             answers = led.live.query_many("op", name, [*KEYS, 50, 51])
-            kept = {k: [v for v in values] for k, values in model.values.items()}
+            kept = {k: list(values) for k, values in model.values.items()}
             for values in kept.values():
                 if -1 in values:
                     del values[: values.index(-1) + 1]
@@ -222,9 +227,146 @@ def test_the_list_of_a_subtask_is_found_by_its_number(tmp_path: Path) -> None:
     assert led.live.query("op", "own", 0).value == [10, 12]
     assert led.live.query("op", "own", 1) == ([11], led.epochs[-1].number, True, "slot")
     assert not led.live.query("op", "own", 2).found
-    during.append(lambda: None)
-    led.refused = 1 << 30
+    led.slots.are_silent = True
     assert led.live.query("op", "own", 0).value == [10, 12]
+    assert led.live.query("op", "own", 0).source == "checkpoint"
+
+
+def test_broadcast_state_is_found_by_its_map_key(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(2)
+    job.run(rows=[(1, 1)], rules=[("low", 3), ("high", 9)])
+    live = live_state(job)
+    assert live.query("alerts", "rules", "low") == (3, job.newest.number, True, "slot")
+    assert live.query_many("alerts", "rules", ["low", "high", "none"]).values == {
+        "low": 3,
+        "high": 9,
+    }
+    job.run(rules=[("low", None)])
+    assert not live.query("alerts", "rules", "low").found
+    job.kill()
+    assert live.query("alerts", "rules", "high") == (9, job.newest.number, True, "checkpoint")
+
+
+# Other functions
+
+
+class Last(KeyedProcess[Any]):
+    n: state.Value[Any]
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.n.set(row.v)
+        for ask in during:
+            ask()
+
+
+class Narrow(Last):
+    n = state.Value("int")
+
+
+class Same(Narrow):
+    """Another function with the same state."""
+
+
+class Wide(Last):
+    n = state.Value("long")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_upgrade_changes_no_answer_before_it_is_committed(backend: str, tmp_path: Path) -> None:
+    led = Queried(Narrow(), tmp_path, backend=backend)
+    led.run(rows=[(k, k) for k in KEYS])
+    number, expected = led.epochs[-1].number, {k: k for k in KEYS}
+    sources: list[str] = []
+
+    def ask() -> None:
+        answers = led.live.query_many("op", "n", KEYS)
+        assert (answers.values, answers.epoch) == (expected, number)
+        sources.append(answers.source)
+
+    during.append(ask)
+    for function, rewrite, while_it_runs in ((Same(), (), "slot"), (Wide(), ("op",), "checkpoint")):
+        led.upgrade("op", function, rewrite)
+        ask()
+        sources.clear()
+        led.run(rows=[(0, number)])
+        assert set(sources) == {while_it_runs}
+        number, expected = led.epochs[-1].number, expected | {0: number}
+        ask()
+        assert sources[-1] == "slot"
+
+
+# State that expires
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_has_expired_is_seen_neither_in_slots_nor_in_the_checkpoint(
+    backend: str, tmp_path: Path
+) -> None:
+    job = TtlJob(tmp_path, "1 minute", backend=backend)
+    live = live_state(job)
+    job.run((1, 10), (2, 20))
+    job.run((1, 11), after_ms=40_000)
+
+    def seen() -> Any:
+        states = ("value", "total", "items", "entries")
+        answers = [live.query_many("keep", name, [1, 2]) for name in states]
+        return [answer.values for answer in answers], answers[0].source
+
+    both = [{1: 11, 2: 20}, {1: 21, 2: 20}, {1: [10, 11], 2: [20]}]
+    assert seen() == ([*both, {1: {"10": 10, "11": 11}, 2: {"20": 20}}], "slot")
+    job.run(after_ms=30_000)
+    left = [{1: 11}, {1: 21}, {1: [11]}, {1: {"11": 11}}]
+    assert seen() == (left, "slot")
+    job.sweep()
+    assert seen() == (left, "slot")
+    job.cluster.slots.clear()
+    assert seen() == (left, "checkpoint")
+
+
+def test_keys_of_one_answer_expire_together_though_one_slot_is_ahead(tmp_path: Path) -> None:
+    """An epoch has begun in one slot, which has removed what expired before it; not in another."""
+    job = TtlJob(tmp_path, "1 minute")
+    live = live_state(job)
+    keys = list(range(20))
+    job.run(*[(key, 1) for key in keys])
+    assert live.query_many("keep", "value", keys).values == dict.fromkeys(keys, 1)
+    job.clock.advance_ms(61_000)
+    begun: list[Any] = []
+
+    def ask() -> None:
+        begun.append(live.query_many("keep", "value", keys).values)
+
+    execute = job.cluster._attempt
+
+    def attempt(*given: Any) -> Any:
+        done = execute(*given)
+        job.sweep()
+        ask()
+        return done
+
+    job.cluster._attempt = attempt  # type: ignore[method-assign]
+    job.run()
+    assert begun == [{}, {}]
+
+
+# Types
+
+
+def test_keys_and_values_of_any_type_come_out_as_they_went_in(tmp_path: Path) -> None:
+    job = TypedJob(tmp_path)
+    for source in ("slot", "checkpoint"):
+        job.led.slots.are_silent = source == "checkpoint"
+        for key, value in job.rows:
+            answer = job.led.live.query("op", "held", key)
+            assert (answer.found, answer.source) == (True, source), key
+            assert same(answer.value, value), key
+        assert not job.led.live.query("op", "held", ("x", None, 0.5)).found
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal, NaN to NaN."""
+    return repr(found) == repr(expected)
 
 
 # What is asked wrongly
