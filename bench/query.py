@@ -3,7 +3,7 @@
 A counting job holds a million keys. `run.query` of random keys is called by one thread and by
 four, while the job has nothing to do and while it works through rows as fast as it can. Then the
 job runs alone and with a thousand queries a second, in turns: the ratio of its rows/s. With
-`--http` the same questions go over HTTP, from clients in processes of their own.
+`--http` they go over HTTP too, from clients in processes of their own.
 
 The clients, the driver, Spark and the slots share the cores there are.
 """
@@ -11,14 +11,18 @@ The clients, the driver, Spark and the slots share the cores there are.
 from __future__ import annotations
 
 import argparse
+import http.client
+import multiprocessing
 import os
 import random
 import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from harness import Feed, file_stream, note, percentile, report, work_dir
 from keyed_count import counting_job
@@ -31,6 +35,7 @@ from cairn.storage.store import open_store
 TARGET_SLOWDOWN = 0.10
 LOAD_RATE = 1000
 CLIENTS = (1, 4)
+UID = STATE = "count"
 Ask = Callable[[int], Any]
 
 
@@ -78,14 +83,42 @@ def ask_for(
             raise client.error
     spent = time.perf_counter() - started
     took = [ms for client in asking for ms in client.took_ms]
+    told = summary(took, clients, spent)
+    return told | {"from_checkpoint": sum(c.sources.get("checkpoint", 0) for c in asking)}
+
+
+def summary(took_ms: list[float], clients: int, seconds: float) -> dict[str, Any]:
     return {
         "clients": clients,
-        "queries_per_s": round(len(took) / spent),
-        "median_ms": round(statistics.median(took), 3),
-        "p99_ms": percentile(took, 99),
-        "max_ms": percentile(took, 100),
-        "from_checkpoint": sum(c.sources.get("checkpoint", 0) for c in asking),
+        "queries_per_s": round(len(took_ms) / seconds),
+        "median_ms": round(statistics.median(took_ms), 3),
+        "p99_ms": percentile(took_ms, 99),
+        "max_ms": percentile(took_ms, 100),
     }
+
+
+def ask_over_http(url: str, keys: int, seconds: float, seed: int) -> list[float]:
+    """A client in a process of its own; how long each answer took."""
+    rng = random.Random(seed)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    took = []
+    until = time.perf_counter() + seconds
+    while (started := time.perf_counter()) < until:
+        connection.request("GET", f"/api/state/{UID}/{STATE}/{rng.randrange(keys)}")
+        answer = connection.getresponse()
+        told = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"{answer.status}: {told[:500]!r}")
+        took.append((time.perf_counter() - started) * 1000)
+    return took
+
+
+def over_http(url: str, keys: int, clients: int, seconds: float) -> dict[str, Any]:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(clients, mp_context=spawn) as pool:
+        asking = [pool.submit(ask_over_http, url, keys, seconds, seed) for seed in range(clients)]
+        took = [ms for each in asking for ms in each.result()]
+    return summary(took, clients, seconds)
 
 
 class Rows:
@@ -105,6 +138,11 @@ class Rows:
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def serve_settings() -> Any:
+    """Any rate: it is what is measured."""
+    return cairn.Serve(requests_per_s=1_000_000)
 
 
 def lay_work(feed: Feed, keys: int, rows: int, files: int) -> None:
@@ -129,19 +167,27 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
         backend=options.backend,
         trigger="0 seconds",
         retained_epochs=1000,
+        **({"serve": serve_settings()} if options.http else {}),
     )
+    http: dict[str, Any] = {}
     with started as run:
-        ask: Ask = lambda key: run.query("count", "count", key).source  # noqa: E731
+        ask: Ask = lambda key: run.query(UID, STATE, key).source  # noqa: E731
         while run.metrics().get("epoch") is None:
             run.wait(0.1)
         run.process_all_available()
         idle = [ask_for(ask, keys, clients, seconds) for clients in CLIENTS]
         note(f"idle: {idle}")
-        files = round((options.turns * 2 + len(CLIENTS) + 1) * seconds * 2.5)
+        if options.http:
+            http["idle"] = [over_http(run.url, keys, clients, seconds) for clients in CLIENTS]
+            note(f"idle, over HTTP: {http['idle']}")
+        files = round((options.turns * 2 + 2 * len(CLIENTS) + 1) * seconds * 5)
         lay_work(feed, keys, options.rows, files)
         time.sleep(seconds)
         busy = [ask_for(ask, keys, clients, seconds) for clients in CLIENTS]
         note(f"busy: {busy}")
+        if options.http:
+            http["busy"] = [over_http(run.url, keys, clients, seconds) for clients in CLIENTS]
+            note(f"busy, over HTTP: {http['busy']}")
         rows = Rows(work / "ckpt", options.rows)
         alone, asked = [], []
         loads = []
@@ -156,6 +202,7 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
     return {
         "idle": idle,
         "busy": busy,
+        **({"http": http} if http else {}),
         "rows_per_s_alone": [round(each) for each in alone],
         "rows_per_s_asked": [round(each) for each in asked],
         "asked": loads,
@@ -172,6 +219,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--backend", default="heap")
+    parser.add_argument("--http", action="store_true", help="ask over HTTP too")
     parser.add_argument("--quick", action="store_true", help="a trial of a minute; not kept")
     options = parser.parse_args()
     if options.quick:

@@ -500,7 +500,12 @@ class Run:
         return [summary(epoch) for epoch in Log(self._store).lineage()]
 
     def metrics(self) -> dict[str, Any]:
-        """What the newest committed epoch of this run measured; empty before the first."""
+        """What the newest committed epoch of this run measured; empty before the first.
+
+        Rows, sizes and times; `["operators"][uid]` has those of an operator, with its rows by
+        subtask and key group, its hot keys, and what its function counted (`user`, in all epochs
+        so far). docs/metrics.md has every name.
+        """
         committed, (number, spent_ms) = self._coordinator.committed, self._spent_ms
         if committed is None or committed.term != self._coordinator.term or number < 0:
             return {}

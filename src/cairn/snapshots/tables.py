@@ -142,8 +142,10 @@ class StateTable:
             )
         whole = key[0] if len(key) == 1 else key
         try:
-            return None if whole is None else self.columns.keys.normalise_key(whole)
-        except ValueTypeError as error:
+            stored = None if whole is None else self.columns.keys.normalise_key(whole)
+            self.columns.keys.encode([stored])  # Where numbers that are too large are found.
+            return stored
+        except (ValueTypeError, OverflowError) as error:
             raise QueryError(
                 f"a key does not fit {self.operator}.{self.state}\n  found: {error}",
                 operator=self.operator,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cairn import KeyedProcess, state
 from cairn.errors import EpochError, QueryError, StateNotFoundError
 from tests.unit.query.queried import (
     STATES,
@@ -245,6 +246,54 @@ def test_broadcast_state_is_found_by_its_map_key(tmp_path: Path) -> None:
     assert not live.query("alerts", "rules", "low").found
     job.kill()
     assert live.query("alerts", "rules", "high") == (9, job.newest.number, True, "checkpoint")
+
+
+# Other functions
+
+
+class Last(KeyedProcess[Any]):
+    n: state.Value[Any]
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.n.set(row.v)
+        for ask in during:
+            ask()
+
+
+class Narrow(Last):
+    n = state.Value("int")
+
+
+class Same(Narrow):
+    """Another function with the same state."""
+
+
+class Wide(Last):
+    n = state.Value("long")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_upgrade_changes_no_answer_before_it_is_committed(backend: str, tmp_path: Path) -> None:
+    led = Queried(Narrow(), tmp_path, backend=backend)
+    led.run(rows=[(k, k) for k in KEYS])
+    number, expected = led.epochs[-1].number, {k: k for k in KEYS}
+    sources: list[str] = []
+
+    def ask() -> None:
+        answers = led.live.query_many("op", "n", KEYS)
+        assert (answers.values, answers.epoch) == (expected, number)
+        sources.append(answers.source)
+
+    during.append(ask)
+    for function, rewrite, while_it_runs in ((Same(), (), "slot"), (Wide(), ("op",), "checkpoint")):
+        led.upgrade("op", function, rewrite)
+        ask()
+        sources.clear()
+        led.run(rows=[(0, number)])
+        assert set(sources) == {while_it_runs}
+        number, expected = led.epochs[-1].number, expected | {0: number}
+        ask()
+        assert sources[-1] == "slot"
 
 
 # State that expires
