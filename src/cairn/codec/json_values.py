@@ -10,7 +10,7 @@ JSON has fewer types than Arrow, and browsers fewer numbers than JSON:
     struct           an object; map: [[key, value], …], as its keys need not be text
 
 Always true here:
-- python_value(json_value(v, t), t) == v for every value of a declared type;
+- python_value(json_value(v, t), t) == v for every value of a declared type (lists are tuples);
 - what comes out of json_value is JSON that every parser reads, no NaN in it;
 - what does not fit its type is a QueryError that says what was expected and found.
 """
@@ -84,7 +84,9 @@ def python_value(json: Any, type: Any) -> Any:
         return None
     try:
         converted = codec(type)
-        return converted.restore(converted.normalise(_parsed(json, type)))
+        value = converted.normalise(_parsed(json, type))
+        converted.encode([value])  # Which is where numbers that are too large are found.
+        return converted.restore(value)
     except (ValueTypeError, ValueError, OverflowError, ArithmeticError, RecursionError):
         raise misfit(json, type) from None
 

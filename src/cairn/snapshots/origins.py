@@ -156,8 +156,9 @@ class SavepointOrigin(Origin):
         found: Counter[int] = Counter()
         for file in self._savepoint.info.operators[uid].states[state].files:
             groups = range(file.first_group, file.last_group + 1)
+            each, left = divmod(file.rows, len(groups))
             for group in groups:
-                found[group] += -(-file.rows // len(groups))
+                found[group] += each + (group - groups.start < left)
         return found
 
     def close(self) -> None:

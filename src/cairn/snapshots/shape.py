@@ -111,19 +111,20 @@ class Shape:
 
 def key_columns(names: list[str], ours: frozenset[str] = OURS) -> list[str]:
     """What key columns are called: their own names, unless that is one of ours."""
-    taken = set(ours)
+    taken = ours | {name.lower() for name in names}
     found = []
     for name in names:
         shown = name
-        while shown.lower() in taken or (shown != name and shown in names):
+        while (shown.lower() in ours) if shown == name else (shown.lower() in taken):
             shown = f"key_{shown}"
-        taken.add(shown.lower())
+        taken |= {shown.lower()}
         found.append(shown)
     return found
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     """The lists of subtasks, each in the order of its items."""
+    batches = [batch for batch in batches if batch.num_rows]
     if not batches:
         return None
     rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

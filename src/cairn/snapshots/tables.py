@@ -85,8 +85,8 @@ class StateTable:
             stored = self._origin.read(self.columns, self.entry, wanted, None, ordered=ordered)
             yield from self.shape.batches(stored)
             return
-        if self.scope == "feedback":
-            # Whether a loop has keys, or keeps its records by subtask, is not told.
+        if self.scope in ("feedback", "subtask"):
+            # They are few, and where those of a subtask lie depends on how many there were.
             some = [self._stored_key(key) for key in keys]
             yield from self.shape.batches(self._of_keys(wanted, some))
             return
@@ -142,8 +142,10 @@ class StateTable:
             )
         whole = key[0] if len(key) == 1 else key
         try:
-            return None if whole is None else self.columns.keys.normalise_key(whole)
-        except ValueTypeError as error:
+            stored = None if whole is None else self.columns.keys.normalise_key(whole)
+            self.columns.keys.encode([stored])  # Where numbers that are too large are found.
+            return stored
+        except (ValueTypeError, OverflowError) as error:
             raise QueryError(
                 f"a key does not fit {self.operator}.{self.state}\n  found: {error}",
                 operator=self.operator,
