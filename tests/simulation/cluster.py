@@ -124,7 +124,8 @@ class Cluster:
             except SimulatedCrash:
                 self.kill(number)
                 return []
-        report = slot.level(level.index).report(executor="", log="", started_ms=0)
+        found = slot.level(level.index)
+        report = found.report(found._newest, executor="", log="", started_ms=0)
         return [report_decoder.decode(msgspec.msgpack.encode(report))]
 
     # Routing

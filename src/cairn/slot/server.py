@@ -160,6 +160,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                     level.run(token, chunk.data)
             ack = level.finish(token)
             report = level.report(
+                token,
                 executor=self.executor,
                 log=self.log,
                 started_ms=started_ms,
