@@ -267,7 +267,7 @@ class Holding:
         expiry = table.expiry
         floor_ms = None if expiry is None else expiry.floor_ms
         told: list[bytes | None] = []
-        told_bytes, end_s, step = 0, time.monotonic() + ANSWER_S, min(16, PIECE_KEYS)
+        told_bytes, end_s, step = 0, time.monotonic() + ANSWER_S, 1
         while len(told) < len(places):
             few = places[len(told) : len(told) + step]
             keys = [(group, packing.key_of(key)) for group, key in few]
