@@ -13,7 +13,8 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -34,6 +35,8 @@ from cairn.storage.store import Store
 Source = Literal["slot", "checkpoint"]
 
 TRIES_MAX: Final = 4
+READERS_MAX: Final = 4
+"""So many read the checkpoint at once."""
 KEYS_MAX: Final = 100_000
 """Of one query."""
 
@@ -85,8 +88,11 @@ class LiveState:
         self._job = job
         self._lookups: dict[tuple[str, str], Lookup] = {}
         self._results: dict[tuple[str, str], tuple[OperatorSpec, Aggregating[Any, Any] | None]] = {}
-        self._reader: EpochReader | None = None
-        self._reading = threading.Lock()
+        self._readers: list[EpochReader] = []
+        """Of the checkpoint, and of one epoch: those that nobody reads with at the moment."""
+        self._lock = threading.Lock()
+        self._reading = threading.BoundedSemaphore(READERS_MAX)
+        self._is_closed = False
 
     def query(self, operator: str, state: str, key: Any) -> Answer:
         """State of one key."""
@@ -112,10 +118,11 @@ class LiveState:
         return Answers(lookup.epoch.number, values, source)
 
     def close(self) -> None:
-        with self._reading:
-            if self._reader is not None:
-                self._reader.close()
-                self._reader = None
+        with self._lock:
+            self._is_closed = True
+            readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.close()
 
     def _look_up(
         self, operator: str, state: str, keys: list[Any]
@@ -231,11 +238,7 @@ class LiveState:
         for place in places:
             by_group.setdefault(place.group, []).append(place.key)
         held: dict[Any, Any] = {}
-        with self._reading:
-            if self._reader is None or self._reader.epoch is not lookup.epoch:
-                if self._reader is not None:
-                    self._reader.close()
-                self._reader = EpochReader(self._leader.store, lookup.epoch)
+        with self._reader(lookup.epoch) as reader:
             # They come range by range, and the reader has the files of one range open at a time.
             for group, keys in by_group.items():
                 narrowed = None
@@ -245,10 +248,32 @@ class LiveState:
                     except (pa.ArrowException, OverflowError) as error:
                         raise lookup.misfit(keys[0] if len(keys) == 1 else keys, error) from None
                     narrowed = {lookup.state: wanted}
-                chunks = self._reader.chunks(
+                chunks = reader.chunks(
                     lookup.uid, range(group, group + 1), [lookup.state], narrowed
                 )
                 for chunk in chunks:
                     found = lookup.stored_rows(chunk.rows[lookup.state])
                     held |= {(group, key): found[key] for key in keys if key in found}
         return held
+
+    @contextmanager
+    def _reader(self, epoch: Epoch) -> Iterator[EpochReader]:
+        """One of the readers of an epoch, for this thread. Its files stay open for the next."""
+        with self._reading:
+            with self._lock:
+                mine = [reader for reader in self._readers if reader.epoch is epoch]
+                reader = mine[0] if mine else EpochReader(self._leader.store, epoch)
+                if mine:
+                    self._readers.remove(reader)
+            try:
+                yield reader
+            except BaseException:
+                reader.close()
+                raise
+            with self._lock:
+                newest = self._leader.committed
+                unused = [old for old in self._readers if old.epoch is not newest]
+                self._readers = [kept for kept in self._readers if kept not in unused]
+                (unused if self._is_closed else self._readers).append(reader)
+            for old in unused:
+                old.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -516,6 +518,34 @@ def test_the_checkpoint_is_read_range_by_range(
     led.slots.are_silent = True
     assert len(led.live.query_many("op", "n", range(100)).values) == 100
     assert len(opened) == len(set(opened)) == 4
+
+
+def test_one_who_reads_the_checkpoint_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = Queried(Plain(), tmp_path)
+    led.run(rows=[(1, 10)])
+    led.slots.are_silent = True
+    together = threading.Barrier(2)
+    open_rows, readers = reader.open_rows, []
+
+    def met(store: Any, ref: Any, folder: str) -> Any:
+        together.wait(5)  # One after the other they would not meet here.
+        readers.append(open_rows(store, ref, folder))
+        return readers[-1]
+
+    monkeypatch.setattr(reader, "open_rows", met)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(led.live.query, "op", "n", 1) for _ in range(2)]
+        assert [each.result().value for each in asked] == [10, 10]
+    # Their files stay open, for one epoch.
+    assert led.live.query("op", "n", 1).value == 10 and len(readers) == 2
+    monkeypatch.setattr(reader, "open_rows", open_rows)
+    led.run(rows=[(1, 11)])
+    assert led.live.query("op", "n", 1).value == 11
+    assert [each.epoch for each in led.live._readers] == [led.coordinator.committed]
+    led.live.close()
+    assert led.live._readers == []
 
 
 # Aggregates
