@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := keyed_count epoch_overhead state_growth windows skew ttl flink rescale async_base incremental recovery alignment chaining sinks latency read_state
+BENCHMARKS := keyed_count epoch_overhead state_growth windows skew ttl flink rescale async_base incremental recovery alignment chaining sinks latency query read_state metrics
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check test soak bench demo docs clean
@@ -27,7 +27,7 @@ check: $(READY) ## Lint, formatting, types
 	$(BIN)/mypy
 
 docs: $(READY) ## The documentation as a site, in build/docs
-	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -E -b html -W --keep-going -q -d build/doctrees docs build/docs
 	@echo "open build/docs/index.html"
 
 bench: $(READY) ## The benchmarks, one after the other

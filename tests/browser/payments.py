@@ -66,8 +66,19 @@ def build(spark: Any, folder: Path) -> Job:
     return job
 
 
-def payments(index: int, rows: int, cards: int = 4000, bad: int = 0) -> list[tuple[Any, ...]]:
-    """The rows of one file: a few cards and merchants have most of them."""
+def payments(
+    index: int,
+    rows: int,
+    *,
+    cards: int = 4000,
+    bad: int = 0,
+    now: dt.datetime | None = None,
+) -> list[tuple[Any, ...]]:
+    """The rows of one file: a few cards and merchants have most of them.
+
+    They happened within the 40 seconds before `now`, which is a minute later in each file.
+    """
+    now = now or T0 + dt.timedelta(minutes=index)
     random = np.random.default_rng(index)
     rows = max(1, round(rows * (1 + 0.35 * math.sin(index / 7) + 0.1 * random.standard_normal())))
     card = np.minimum((random.pareto(1.1, rows) * cards / 20).astype(int), cards - 1)
@@ -79,7 +90,7 @@ def payments(index: int, rows: int, cards: int = 4000, bad: int = 0) -> list[tup
             f"card-{card[at]:04d}",
             MERCHANTS[shop[at]],
             int(-cents[at] if at < bad else cents[at]),
-            T0 + dt.timedelta(minutes=index) - dt.timedelta(seconds=int(late_s[at])),
+            now - dt.timedelta(seconds=int(late_s[at])),
         )
         for at in range(rows)
     ]

@@ -36,6 +36,7 @@ def test_executor_killed_in_mid_epoch_changes_nothing_and_subtasks_spread_out_ag
         before = reports[-1]["placement"]
         assert len(set(before.values())) == 2, "subtasks are spread over executors"
         assert [r["placement"] for r in reports] == [before] * KILLED_IN, "and stay where they are"
+        assert reports[-1]["asked"] == ["slot", 1 + KILLED_IN, ["a0", "a1", "a4"]]
 
         source.add(*files[KILLED_IN])
         victim = psutil.Process(int(before["0"].rpartition(":")[2]))

@@ -109,6 +109,8 @@ def test_a_run_before_its_first_epoch_says_so(spark, make_input, tmp_path):
     rows = job.source("rows", source.stream(spark))
     stamps = rows.key_by("k").process(Stamp(), schema="k long", uid="stamp")
     stamps.sink_to(sinks.Noop(), uid="out")
-    with job.start(checkpoint=str(tmp_path / "c"), parallelism=1) as run:
-        with pytest.raises(cairn.errors.EpochError, match="no committed epoch yet"):
-            run.query("stamp", "number", 1)
+    with (
+        job.start(checkpoint=str(tmp_path / "c"), parallelism=1) as run,
+        pytest.raises(cairn.errors.EpochError, match="no committed epoch yet"),
+    ):
+        run.query("stamp", "number", 1)

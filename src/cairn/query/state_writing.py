@@ -29,12 +29,12 @@ from cairn.snapshots.savepoint import SavedFile, StateFile, state_folder
 from cairn.snapshots.table_rows import COPY, RANK
 from cairn.snapshots.writer import StateTask
 from cairn.storage.store import open_store
-from cairn.types import all_nullable, type_ddl
+from cairn.types import all_nullable, parse_schema, schema_ddl, type_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_PART: Final = "_part"
+_PART: Final = "_cairn_part"
 _BYTES: Final = pa.binary()
 _Batches = Iterator[pa.RecordBatch]
 
@@ -79,7 +79,7 @@ class InExecutors:
 
         staged: DataFrame | None = self._kept(task) if task.kept is not None else None
         for rank, table in enumerate(given, start=task.first_rank):
-            frame = self._spark.createDataFrame(table) if isinstance(table, pa.Table) else table
+            frame = self._frame(table) if isinstance(table, pa.Table) else table
             columns = []
             for field in task.rows.staged:
                 column = F.lit(None)
@@ -95,6 +95,11 @@ class InExecutors:
         if staged is None:
             staged = self._spark.createDataFrame([], _ddl(task))
         return staged
+
+    def _frame(self, table: pa.Table) -> DataFrame:
+        # With the types said: Spark would take a time without a zone for one with.
+        ddl = schema_ddl(parse_schema(table.schema))
+        return self._spark.createDataFrame(table, ddl)
 
     def _kept(self, task: StateTask) -> DataFrame:
         parts = min(task.kept_group_count, self._spark.sparkContext.defaultParallelism)

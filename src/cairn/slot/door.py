@@ -25,6 +25,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,6 +225,8 @@ class Door:
                 channel.send(told)
         except (OSError, msgspec.MsgspecError):
             pass
+        except Exception:
+            traceback.print_exc()
         finally:
             channel.close()
             self._guests.release()

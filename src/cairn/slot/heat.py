@@ -115,13 +115,15 @@ class Heat:
 
     def _thin(self, share: float) -> None:
         """Keep so much of what is kept."""
-        thinned = []
+        parts: dict[tuple[int, pa.DataType], list[pa.Array]] = {}
         for index, keys in self._sample:
+            parts.setdefault((index, keys.type), []).append(keys)
+        self._sample.clear()
+        for (index, _), some in parts.items():
+            keys = pa.concat_arrays(some)
             places = np.flatnonzero(self._random.random(len(keys)) < share)
-            if len(places):
-                thinned.append((index, keys.take(pa.array(places))))
-        self._sample = thinned
-        self._sampled = sum(len(keys) for _, keys in thinned)
+            self._sample.append((index, keys.take(pa.array(places))))
+        self._sampled = sum(len(keys) for _, keys in self._sample)
 
     def group_rows(self) -> list[int]:
         """Rows per bucket of key groups."""

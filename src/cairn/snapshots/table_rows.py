@@ -27,12 +27,12 @@ from cairn.snapshots.columns import GROUP, PARQUET_GROUP, StateColumns
 from cairn.snapshots.shape import Shape
 from cairn.types import all_nullable, schema_ddl, type_ddl
 
-RANK: Final = "_rank"
+RANK: Final = "_cairn_rank"
 KEPT: Final = 0
 PUT: Final = 1
 PATCH: Final = 2
 """And more, for each one after the first."""
-COPY: Final = "_copy"
+COPY: Final = "_cairn_copy"
 """Of an item that every subtask was handed, its number: `state.PLACE`."""
 _OWN_COPY: Final = -1
 _Flags = npt.NDArray[np.bool_]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -11,25 +9,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.web import openapi
+from cairn.web import (
+    control,
+    events,
+    login,
+    openapi,
+    overview,
+    pages,
+    prometheus,
+    states,
+)
 from cairn.web.answers import json_response
 from cairn.web.auth import Guard
 from cairn.web.errors import HANDLERS
 from cairn.web.limits import Limits
 from cairn.web.site import Site
 
-_PARTS: Final = ("login", "states", "control", "events", "overview", "pages", "prometheus")
-
-
-def _parts() -> list[Any]:
-    names = [f"cairn.web.{name}" for name in _PARTS]
-    return [importlib.import_module(name) for name in names if importlib.util.find_spec(name)]
+_PARTS: Final = (login, states, control, events, overview, pages, prometheus)
+"""Each has `routes(site)`; those that are more than pages have DOCS."""
 
 
 def make_app(site: Site) -> Starlette:
     """What an ASGI server runs."""
-    parts = _parts()
-    routes = [route for part in parts for route in part.routes(site)]
+    routes = [route for part in _PARTS for route in part.routes(site)]
     routes.append(Route("/api/openapi.json", lambda request: _openapi(request, site)))
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.add_middleware(Guard, site=site)
@@ -51,5 +53,5 @@ def _openapi(request: Request, site: Site) -> Response:
 
 def description(site: Site) -> dict[str, Any]:
     """The API of a site, as OpenAPI."""
-    docs = [DOCS, *(part.DOCS for part in _parts() if hasattr(part, "DOCS"))]
+    docs = [DOCS, *(getattr(part, "DOCS", {}) for part in _PARTS)]
     return openapi.described(docs, version="1", has_token=site.settings.token is not None)

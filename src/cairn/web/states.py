@@ -205,12 +205,10 @@ class _States:
 
     def _sql(self, asked: _Sql) -> Response:
         from cairn.query.json_values import json_columns, json_value
-        from cairn.query.sql import run_sql
+        from cairn.query.sql import is_truncated, run_sql
 
         with self._site.heavy(), self._site.open_state(asked.epoch, hold=True) as source:
-            # One row more than asked for tells whether there are more.
-            found: pa.Table = run_sql(source, asked.sql, rows_max=asked.limit + 1, timeout_s=SQL_S)
-            shown = found.slice(0, asked.limit)
+            shown = run_sql(source, asked.sql, rows_max=asked.limit, timeout_s=SQL_S)
             columns = [
                 [json_value(value, column.type) for value in column.to_pylist()]
                 for column in shown.columns
@@ -220,7 +218,7 @@ class _States:
                     **_of(source),
                     "columns": json_columns(shown.schema),
                     "rows": list(zip(*columns, strict=True)),
-                    "truncated": found.num_rows > asked.limit,
+                    "truncated": is_truncated(shown),
                 }
             )
 

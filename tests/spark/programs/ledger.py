@@ -213,7 +213,11 @@ def main() -> None:
             if now != newest:
                 newest = now
                 driver = run._driver
-                report(epoch=now, placement=driver.placement, repinned=driver.repinned)
+                told: dict[str, Any] = {}
+                if options.master.startswith("local-cluster"):
+                    asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
+                    told["asked"] = [asked.source, asked.epoch, sorted(asked.values)]
+                report(epoch=now, placement=driver.placement, repinned=driver.repinned, **told)
                 if now == options.stop_spark_at:
                     spark.stop()
                     report(stopped="spark")

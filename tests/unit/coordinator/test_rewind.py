@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
-from cairn.coordinator.rewind import Position, Stand, compare, settle, spark_folder
+from cairn.coordinator.rewind import Position, Stand, compare, give_up, settle, spark_folder
 from cairn.errors import RestoreError
 from cairn.storage.manifest import Epoch
 from cairn.storage.spark_log import read_offsets, source_lines
@@ -187,3 +188,35 @@ def test_positions_that_cannot_be_told_apart_are_never_guessed(store: Store) -> 
         settled(store, newest, "both", "more")
     assert settled(store, newest, "both").stand is Stand.MISSING
     assert lines(store, 2) == ['{"n":1}', '{"n":2}']
+
+
+# Nothing read yet
+
+
+def unread(sources: str = "") -> Epoch:
+    """Of a savepoint that was made of nothing."""
+    made = epoch(2, folder=f"{OLD}-savepoint", batch_id=-1, offsets="")
+    spark = msgspec.structs.replace(made.spark, sources=sources.split())
+    return msgspec.structs.replace(made, spark=spark)
+
+
+@pytest.mark.parametrize("reset", [(), ("a",)])
+@pytest.mark.parametrize("sources", ["", "a"])
+def test_an_epoch_from_before_the_first_batch_starts_every_source_at_its_beginning(
+    store: Store, sources: str, reset: tuple[str, ...]
+) -> None:
+    made = unread(sources)
+    assert settled(store, made, reset=reset) == (NEW, Stand.SOURCES)
+    assert store.list() == [], "there is nothing to lay out"
+    # Planned, and never committed: it is planned again, from the beginning.
+    store.put(f"{NEW}/offsets/0", b'v1\n{}\n{"n":0}')
+    assert settle(made, 11, store=store, sources=["a"]).folder == spark_folder(11)
+
+
+def test_what_a_driver_has_planned_after_such_an_epoch_is_given_up(store: Store) -> None:
+    made = unread()
+    begun = give_up(made, 9, store=store, sources=["a"])
+    assert begun == (NEW, Stand.GIVEN_UP) and store.list() == []
+    store.put(f"{NEW}/offsets/0", b'v1\n{}\n{"n":0}')
+    after = give_up(made, 11, store=store, sources=["a"])
+    assert source_lines(read_offsets(store, after.folder, 0)) == ['{"n":0}']

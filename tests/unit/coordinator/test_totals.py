@@ -14,7 +14,7 @@ from cairn.coordinator.measured import latest, summary
 from cairn.errors import EpochError
 from cairn.slot.protocol import Begin
 from cairn.storage.manifest import decode_record, encode_epoch
-from tests.unit.coordinator.test_epoch import POSITION, Lead
+from tests.unit.coordinator.test_epoch import POSITION, Count, Lead
 
 
 @pytest.fixture
@@ -99,6 +99,38 @@ def test_what_functions_count_adds_up_over_subtasks_and_epochs(tmp_path: Path) -
         "gauges": {"level": 7.0},
         "histograms": {},
     }
+
+
+class Counting(Count):
+    def open(self, ctx: Any) -> None:
+        self.seen = ctx.metrics.counter("seen")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.seen.inc()
+        return super().process(row, ctx)
+
+
+def test_slots_count_each_row_of_a_committed_epoch_once_whatever_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.coordinator.test_epoch.Count", Counting)
+    lead = Lead(tmp_path, parallelism=2).start()
+    rows = [(n, n) for n in range(20)]
+
+    def execute(begin: Begin) -> Outcome:
+        outcome = lead.execute(begin, rows)
+        if begin.attempt == 0:
+            lead.slots.pop(0)
+            raise EpochError("a slot is gone after it has counted")
+        if begin.attempt == 1:
+            raise EpochError("and this was in vain too")
+        return outcome
+
+    for expected in (20, 40, 60):
+        epoch = lead.coordinator.run_epoch(POSITION, execute)
+        found = epoch.metrics["operators"]["count"]
+        assert found["user"]["counters"] == {"seen": expected}
+        assert found["totals"]["rows_in"] == expected
 
 
 def test_a_stage_that_ran_twice_counts_once(lead: Lead) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import msgspec
 import pyarrow as pa
 
@@ -197,6 +198,14 @@ class Queried(LedJob):
             return outcome
 
         self.cluster.execute = executed  # type: ignore[method-assign]
+
+    def upgrade(self, uid: str, function: Function, rewrite: Sequence[str]) -> None:
+        """From the next epoch on; state of `rewrite` gets another form in it."""
+        spec = self.coordinator.spec.with_function(uid, cloudpickle.dumps(function))
+        self.coordinator.deploy(spec, rewrite=rewrite)
+        self.cluster.spec_id, pickled = spec.pickled()
+        for slot in self.cluster.slots.values():
+            slot.load(self.cluster.spec_id, pickled)
 
 
 class Typed(KeyedProcess[Any]):

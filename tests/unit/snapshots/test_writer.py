@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from typer.testing import CliRunner
 
 from cairn import (
     KeyedProcess,
@@ -22,14 +26,19 @@ from cairn import (
     StateSchemaError,
     state,
 )
+from cairn.cli import app
 from cairn.codec import codec
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.plan.keygroups import groups_of, key_groups
 from cairn.snapshots import EpochReader, Savepoint, open_savepoint, write_savepoint
+from cairn.snapshots.branch import branch
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.destination import Destination, StateWriter
 from cairn.snapshots.load import load_savepoint, open_job
-from cairn.snapshots.savepoint import SAVEPOINT_PATH, UNFINISHED_PATH
+from cairn.snapshots.savepoint import SAVEPOINT_PATH, UNFINISHED_PATH, SavedOperator, saved_state
 from cairn.snapshots.tables import open_state
-from cairn.storage.manifest import StateDecl
+from cairn.storage.log import Log
+from cairn.storage.manifest import Scope, StateDecl
 from cairn.storage.store import open_store
 from cairn.testing import FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
@@ -485,6 +494,64 @@ def rows_of_epoch(job: ScopedJob, uid: str, name: str) -> dict[Any, Any]:
     }
 
 
+# Loops
+
+
+@pytest.mark.parametrize("keys", [("k",), ()])
+def test_records_of_a_loop_go_where_their_operator_is(
+    tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    """Kept with all of their order, moved with the operator, and never written by hand."""
+    scope: Scope = "keyed" if keys else "subtask"
+    key_types = {"k": "bigint"} if keys else {"subtask": "int"}
+    rows = [(k, n, {"k": k}) for n, k in enumerate([0, 1, 2, 1, 0])]
+    decl = mapped("bigint", "struct<k:bigint>")
+    columns = StateColumns("records", decl, key_types)
+    owners = pa.array([k for k, _, _ in rows], columns.key_type)
+    old = (
+        key_groups(owners, columns.key_type, 8)
+        if keys
+        else [groups_of(k, 3, 8).start for k, _, _ in rows]
+    )
+    arrays = [pa.array(old, pa.int32()), owners, pa.array([n for _, n, _ in rows])]
+    arrays.append(pa.array([v for _, _, v in rows], columns.schema.field("value").type))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
+    batch = batch.take(pc.sort_indices(batch["group"]))
+
+    store = open_store(str(tmp_path / "old"))
+    dest = Destination(store, "id", 3)
+    writer = StateWriter(dest.put_file, "loop:op", columns, str(tmp_path))
+    writer.write(batch)
+    own = SavedOperator(uid="op", function_version="", key_types=key_types, states={}, scope=scope)
+    loop = SavedOperator(
+        uid="loop:op",
+        function_version="",
+        key_types=key_types,
+        states={"records": saved_state(decl, writer.finish())},
+        scope="feedback",
+        parallelism=3,
+    )
+    made = SavepointWriter.empty("j", max_parallelism=8)
+    info = made.write(str(tmp_path / "empty"))
+    dest.finish(replace(info, operators={"op": own, "loop:op": loop}))
+
+    edit = SavepointWriter.of(None, store.url).max_parallelism(20).rename("op", "moved")
+    new = written(edit, tmp_path)
+    (found,) = new.rows("loop:moved", "records")
+    group_of = dict(zip(found["key"].to_pylist(), found["group"].to_pylist(), strict=True))
+    if keys:
+        groups = key_groups(pa.array([0, 1, 2]), pa.int64(), 20)
+        assert group_of == dict(enumerate(groups.tolist()))
+    else:
+        assert group_of == {k: groups_of(k, 3, 20).start for k in range(3)}
+    by_entry = sorted(zip(*(found[n].to_pylist() for n in ("entry", "key")), strict=True))
+    assert by_entry == [(n, k) for k, n, _ in rows]
+    with pytest.raises(PlanError, match="cannot be written"):
+        edit.put("loop", "records", table({"k": "bigint"}))
+    with pytest.raises(PlanError, match="subtasks") if not keys else nullcontext():
+        SavepointWriter.of(None, store.url).max_parallelism(2)
+
+
 # Time
 
 
@@ -696,3 +763,29 @@ def test_declarations_of_a_savepoint_are_those_of_the_job(tmp_path: Path) -> Non
     states = written(writer, tmp_path).info.operators["score"].states
     assert states["spent"].decl == StateDecl(kind="reducing", type="double")
     assert states[EVENT_TIMERS].decl == StateDecl(kind="map", type="boolean", entry_type="bigint")
+
+
+def test_an_epoch_made_of_nothing_is_saved_branched_and_shown_like_any_other(
+    tmp_path: Path,
+) -> None:
+    writer = SavepointWriter.empty("job", max_parallelism=4)
+    writer.declare("op", keys="k long", states={"n": state.Value("long")})
+    writer.put("op", "n", table({"k": "long", "value": "long"}, (1, 10), (2, 20)))
+    made = written(writer, tmp_path)
+    store = open_store(str(tmp_path / "checkpoint"))
+    open_job(store, "job", 4, made)
+    log = Log(store)
+    term = log.take_over(host="", pid=0, wall_ms=0).term
+    loaded = load_savepoint(
+        made, store, number=2, term=term, parallelism=2, spark_folder="spark/000000000001-savepoint"
+    )
+    log.append(lambda number: loaded)
+    write_savepoint(store, None, str(tmp_path / "again"))
+    again = open_savepoint(str(tmp_path / "again"))
+    assert state_of(again, "op") == state_of(made, "op") == {"n": {1: 10, 2: 20}}
+    assert (again.info.batch_id, again.info.offsets) == (-1, "")
+    branch(store, None, str(tmp_path / "branch"))
+    newest = Log(open_store(str(tmp_path / "branch"))).newest_epoch()
+    assert newest is not None and newest.spark.offsets == ""
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "checkpoint")])
+    assert shown.exit_code == 0, shown.output

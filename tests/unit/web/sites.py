@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from cairn.coordinator.measured import summary
 from cairn.errors import EpochError
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
@@ -63,7 +64,7 @@ class FakeRun:
         newest = self._checkpoint.newest
         if newest is None:
             return {}
-        return {"epoch": newest.number, "epoch_ms": 12.5, "rows_per_s": 80, "commit_ms": 1.5}
+        return {**summary(newest, 12.5), "commit_ms": 1.5, "dropped_batches": 0}
 
     def query_many(self, operator: str, state: str, keys: Any) -> Any:
         if not self.has_epoch:

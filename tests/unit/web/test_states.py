@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.snapshots.checkpoints import Checkpoint
-from tests.unit.web.sites import FakeRun, client, site_of
+from tests.unit.web.sites import FakeRun, client, content, site_of
 
 N = "/api/state/count/n"
 
@@ -196,3 +196,44 @@ def test_large_reads_at_once_are_bounded_and_come_back(checkpoint: Checkpoint) -
     for read in reads:
         read.__exit__(None, None, None)
     assert client(site).get(N).status_code == 200
+
+
+def test_sql_reads_the_states_of_an_epoch_and_says_when_there_is_more(
+    checkpoint: Checkpoint, folder: Path
+) -> None:
+    asking = client(site_of(checkpoint))
+    before = content(folder)
+    sql = 'select k, value as k, value from "count.n" where k < 3 order by value'
+    answer = asking.post("/api/sql", json={"sql": sql, "limit": 1}).json()
+    assert answer["columns"] == [
+        {"name": "k", "type": "bigint"},
+        {"name": "k_1", "type": "bigint"},
+        {"name": "value", "type": "bigint"},
+    ], "no two columns have one name"
+    assert (answer["rows"], answer["truncated"], answer["epoch"]) == ([[2, 20, 20]], True, 3)
+    older = asking.post("/api/sql", json={"sql": "select count(*) from n", "epoch": 2}).json()
+    assert (older["rows"], older["truncated"]) == ([[40]], False)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from read_csv('/etc/passwd')",
+        "select * from '/etc/passwd'",
+        "copy n to '/tmp/cairn-never'",
+        "attach '/tmp/cairn-never' as x",
+        "install httpfs",
+        "set memory_limit = '1TB'",
+        "select 1; select 2",
+        "select getenv('HOME')",
+        "select * from nothing",
+        "nonsense",
+        " ",
+        "select " + "(" * 5000,
+    ],
+)
+def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -> None:
+    answer = client(site_of(checkpoint)).post("/api/sql", json={"sql": sql})
+    assert answer.status_code == 400, answer.text
+    assert "root:" not in answer.text and "Traceback" not in answer.text

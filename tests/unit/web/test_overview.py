@@ -1,0 +1,211 @@
+"""The facts behind the dashboard's pages: of a checkpoint, with and without a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.errors import FunctionError
+from cairn.snapshots.rollback import rollback
+from cairn.storage.failures import Failures
+from cairn.storage.graphs import write_graph
+from cairn.storage.log import Log
+from cairn.storage.saved import note_savepoint
+from cairn.storage.store import open_store
+from cairn.web.trail import PARTS, Trail, parts_ms
+from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
+from tests.unit.web.sites import CONTROL, FakeRun, client, site_of
+
+GRAPH: dict[str, Any] = {
+    "job": "shop",
+    "max_parallelism": 8,
+    "chaining": True,
+    "max_rounds_per_epoch": 1,
+    "sources": [{"name": "sales", "columns": ["k"], "watermark_ms": 5000, "event_time": "at"}],
+    "transforms": [],
+    "event_times": [],
+    "operators": [
+        {"uid": UID, "function": "Count", "keys": {"k": "bigint"}, "level": 0, "chained": False}
+    ],
+    "sinks": [{"uid": "out", "sink": "Files", "level": 0, "chained": True}],
+    "loops": [],
+    "edges": [
+        {"from": {"node": "sales", "side": None}, "to": UID, "input": None, "way": "keyed",
+         "shuffle": 0, "by": ["k"], "in_order_of": None},
+        {"from": {"node": UID, "side": None}, "to": "out", "input": None, "way": "chain",
+         "shuffle": None, "by": [], "in_order_of": None},
+    ],
+    "levels": [
+        {"level": 0, "chains": [[UID, "out"]], "feedback": [], "shuffles": [0], "passing": []}
+    ],
+}  # fmt: skip
+
+
+def ask(checkpoint: Checkpoint, path: str, run: Any = None, status: int = 200) -> Any:
+    response = client(site_of(checkpoint, run)).get(path)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def test_a_job_that_runs_elsewhere_is_known_by_its_checkpoint(checkpoint: Checkpoint) -> None:
+    found = ask(checkpoint, "/api/job")
+    assert (found["name"], found["status"], found["live"]) == ("shop", "unknown", False)
+    assert found["epoch"]["epoch"] == 3 and found["control"] is False
+    assert found["leader"]["term"] == 1
+
+
+def test_a_job_that_runs_here_says_how_it_goes(checkpoint: Checkpoint) -> None:
+    found = ask(checkpoint, "/api/job", FakeRun(checkpoint))
+    assert (found["status"], found["live"], found["parallelism"]) == ("running", True, 2)
+
+
+def test_control_is_told_only_where_there_is_a_token_for_it(checkpoint: Checkpoint) -> None:
+    site = site_of(checkpoint, FakeRun(checkpoint), control_token=CONTROL)
+    assert client(site).get("/api/job").json()["control"] is True
+
+
+def test_a_job_without_an_epoch_has_none(folder: Path) -> None:
+    empty = Checkpoint({"n": value("bigint")}, store=open_store(str(folder)))
+    assert ask(empty, "/api/job")["epoch"] is None
+    assert ask(empty, "/api/epochs")["epochs"] == []
+    assert ask(empty, "/api/groups", status=410)["error"]["code"] == "gone"
+
+
+def test_epochs_are_newest_first_and_can_be_paged(checkpoint: Checkpoint) -> None:
+    assert [e["epoch"] for e in ask(checkpoint, "/api/epochs")["epochs"]] == [3, 2]
+    assert [e["epoch"] for e in ask(checkpoint, "/api/epochs?limit=1")["epochs"]] == [3]
+    assert [e["epoch"] for e in ask(checkpoint, "/api/epochs?before=3")["epochs"]] == [2]
+    assert ask(checkpoint, "/api/epochs?limit=0", status=400)["error"]["code"] == "bad-request"
+
+
+def test_one_epoch_is_shown_whole_and_one_that_is_not_kept_is_not_found(
+    checkpoint: Checkpoint,
+) -> None:
+    found = ask(checkpoint, "/api/epochs/3")
+    assert found["epoch"] == 3 and set(found["parts"]) == set(PARTS)
+    assert found["sources"] == [{"name": "rows", "offset": {"n": 3}}]
+    for number in ("1", "99"):  # A takeover, and nothing.
+        assert ask(checkpoint, f"/api/epochs/{number}", status=404)["error"]["code"] == "not-found"
+    assert ask(checkpoint, "/api/epochs/x", status=400)
+
+
+def test_the_graph_is_what_the_last_start_has_written(checkpoint: Checkpoint) -> None:
+    assert ask(checkpoint, "/api/graph") == {"term": None, "graph": None, "drawing": None}
+    for term in range(1, 10):
+        write_graph(checkpoint.store, term, {**GRAPH, "job": f"shop {term}"})
+    found = ask(checkpoint, "/api/graph")
+    assert (found["term"], found["graph"]["job"]) == (9, "shop 9")
+    boxes = {box["id"]: box for box in found["drawing"]["boxes"]}
+    assert set(boxes) == {"sales", UID, "out"}
+    assert boxes["sales"]["x"] + boxes["sales"]["width"] < boxes[UID]["x"] < boxes["out"]["x"]
+    assert len(found["drawing"]["links"]) == 2
+    assert len(checkpoint.store.list("graph")) == 5
+
+
+def test_key_groups_are_counted_from_the_indexes_of_files(checkpoint: Checkpoint) -> None:
+    found = ask(checkpoint, f"/api/groups?operator={UID}")
+    assert checkpoint.newest is not None
+    entry = checkpoint.newest.operators[UID]
+    stored = found["groups"]["stored_rows"]
+    rows = sum(ref.rows for part in entry.ranges for ref in part.files)
+    assert len(stored) == 8 and sum(stored) == rows and found["groups"]["is_exact"]
+    assert [part["group_count"] for part in found["subtasks"]] == [4, 4]
+    assert found["skew"]["state_keys"] is None or found["skew"]["state_keys"] >= 1.0
+    assert ask(checkpoint, "/api/groups?operator=nobody", status=404)
+
+
+def test_savepoints_and_starts_and_rollbacks_are_told(checkpoint: Checkpoint) -> None:
+    note_savepoint(checkpoint.store, id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9)
+    rollback(checkpoint.store, 2)
+    found = ask(checkpoint, "/api/points")
+    assert [each["url"] for each in found["savepoints"]] == ["file:///away/s1"]
+    assert [each["kind"] for each in found["records"]] == ["restore", "takeover"]
+    assert [each["epoch"] for each in found["rolled_back"]] == [3]
+    assert found["branches"] == [] and found["origin"] is None
+
+
+def test_an_epoch_that_was_rolled_back_leaves_the_trail(checkpoint: Checkpoint) -> None:
+    trail, log = Trail(), Log(checkpoint.store)
+    assert [e["epoch"] for e in trail.newest(log, 10)] == [3, 2]
+    rollback(checkpoint.store, 2)
+    assert [e["epoch"] for e in trail.newest(log, 10)] == [2]
+
+
+def test_a_trail_remembers_what_the_log_has_retired() -> None:
+    checkpoint = Checkpoint({"n": value("bigint")}, keep=2)
+    trail = Trail()
+    for number in range(30):
+        checkpoint.commit({"n": {number: number}})
+        checkpoint.collector.after_epoch()
+        trail.newest(Log(checkpoint.store), 1)
+    assert len(Trail().newest(Log(checkpoint.store), 100)) < 30
+    found = [e["epoch"] for e in trail.newest(Log(checkpoint.store), 100)]
+    assert found == list(range(31, 1, -1))
+
+
+def test_the_parts_of_an_epoch_are_all_of_its_time() -> None:
+    timings = {"begin_ms": 5, "process_ms": 30, "snapshot_ms": 10, "alignment_ms": {"0": 900}}
+    parts = parts_ms({"epoch_ms": 100.0, "commit_ms": 7.0, "timings": timings})
+    assert sum(parts.values()) == pytest.approx(107.0)
+    # More than the rest of the epoch it cannot have waited.
+    assert (parts["alignment"], parts["other"], parts["commit"]) == (55.0, 0.0, 7.0)
+
+
+def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) -> None:
+    failures = Failures(checkpoint.store, "shop")
+    error = FunctionError("process() raised", operator=UID, key="<b>7</b>", row="Row(k=7)")
+    for attempt in (1, 2, 3):
+        failures.note(error, 4, attempt)
+    failures.ended(error, 4)
+    (found,) = ask(checkpoint, "/api/failures")["failures"]
+    assert (found["attempts"], found["ended_run"], found["epoch"]) == (3, True, 4)
+    assert (found["operator"], found["key"], found["row"]) == (UID, "<b>7</b>", "Row(k=7)")
+
+
+def test_the_last_twenty_failures_are_kept(checkpoint: Checkpoint) -> None:
+    failures = Failures(checkpoint.store, "shop")
+    for epoch in range(1, 26):
+        failures.note(FunctionError(f"failed in {epoch}"), epoch, 1)
+        failures.settle()
+    found = ask(checkpoint, "/api/failures")["failures"]
+    assert len(found) == 20 and found[0]["epoch"] == 25
+
+
+def test_a_store_that_fails_hides_no_failure(checkpoint: Checkpoint) -> None:
+    class Broken:
+        url = "broken:"
+
+        def put(self, path: str, data: bytes) -> None:
+            raise OSError("no space left")
+
+    failures = Failures(Broken(), "shop")  # type: ignore[arg-type]
+    failures.note(FunctionError("it failed"), 1, 1)
+    failures.ended(FunctionError("it failed"), 1)
+
+
+def test_every_page_file_is_served_and_nothing_else(checkpoint: Checkpoint) -> None:
+    browser = client(site_of(checkpoint))
+    page = browser.get("/")
+    assert page.status_code == 200 and "text/html" in page.headers["content-type"]
+    static = Path(__file__).parents[3] / "src/cairn/web/static"
+    for file in static.iterdir():
+        found = browser.get(f"/static/{file.name}")
+        assert found.status_code == 200 and found.content == file.read_bytes()
+        tag = {"If-None-Match": found.headers["etag"]}
+        assert browser.get(f"/static/{file.name}", headers=tag).status_code == 304
+    for name in ("nothing.js", "..%2fpages.py", "%2e%2e/pages.py", "static/../pages.py", ""):
+        assert browser.get(f"/static/{name}").status_code in (400, 404)
+
+
+def test_pages_name_nothing_outside_and_run_no_inline_script() -> None:
+    static = Path(__file__).parents[3] / "src/cairn/web/static"
+    for file in static.iterdir():
+        text = file.read_text()
+        allowed = text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in allowed and "https://" not in allowed, file.name
+        assert "innerHTML" not in text and "insertAdjacentHTML" not in text, file.name
+        assert "document.write" not in text and "eval(" not in text, file.name
+    page = (static / "index.html").read_text()
+    assert "style=" not in page and "onclick" not in page and "<style" not in page
