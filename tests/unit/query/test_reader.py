@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cairn
+import cairn.query.reader as reader_module
 from cairn import KeyedProcess, PlanError, QueryError, StaleEpochError, StateNotFoundError, state
 from cairn.snapshots import write_savepoint
 from cairn.snapshots.tables import open_state
@@ -72,7 +73,9 @@ def in_order(rows: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(STATES))
-def test_workers_read_all_rows_once(name: str, tmp_path: Path) -> None:
+def test_workers_read_all_rows_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = grown()
     write_savepoint(checkpoint.store, None, str(tmp_path / "saved"))
     with open_state(checkpoint.store) as source:
@@ -83,7 +86,11 @@ def test_workers_read_all_rows_once(name: str, tmp_path: Path) -> None:
     if name == "n":
         frame = read(checkpoint.store.url, name)
         sizes = [len(frame.partition(number)) for number in range(frame.parts)]
-        assert frame.parts == 4 and max(sizes) < 2 * min(sizes)
+        assert frame.parts == 2 and max(sizes) < 2 * min(sizes)
+        monkeypatch.setattr(reader_module, "PARTITION_ROWS", 70)
+        frame = read(checkpoint.store.url, name)
+        sizes = [len(frame.partition(number)) for number in range(frame.parts)]
+        assert frame.parts == 8 and sum(sizes) == len(rows) and min(sizes) > 0
 
 
 def test_the_epoch_is_fixed_when_the_frame_is_made() -> None:
