@@ -261,6 +261,8 @@ class Client:
             raise QueryError(
                 "this client has no control token\n  next: cairn.client(url, control_token=...)"
             )
+        # On a connection of its own: one that the server has let go would look like a failure.
+        self._drop()
         return self._request("POST", f"/api/control/{what}", body, is_control=True)
 
     def _bearer(self, *, is_control: bool = False) -> str:

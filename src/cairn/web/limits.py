@@ -109,7 +109,7 @@ class Limits:
         """Run the request with its body, read whole; or what is wrong with the body."""
         headers = Headers(scope=scope)
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
+        if not length.isdecimal() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
             return _too_large()
         if length == "0" and "transfer-encoding" not in headers:
             await self._app(scope, receive, send)

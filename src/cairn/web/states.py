@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.codec.loose_json import loose_json
-from cairn.errors import EpochError
+from cairn.errors import EpochError, StaleEpochError
 from cairn.web.answers import (
     EPOCH_MAX,
     json_body,
@@ -297,16 +297,23 @@ class _States:
             except EpochError:
                 pass  # Before its first epoch, or past its end: the checkpoint knows.
             else:
-                shape = self._shapes.get((table.operator, table.state))
-                if shape is None or shape.epoch != answers.epoch:
-                    # An upgrade may have given the state another type.
-                    shape = self._shape(table.operator, table.state, answers.epoch)
+                table = self._as_of(answers.epoch, table)
                 values = [answers.values.get(key, ABSENT) for key in plain]
-                is_result = shape.table.kind == "aggregating"
-                return _Answer(shape.table, answers.epoch, answers.source, values, is_result)
+                is_result = table.kind == "aggregating"
+                return _Answer(table, answers.epoch, answers.source, values, is_result)
         with self._site.open_state(epoch) as source:
             table = source.table(table.operator, table.state)
             return _Answer(table, source.epoch, "checkpoint", look_up(table, keys), False)
+
+    def _as_of(self, epoch: int, table: StateTable) -> StateTable:
+        """What is known of a state as of an epoch: an upgrade may have given it another type."""
+        shape = self._shapes.get((table.operator, table.state))
+        if shape is not None and shape.epoch == epoch:
+            return shape.table
+        try:
+            return self._shape(table.operator, table.state, epoch).table
+        except StaleEpochError:
+            return table  # The job was faster: it has retired the epoch by now.
 
 
 class _Answer(NamedTuple):

@@ -163,6 +163,14 @@ def test_bodies_too_large_are_refused(checkpoint: Checkpoint, chunked: bool) -> 
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e3", "x", "\u00b2"])
+def test_lengths_that_are_none_are_refused(checkpoint: Checkpoint, length: str) -> None:
+    answer = client(site_of(checkpoint)).post(
+        "/api/sql", content=b"{}", headers={"Content-Length": length.encode("latin-1")}
+    )
+    assert answer.status_code == 413
+
+
 def test_addresses_too_long_are_refused(checkpoint: Checkpoint) -> None:
     asking = client(site_of(checkpoint))
     assert asking.get("/api/state?x=" + "y" * URL_BYTES_MAX).status_code == 414

@@ -21,7 +21,7 @@ import cairn
 from cairn.errors import EpochError, PlanError, QueryError, StaleEpochError, StateNotFoundError
 from cairn.web.server import Listening, Served, serve
 from cairn.web.settings import Serve
-from tests.unit.snapshots.checkpoints import Checkpoint
+from tests.unit.snapshots.checkpoints import Checkpoint, value
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, site_of
 
 UTC = dt.UTC
@@ -401,3 +401,13 @@ def test_streams_at_once_are_bounded_and_given_back(
             flying.do_get(gone, _options()).read_all()
     for _ in range(taken - 1):
         streams.release()
+
+
+def test_a_key_in_a_path_is_decoded_once() -> None:
+    checkpoint = Checkpoint({"n": value("bigint")}, {"k": "string"})
+    checkpoint.commit({"n": {"%2e/..": 7}})
+    with serve(site_of(checkpoint, flight=False)) as served:
+        connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=20)
+        connection.request("GET", "/api/state/count/n/%252e%2F..")
+        answer = json.loads(connection.getresponse().read())
+    assert (answer["key"], answer["found"], answer["value"]) == (["%2e/.."], True, 7)

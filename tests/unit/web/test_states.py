@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -237,3 +241,44 @@ def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -
     answer = client(site_of(checkpoint)).post("/api/sql", json={"sql": sql})
     assert answer.status_code == 400, answer.text
     assert "root:" not in answer.text and "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("type", "key"),
+    [
+        ("string", "ä/\x00?\U0001f4a3"),
+        ("binary", b"\xff\x00"),
+        ("decimal(10,2)", Decimal("1.50")),
+        ("double", float("nan")),
+        ("date", dt.date(2024, 2, 29)),
+        ("boolean", True),
+        ("timestamp", dt.datetime(2024, 2, 29, 1, 2, 3, 4, tzinfo=dt.UTC)),
+        ("bigint", 2**62),
+    ],
+)
+def test_a_key_of_any_type_is_found_as_a_scan_shows_it(type: str, key: Any, several: bool) -> None:
+    types = {"k": type, "other": "string"} if several else {"k": type}
+    checkpoint = Checkpoint({"n": _bigint()}, types)
+    checkpoint.commit({"n": {(key, "z") if several else key: 7}})
+    asking = client(site_of(checkpoint))
+    (row,) = asking.get(N).json()["rows"]
+    shown = [row[name] for name in types]
+    (answer,) = asking.post(f"{N}/lookup", json={"keys": [shown]}).json()["answers"]
+    assert (answer["found"], answer["value"], answer["key"]) == (True, 7, shown)
+    by_path = asking.get(f"{N}/{quote(json.dumps(shown), safe='')}").json()
+    assert (by_path["found"], by_path["value"]) == (True, 7)
+
+
+@pytest.mark.parametrize("type", ["string", "binary", "decimal(10,2)", "double", "date", "bigint"])
+def test_a_key_that_fits_no_type_is_400_or_not_found(type: str) -> None:
+    checkpoint = Checkpoint({"n": _bigint()}, {"k": type})
+    checkpoint.commit({"n": {}})
+    asking = client(site_of(checkpoint))
+    odd = [True, 1.5, 2**70, "", "\x00", "\ud800", "1e999999", "9" * 5000, "[1", [], [[1]], {}]
+    for key in odd:
+        body = json.dumps({"keys": [key]}).encode()
+        answer = asking.post(
+            f"{N}/lookup", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code in (200, 400), (key, answer.text)
