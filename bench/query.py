@@ -2,7 +2,8 @@
 
 A counting job holds a million keys. `run.query` of random keys is called by one thread and by
 four, while the job has nothing to do and while it works through rows as fast as it can. Then the
-job runs alone and with a thousand queries a second, in turns: the ratio of its rows/s. With
+job runs alone and with a thousand queries a second, in turns: the ratio of its rows/s, and of
+the processor time that a row takes, clients included, which busy neighbours disturb less. With
 `--http` they go over HTTP too, from clients in processes of their own.
 
 The clients, the driver, Spark and the slots share the cores there are.
@@ -24,11 +25,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 from harness import Feed, file_stream, note, percentile, report, work_dir
 from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
+from cairn.slot.process import runtime_root
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
 
@@ -121,23 +124,36 @@ def over_http(url: str, keys: int, clients: int, seconds: float) -> dict[str, An
     return summary(took, clients, seconds)
 
 
-class Rows:
-    """Rows per second of the job between two moments, from its committed epochs."""
+class Turn:
+    """The job for a while: its rows per second, and the processor time that a row took."""
 
-    def __init__(self, checkpoint: Path, rows_per_epoch: int) -> None:
-        self._checkpoint = checkpoint
-        self._rows = rows_per_epoch
+    def __init__(self, run_id: str, checkpoint: Path, rows_per_epoch: int) -> None:
+        self._run_id, self._checkpoint, self._rows = run_id, checkpoint, rows_per_epoch
+        self._began_ms = now_ms()
+        self._cpu_s = cpu_s(run_id)
 
-    def per_s(self, from_ms: int, to_ms: int) -> float:
+    def end(self) -> tuple[float, float]:
+        """(rows/s, microseconds of all processes together per row)."""
+        cpu = cpu_s(self._run_id) - self._cpu_s
         log = Log(open_store(str(self._checkpoint)))
-        ends = sorted(e.wall_ms for e in log.lineage() if from_ms <= e.wall_ms <= to_ms)
+        ends = sorted(e.wall_ms for e in log.lineage() if self._began_ms <= e.wall_ms <= now_ms())
         if len(ends) < 3:
-            raise SystemExit(f"only {len(ends)} epochs in {to_ms - from_ms} ms; more --seconds")
-        return self._rows * (len(ends) - 1) / (ends[-1] - ends[0]) * 1000
+            raise SystemExit(f"only {len(ends)} epochs in a turn; more --seconds")
+        per_s = self._rows * (len(ends) - 1) / (ends[-1] - ends[0]) * 1000
+        return per_s, cpu / (per_s * (now_ms() - self._began_ms) / 1000) * 1e6
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def cpu_s(run_id: str) -> float:
+    """Of this process with its clients, of Spark and of the slots; not of anybody else."""
+    own = psutil.Process()
+    pids = (runtime_root() / run_id[:12]).glob("*/slot-*/pid")
+    slots = [psutil.Process(int(path.read_text().split()[0])) for path in pids]
+    found = {p.pid: p.cpu_times() for p in [own, *own.children(recursive=True), *slots]}
+    return float(sum(times.user + times.system for times in found.values()))
 
 
 def serve_settings() -> Any:
@@ -188,25 +204,31 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
         if options.http:
             http["busy"] = [over_http(run.url, keys, clients, seconds) for clients in CLIENTS]
             note(f"busy, over HTTP: {http['busy']}")
-        rows = Rows(work / "ckpt", options.rows)
-        alone, asked = [], []
-        loads = []
+        turn = (run._coordinator.run_id, work / "ckpt", options.rows)
+        alone, asked, loads = [], [], []
         for _ in range(options.turns):
-            begun = now_ms()
+            begun = Turn(*turn)
             time.sleep(seconds)
-            alone.append(rows.per_s(begun, now_ms()))
-            begun = now_ms()
+            alone.append(begun.end())
+            begun = Turn(*turn)
             loads.append(ask_for(ask, keys, 4, seconds, 4 / options.rate))
-            asked.append(rows.per_s(begun, now_ms()))
-            note(f"rows/s alone {alone[-1]:.0f}, asked {asked[-1]:.0f}: {loads[-1]}")
+            asked.append(begun.end())
+            note(f"(rows/s, us/row) alone {alone[-1]}, asked {asked[-1]}: {loads[-1]}")
+    rows, cpu = (
+        {"alone": [each[at] for each in alone], "asked": [each[at] for each in asked]}
+        for at in (0, 1)
+    )
     return {
         "idle": idle,
         "busy": busy,
         **({"http": http} if http else {}),
-        "rows_per_s_alone": [round(each) for each in alone],
-        "rows_per_s_asked": [round(each) for each in asked],
+        "rows_per_s": {name: [round(each) for each in found] for name, found in rows.items()},
+        "cpu_us_per_row": {name: [round(v, 2) for v in found] for name, found in cpu.items()},
         "asked": loads,
-        "slowdown": round(1 - statistics.median(asked) / statistics.median(alone), 3),
+        "slowdown": round(
+            1 - statistics.median(rows["asked"]) / statistics.median(rows["alone"]), 3
+        ),
+        "more_cpu": round(statistics.median(cpu["asked"]) / statistics.median(cpu["alone"]) - 1, 3),
     }
 
 
@@ -232,6 +254,7 @@ def main() -> None:
         name,
         {
             "slowdown": result["slowdown"],
+            "more_cpu": result["more_cpu"],
             "required": {"slowdown": TARGET_SLOWDOWN},
             "rate": options.rate,
             "keys": options.keys,

@@ -4,17 +4,20 @@ Always true here:
 - whatever comes from outside (names, types, errors) is escaped: none of it is markup;
 - a picture stands alone: no fonts, scripts or styles from elsewhere, and a ground of its own, so
   that it can be read on a light page and on a dark one;
-- nothing is read here: what is shown is what was given.
+- nothing is read here: what is shown is what was given, and of many epochs the last ones.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
+from itertools import islice
 from math import ceil, log10
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from cairn.errors import CairnError
 from cairn.view import count, millis, mishaps, size
 
 Facts = dict[str, Any]
@@ -68,6 +71,31 @@ class RunFacts(NamedTuple):
     """How long the sinks took to publish the newest of them."""
 
 
+class Running(Protocol):
+    """What is asked of a run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def paused(self) -> str | None: ...
+    @property
+    def error(self) -> BaseException | None: ...
+
+
+def run_facts(
+    run: Running, checkpoint: str, epochs: Iterable[Facts], last_commit_ms: float
+) -> RunFacts:
+    """Of a run, with as many of its epochs, newest first, as are shown: there may be very many."""
+    shown: list[Facts] = []
+    # To look must not fail: the checkpoint of a run that has ended may be gone.
+    with suppress(CairnError):
+        shown.extend(islice(epochs, PLOT_EPOCHS))
+    why = run.paused if run.error is None else str(run.error)
+    return RunFacts(run.name, run.status, why, checkpoint, shown, last_commit_ms)
+
+
 # Time
 
 
@@ -118,6 +146,11 @@ class Plot:
 
     def __repr__(self) -> str:
         return f"<plot: {len(self.svg)} characters of SVG>"
+
+
+def timeline(facts: RunFacts) -> Plot:
+    """Where the time of a run's epochs went."""
+    return Plot(timeline_svg(facts.name, facts.epochs, facts.last_commit_ms))
 
 
 def timeline_svg(name: str, epochs: Sequence[Facts], last_commit_ms: float = 0.0) -> str:

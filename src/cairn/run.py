@@ -15,10 +15,10 @@ from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
-from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError, PlanError
+from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.idle import Host, IdleEpochs, Turn
-from cairn.notebook import Plot, RunFacts, run_html, timeline_svg
+from cairn.notebook import Plot, RunFacts, run_facts, run_html, timeline
 from cairn.options import Options
 from cairn.plan.graph import Graph
 from cairn.query.doors import Doors
@@ -522,23 +522,12 @@ class Run:
         return list(self._history)
 
     def plot(self) -> Plot:
-        """The timeline of the retained epochs, where the time of each went. A notebook shows it."""
-        facts = self._facts()
-        return Plot(timeline_svg(facts.name, facts.epochs, facts.last_commit_ms))
+        """The timeline of the last epochs: where the time of each went. A notebook shows it."""
+        return timeline(self._facts())
 
     def _facts(self) -> RunFacts:
-        epochs: list[dict[str, Any]] = []
-        # To look must not fail: the checkpoint of a run that has ended may be gone.
-        with suppress(CairnError):
-            epochs = self.epochs()
-        return RunFacts(
-            name=self.name,
-            status=self.status,
-            why=self.paused if self.error is None else str(self.error),
-            checkpoint=self._store.url,
-            epochs=epochs,
-            last_commit_ms=self._coordinator.last_commit_ms,
-        )
+        epochs = map(summary, Log(self._store).lineage())
+        return run_facts(self, self._store.url, epochs, self._coordinator.last_commit_ms)
 
     def _repr_html_(self) -> str:
         return run_html(self._facts())

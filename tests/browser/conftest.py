@@ -25,7 +25,8 @@ def chromium_path() -> str | None:
     return named or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: Playwright keeps an event loop running in this thread.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     path = chromium_path()
     if path is None:

@@ -94,6 +94,36 @@ def test_a_list_keeps_so_many_items_and_takes_the_new_ones(backend: Backend) -> 
     assert content(backend, "l", 0) == {"k": ["a", "b", "d", "e"]}
 
 
+@pytest.mark.parametrize("where", ["decoded", "written", "changed since"])
+def test_a_peek_is_a_copy_of_what_is_held_wherever_it_lies(backend: Backend, where: str) -> None:
+    first: dict[str, Any] = {"s": "x", "m": {"a": "1", "b": None}, "l": (0, ["a", "b", "c"])}
+    then: dict[str, Any] = {"s": "y", "m": {"a": ABSENT, "c": "3"}, "l": (2, ["d"])}
+    gone: dict[str, Any] = {"s": None, "m": {"a": ABSENT, "b": ABSENT}, "l": (0, [])}
+    expected: dict[str, Any] = {"s": "x", "m": {"a": "1", "b": None}, "l": ["a", "b", "c"]}
+    for name, change in first.items():
+        backend.rows(name, 0).promote({"k": change, None: change, "gone": change})
+    if where != "decoded" and isinstance(backend, RocksBackend):
+        backend.flush()
+        for rows in backend.all_rows():
+            rows.rotate()
+            rows.rotate()
+    if where == "changed since":
+        expected = {"s": "y", "m": {"b": None, "c": "3"}, "l": ["a", "b", "d"]}
+        for name, change in then.items():
+            backend.rows(name, 0).promote({"k": change, None: change, "gone": gone[name]})
+            if isinstance(backend, RocksBackend):
+                for rows in backend.all_rows():
+                    rows.rotate()
+                    rows.rotate()
+    for name, held in expected.items():
+        rows = backend.rows(name, 0)
+        assert rows.peek("k") == held and rows.peek(None) == held and rows.peek("never") is None
+        assert (rows.peek("gone") is None) == (where == "changed since")
+        if name != "s":
+            rows.peek("k").clear()
+            assert rows.peek("k") == held == type(held)(rows.get("k"))
+
+
 def test_a_dropped_group_starts_empty_and_takes_no_other_with_it(backend: Backend) -> None:
     for name, change in (("s", "x"), ("m", {"e": "x"}), ("l", (0, ["x"]))):
         backend.rows(name, 0).promote({"1": change})

@@ -5,12 +5,14 @@ Those that need it are run by tests/spark/test_guide.py, in the same way.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from cairn.aggregates.parse import FUNCTIONS
 from tests.docs.pages import (
+    DOCS,
     OTHER_COMMANDS,
     OTHERS,
     SHOWN_ONLY,
@@ -49,6 +51,14 @@ def test_no_block_of_a_page_is_left_open(document: Page) -> None:
     assert fences == 2 * sum(not block.is_hidden for block in document.blocks)
     hidden = sum(line == "<!-- run" for line in document.text.splitlines())
     assert hidden == sum(block.is_hidden for block in document.blocks)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_files_that_are_linked_to_are_there(name: str) -> None:
+    """Within the site it is the build that looks."""
+    root = DOCS.parent
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (root / name).read_text()):
+        assert "://" in target or (root / target).exists(), f"{name} links to {target}"
 
 
 def test_the_guide_names_every_function_that_aggregates() -> None:

@@ -57,11 +57,11 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "page"),
+    ("module", "chapter"),
     [("cairn", "api"), ("cairn.sinks", "sinks"), ("cairn.testing", "testing")],
 )
-def test_every_exported_name_is_in_the_reference(site: Path, module: str, page: str) -> None:
-    text = (site / "reference" / f"{page}.html").read_text()
+def test_every_exported_name_is_in_the_reference(site: Path, module: str, chapter: str) -> None:
+    text = (site / "reference" / f"{chapter}.html").read_text()
     exported = importlib.import_module(module)
     for name in exported.__all__:
         if not inspect.ismodule(getattr(exported, name)):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
 
-from cairn import Job, sinks
+from cairn import Job, RestoreError, sinks
 from cairn.notebook import (
     PART_COLOURS,
     PART_MEANINGS,
     PLOT_EPOCHS,
     Plot,
     RunFacts,
+    run_facts,
     run_html,
     split_epochs,
     time_parts,
+    timeline,
     timeline_svg,
 )
 from tests.unit.plan.programs import process, source
@@ -69,6 +72,29 @@ def test_a_run_without_an_epoch_says_so() -> None:
 def test_a_run_that_failed_shows_why() -> None:
     html = run_html(run_of(epoch(3), status="failed", why="FunctionError: operator 'a'\n  row: 1"))
     assert "FunctionError: operator 'a'\n  row: 1" in texts(html)
+
+
+class Ended:
+    """A run, as far as it is looked at."""
+
+    name, status, paused, error = "fraud", "failed", None, ValueError("no room")
+
+
+def test_of_very_many_epochs_no_more_are_read_than_are_shown() -> None:
+    asked = itertools.count(10**6, -1)
+    facts = run_facts(Ended(), "/ckpt", (epoch(number) for number in asked), 5.0)
+    assert len(facts.epochs) == PLOT_EPOCHS and facts.why == "no room"
+    assert next(asked) == 10**6 - PLOT_EPOCHS
+    assert "epoch 1000000:" in timeline(facts).svg
+
+
+def test_a_run_whose_checkpoint_is_gone_is_shown_all_the_same() -> None:
+    def epochs() -> Any:
+        yield epoch(9)
+        raise RestoreError("there is no such record")
+
+    facts = run_facts(Ended(), "/ckpt", epochs(), 0.0)
+    assert "fraud" in texts(run_html(facts))
 
 
 def test_watermark_and_records_in_loops_are_shown_where_there_are_any() -> None:

@@ -17,7 +17,7 @@ import msgspec
 from cairn.slot.door import TOLD_BYTES_MAX, Ask, Channel, Told, ask_encoder, knock, told_decoder
 
 TIMEOUT_S: Final = 1.0
-IDLE_MAX: Final = 8
+IDLE_MAX: Final = 32
 """So many connections to a slot are kept."""
 
 

@@ -12,6 +12,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -214,7 +215,8 @@ class _Clock:
         for _ in range(100):
             if self._timer.finished.is_set():
                 return
-            self._connection.interrupt()
+            with contextlib.suppress(Exception):
+                self._connection.interrupt()
             time.sleep(0.05)
 
 
@@ -237,7 +239,7 @@ class _Scan:
         try:
             for batch in self._table.batches(ordered=False):
                 if self._clock.is_over:
-                    return
+                    raise TimeoutError  # To end here would be a whole answer over half the rows.
                 yield batch.cast(self._schema) if batch.schema != self._schema else batch
         except CairnError as error:
             # DuckDB would tell of it in its own words.

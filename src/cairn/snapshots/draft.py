@@ -160,6 +160,8 @@ class Draft:
             uids = entry_uids(self.entries, operator)
             if not uids:
                 raise self._unknown(operator, None)
+            # The records that loops send it, too: nobody would take them.
+            uids += [u for u, e in self.entries.items() if _goes_to(e, operator) and u not in uids]
             for uid in uids:
                 del self.entries[uid]
         else:
@@ -181,7 +183,7 @@ class Draft:
         for uid, entry in self.entries.items():
             first, _, second = uid.partition(":")
             first = new_uid if first == operator else first
-            if entry.scope == "feedback" and second == operator:
+            if _goes_to(entry, operator):
                 second = new_uid
             entry.uid = f"{first}:{second}" if second else first
             renamed[entry.uid] = entry
@@ -318,6 +320,11 @@ def _kept_entry(
 ) -> DraftEntry:
     states = {name: DraftState(decl, kept=(uid, name)) for name, decl in decls.items()}
     return DraftEntry(uid, scope, dict(key_types), states, function_version, parallelism)
+
+
+def _goes_to(entry: DraftEntry, operator: str) -> bool:
+    """Whether these are records of a loop on their way back to the operator."""
+    return entry.scope == "feedback" and entry.uid.partition(":")[2] == operator
 
 
 def _decl(declaration: Any) -> StateDecl:

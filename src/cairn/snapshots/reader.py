@@ -249,8 +249,8 @@ def _merged(
 
 def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
     """The rows of a state of which each row replaces the earlier one of its place."""
-    batches = [batch for each in files for batch in each]
-    if sum(1 for each in files if each) <= 1:
+    batches = [batch for each in files for batch in each if batch.num_rows]
+    if sum(1 for each in files if any(batch.num_rows for batch in each)) <= 1:
         return [columns.of_stored(batch.filter(batch["live"])) for batch in batches]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     codes = _codes(columns.places(whole))

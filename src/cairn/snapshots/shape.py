@@ -124,6 +124,7 @@ def key_columns(names: list[str], ours: frozenset[str] = OURS) -> list[str]:
 
 def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     """The lists of subtasks, each in the order of its items."""
+    batches = [batch for batch in batches if batch.num_rows]
     if not batches:
         return None
     rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

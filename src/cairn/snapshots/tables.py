@@ -85,8 +85,8 @@ class StateTable:
             stored = self._origin.read(self.columns, self.entry, wanted, None, ordered=ordered)
             yield from self.shape.batches(stored)
             return
-        if self.scope == "feedback":
-            # Whether a loop has keys, or keeps its records by subtask, is not told.
+        if self.scope in ("feedback", "subtask"):
+            # They are few, and where those of a subtask lie depends on how many there were.
             some = [self._stored_key(key) for key in keys]
             yield from self.shape.batches(self._of_keys(wanted, some))
             return

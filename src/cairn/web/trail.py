@@ -111,7 +111,8 @@ def parts_ms(facts: Facts) -> dict[str, float]:
 
 def _lean(facts: Facts) -> Facts:
     """Without what is long: a timeline has hundreds of them."""
-    lean = {**facts, "commit_ms": facts.get("commit_ms")}
+    lean = {name: value for name, value in facts.items() if name != "totals"}
+    lean["commit_ms"] = facts.get("commit_ms")
     lean["timings"] = {k: v for k, v in facts["timings"].items() if k != "subtasks"}
     lean["operators"] = {
         uid: {name: value for name, value in measured.items() if name not in _BULKY}

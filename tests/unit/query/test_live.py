@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from cairn import KeyedProcess, state
+from cairn import Job, KeyedProcess, sinks, state
 from cairn.errors import EpochError, QueryError, StateNotFoundError
+from tests.simulation.led_job import LedJob
+from tests.unit.plan.programs import source
 from tests.unit.query.queried import (
     STATES,
     ByBatch,
@@ -248,6 +250,52 @@ def test_broadcast_state_is_found_by_its_map_key(tmp_path: Path) -> None:
     assert live.query("alerts", "rules", "high") == (9, job.newest.number, True, "checkpoint")
 
 
+# Loops
+
+
+class Around(KeyedProcess[Any]):
+    """Goes around until `v` is 0, and counts."""
+
+    n = state.Value("long", default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.n.set(self.n.get() + 1)
+        for ask in during:
+            ask()
+        return (row.k, row.v - 1) if row.v else None
+
+
+def test_rounds_of_an_epoch_that_is_not_committed_are_not_seen(tmp_path: Path) -> None:
+    job, out = Job("loops", max_parallelism=8), sinks.Collect()
+
+    def body(loop: Any) -> Any:
+        around = loop.key_by("k").process(Around(), schema="k long, v long", uid="around")
+        return around, around
+
+    looped = source(job, "s", "k long, v long").iterate(body, uid="loop", max_rounds_per_epoch=4)
+    looped.sink_to(out, uid="out")
+    led = LedJob(job, tmp_path)
+    live = live_state(led)
+    expected: dict[int, int] = {}
+    checks = 0
+
+    def ask() -> None:
+        nonlocal checks
+        if led.epochs:
+            checks += 1
+            assert live.query_many("around", "n", KEYS).values == expected
+
+    during.append(ask)
+    for hops in (2, 3, 0):
+        led.run(s=[(k, hops) for k in KEYS])
+        expected = {k: expected.get(k, 0) + hops + 1 for k in KEYS}
+        ask()
+        assert live.query("around", "n", 0).source == "slot"
+    assert checks > len(KEYS) * 4
+    with pytest.raises(QueryError, match="on their way back"):
+        live.query("loop:around", "records", 1)
+
+
 # Other functions
 
 
@@ -355,11 +403,11 @@ def test_keys_of_one_answer_expire_together_though_one_slot_is_ahead(tmp_path: P
 
 def test_keys_and_values_of_any_type_come_out_as_they_went_in(tmp_path: Path) -> None:
     job = TypedJob(tmp_path)
-    for source in ("slot", "checkpoint"):
-        job.led.slots.are_silent = source == "checkpoint"
+    for place in ("slot", "checkpoint"):
+        job.led.slots.are_silent = place == "checkpoint"
         for key, value in job.rows:
             answer = job.led.live.query("op", "held", key)
-            assert (answer.found, answer.source) == (True, source), key
+            assert (answer.found, answer.source) == (True, place), key
             assert same(answer.value, value), key
         assert not job.led.live.query("op", "held", ("x", None, 0.5)).found
 

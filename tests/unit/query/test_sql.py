@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -275,3 +276,19 @@ def test_duckdb_is_not_loaded_before_it_is_asked() -> None:
     program = "import sys, cairn, cairn.query.sql, cairn.cli.state; print('duckdb' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_query_whose_state_is_read_too_slowly_gives_no_half_an_answer(
+    source: StateSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = StateTable.batches
+
+    def slow(self: StateTable, *args: Any, **more: Any) -> Any:
+        for batch in batches(self, *args, **more):
+            for at in range(batch.num_rows):
+                yield batch.slice(at, 1)
+                time.sleep(0.02)
+
+    monkeypatch.setattr(StateTable, "batches", slow)
+    with pytest.raises(QueryError, match="took longer"):
+        ask(source, "select count(*) from n", timeout_s=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -550,3 +551,19 @@ class Told(Count):
 
     def on_epoch_committed(self, epoch: int) -> None:
         TOLD[self.name].append(epoch)
+
+
+class Dozing(KeyedProcess[Any]):
+    def process(self, row: Any, ctx: Any) -> Any:
+        time.sleep(0.03)
+        return row.k, 1, 1
+
+
+def test_rows_that_are_processed_when_the_last_has_come_count_as_processing(
+    tmp_path: Path,
+) -> None:
+    checkpoint = Checkpoint(function=Dozing())
+    slot = checkpoint.slot(tmp_path)
+    run(slot, checkpoint.begin(), [(1, 1)])
+    # So few rows are gathered until the end.
+    assert slot.process_ms >= 30

@@ -25,6 +25,7 @@ from cairn.snapshots import Savepoint, destination, open_savepoint, saving, writ
 from cairn.snapshots.diff import same_value
 from cairn.storage.manifest import StateDecl
 from cairn.storage.retention import HOLDS_FOLDER, read_holds
+from cairn.storage.saved import saved_points
 from cairn.storage.store import Store, open_store
 from cairn.testing import Fault, FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
@@ -69,6 +70,14 @@ def test_a_savepoint_holds_exactly_the_state_of_its_epoch() -> None:
     savepoint = saved(checkpoint)
     assert state_of(savepoint) == checkpoint.model
     assert savepoint.verify() == []
+
+
+def test_the_checkpoint_knows_which_savepoints_were_taken_of_it() -> None:
+    checkpoint = shop()
+    savepoint = saved(checkpoint, 3)
+    (found,) = saved_points(checkpoint.store)
+    assert (found["url"], found["epoch"]) == (savepoint.url, 3)
+    assert (found["id"], found["bytes"]) == (savepoint.info.id, savepoint.info.bytes)
 
 
 def test_a_savepoint_of_an_older_epoch_holds_that_one() -> None:

@@ -515,6 +515,14 @@ def test_parts_have_about_as_many_rows_though_one_group_has_half_of_them() -> No
         assert max(counts) <= len(groups[big]) + len(keys) // 4
 
 
+def test_a_key_that_no_file_has_has_no_rows_however_many_files_there_are() -> None:
+    checkpoint = grown(group_count=1, parallelism=1)
+    checkpoint.commit({"n": {5: 1}, "last": {5: {"q": 1.0}}, "items": {5: ["z"]}})
+    with open_state(checkpoint.store) as source:
+        for table in source.tables():
+            assert rows(table, keys=[(77,)]) == []
+
+
 def test_only_the_key_group_of_a_key_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = grown()
     with open_state(checkpoint.store) as source:

@@ -548,6 +548,8 @@ def test_records_of_a_loop_go_where_their_operator_is(
     assert by_entry == [(n, k) for k, n, _ in rows]
     with pytest.raises(PlanError, match="cannot be written"):
         edit.put("loop", "records", table({"k": "bigint"}))
+    gone = SavepointWriter.of(None, store.url).remove("op")
+    assert written(gone, tmp_path, "gone").info.operators == {}
     with pytest.raises(PlanError, match="subtasks") if not keys else nullcontext():
         SavepointWriter.of(None, store.url).max_parallelism(2)
 

@@ -181,6 +181,13 @@ def test_an_epoch_of_an_older_cairn_can_be_shown(lead: Lead) -> None:
     assert samples(render(site_of(lead, run)))["cairn_epoch",] == 2
 
 
+def test_a_checkpoint_without_an_epoch_has_nothing_to_say(tmp_path: Path) -> None:
+    lead = Lead(tmp_path)
+    assert render(site_of(lead)) == "", "no record at all"
+    lead.start()
+    assert render(site_of(lead)) == "", "a takeover and no epoch"
+
+
 def test_the_libraries_own_registry_is_left_alone(lead: Lead) -> None:
     lead.run_epoch((1, 1))
     before = prometheus_client.generate_latest()

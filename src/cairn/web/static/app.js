@@ -68,6 +68,7 @@ function title(found, inner) {
 function tabs(found) {
   replace(byId("tabs"), PAGES.filter((each) => (each.isShown ? each.isShown(live) : true)).map((each) =>
     h("a", { href: `#/${each.path}`, class: "tab", "aria-current": each === found ? "page" : null }, each.name)));
+  byId("tabs").querySelector("[aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
 }
 
 function around() {

@@ -32,11 +32,11 @@ function sections(found, live) {
         { name: "Epoch", align: "right", cell: (row) => count(row.epoch) },
         { name: "Size", align: "right", cell: (row) => bytes(row.bytes) },
         { name: "Where", cell: (row) => h("code", { class: "wrap" }, row.url) },
-      ], found.savepoints, { caption: "Savepoints" }) : empty("None was taken. `cairn savepoint` and run.savepoint() take one.")),
+      ], found.savepoints, { caption: "Savepoints" }) : empty("None was taken. ", h("code", null, "cairn savepoint"), " and ", h("code", null, "run.savepoint()"), " take one.")),
       card("Branches", { cls: "flush" }, found.branches.length ? table([
         { name: "Branch", cell: (row) => h("code", { class: "wrap" }, row.url) },
         { name: "Shared objects", align: "right", cell: (row) => count(row.objects) },
-      ], found.branches, { caption: "Branches" }) : empty("None. `cairn branch` makes one: it shares files and copies nothing."))),
+      ], found.branches, { caption: "Branches" }) : empty("None. ", h("code", null, "cairn branch"), " makes one: it shares files and copies nothing."))),
     h("div", { class: "two" },
       card("Starts and rollbacks", { cls: "flush" }, found.records.length ? table([
         { name: "When", cell: (row) => when(row.wall_ms) },

@@ -1,13 +1,15 @@
 // One operator: what it is, what it holds, how it goes.
 
 import { get } from "./api.js";
-import { bytes, card, count, empty, facts, h, replace, table } from "./dom.js";
+import { bytes, card, count, decimal, empty, facts, h, replace, table } from "./dom.js";
 import { operatorCharts } from "./page-charts.js";
 
 export function operator(root, live, { inner: uid }) {
   const about = h("div", { class: "slot" });
   const states = h("div", { class: "slot" });
   const ranges = h("div", { class: "slot" });
+  const metrics = card("Its own metrics", {}, h("div", { class: "slot" }));
+  metrics.hidden = true;
   const figures = operatorCharts(uid);
   replace(root,
     h("div", { class: "title-row" }, h("h1", null, "Operator ", h("code", null, uid)),
@@ -16,6 +18,7 @@ export function operator(root, live, { inner: uid }) {
         h("a", { class: "button", href: `#/state?operator=${encodeURIComponent(uid)}` }, "State"))),
     figures,
     h("div", { class: "two" }, card("What it is", {}, about), card("States", { cls: "flush" }, states)),
+    metrics,
     card("Ranges of key groups", { cls: "flush" }, ranges));
 
   let known = null;
@@ -32,6 +35,9 @@ export function operator(root, live, { inner: uid }) {
     try {
       const found = (await get(`/api/epochs/${newest}`)).operators[uid];
       if (!found) return void replace(ranges, empty("The newest epoch has no such operator."));
+      const own = userMetrics(found.user ?? {});
+      metrics.hidden = own.length === 0;
+      if (own.length) replace(metrics.lastElementChild, facts(own));
       replace(states, stateTable(uid, found));
       replace(ranges, rangeTable(found.ranges));
     } catch (error) {
@@ -50,7 +56,6 @@ export function operator(root, live, { inner: uid }) {
       known ? ["output", h("code", { class: "wrap" }, known.schema)] : null,
       last ? ["rows in", `${count(last.rows_in)} in the newest epoch, ${count(last.rows_out)} out`] : null,
       last ? ["put aside", `${count(last.late_rows)} late, ${count(last.untimed_rows)} without a time, ${count(last.error_rows)} failed`] : null,
-      ...userMetrics(last),
     ]));
     load();
   }
@@ -58,9 +63,12 @@ export function operator(root, live, { inner: uid }) {
   return { update: draw };
 }
 
-function userMetrics(measured) {
-  const user = measured?.user ?? {};
-  return [...Object.entries(user.counters ?? {}), ...Object.entries(user.gauges ?? {})].map(([name, value]) => [name, count(value)]);
+// What its function measures itself.
+function userMetrics({ counters = {}, gauges = {}, histograms = {} }) {
+  return [
+    ...[...Object.entries(counters), ...Object.entries(gauges)].map(([name, value]) => [name, decimal(value)]),
+    ...Object.entries(histograms).map(([name, each]) => [name, `${count(each.count)} values, mean ${decimal(each.count ? each.sum / each.count : null)}`]),
+  ];
 }
 
 function stateTable(uid, found) {

@@ -17,6 +17,7 @@ export function overview(root, live) {
   const timeline = bars({ title: "The last epochs", parts: PARTS, href: (each) => `#/epochs/${each.epoch}`, format: millis, height: 170 });
   const where = h("code", { class: "where" });
   let drawing;
+  let told = null;
 
   replace(root,
     h("h1", { class: "unseen" }, "Overview"),
@@ -42,9 +43,18 @@ export function overview(root, live) {
     drawing = found.drawing;
     replace(picture, graph(drawing, live.newest));
   }, (error) => replace(picture, empty(error.message)));
-  draw();
-  recent(events);
-  return { update: draw, tick: () => replace(tiles, tileRow(live, live.epochs)) };
+  function update() {
+    draw();
+    const now = `${live.job?.status}/${live.job?.leader?.term}/${live.job?.error}`;
+    if (now !== told) recent(events);
+    told = now;
+  }
+  function tick() {
+    const age = tiles.querySelector(".tile-about");
+    if (age && live.newest) age.textContent = `${span(live.nowMs - live.newest.wall_ms)} ago`;
+  }
+  update();
+  return { update, tick };
 }
 
 // The last starts, rollbacks, savepoints and failures, together.

@@ -1,0 +1,71 @@
+"""Notes in a checkpoint: kept for people, never in the way of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cairn.errors import CommitConflictError
+from cairn.storage.failures import Failures, read_failures
+from cairn.storage.notes import FAILURES_FOLDER, NOTE_FOLDERS, read_notes, write_note
+from cairn.storage.removal import delete_checkpoint
+from cairn.storage.store import open_store
+from cairn.testing.faulty_store import FaultyStore
+from tests.unit.storage.leading import Driver, lay_spark_folder, new_store
+
+
+def test_the_last_notes_are_kept_newest_first() -> None:
+    store = open_store("memory:")
+    for at in range(7):
+        assert write_note(store, "graph", f"{at:03d}", {"at": at}, keep=3)
+    assert [(note.name, note.facts["at"]) for note in read_notes(store, "graph")] == [
+        ("006", 6), ("005", 5), ("004", 4),
+    ]  # fmt: skip
+
+
+def test_a_note_that_is_damaged_is_left_out() -> None:
+    store = open_store("memory:")
+    write_note(store, "graph", "1", {"fine": True}, keep=3)
+    store.put("graph/2.json", b"{half")
+    store.put("graph/3.json", b"[]")
+    assert [note.name for note in read_notes(store, "graph")] == ["1"]
+
+
+def test_a_store_that_is_away_is_no_failure_of_a_note() -> None:
+    class Away(FaultyStore):
+        def put(self, path: str, data: bytes) -> None:
+            raise OSError("away")
+
+        def list(self, prefix: str = "") -> list:  # type: ignore[type-arg]
+            raise OSError("away")
+
+    store = Away(open_store("memory:"))
+    assert not write_note(store, "graph", "1", {}, keep=3)
+    assert read_notes(store, "graph") == []
+
+
+def test_a_driver_that_was_fenced_leaves_no_note() -> None:
+    store = open_store("memory:")
+    Failures(store, "job").ended(CommitConflictError("another driver is ahead"), 3)
+    assert store.list(FAILURES_FOLDER) == []
+
+
+def test_an_error_that_is_not_ours_is_told_with_its_traceback() -> None:
+    store = open_store("memory:")
+    try:
+        raise ZeroDivisionError("nothing to share")
+    except ZeroDivisionError as error:
+        Failures(store, "job").ended(error, 3)
+    (found,) = read_failures(store)
+    assert (found["kind"], found["message"], found["epoch"]) == (
+        "ZeroDivisionError", "nothing to share", 3,
+    )  # fmt: skip
+    assert "test_notes.py" in found["traceback"]
+
+
+def test_notes_go_with_their_checkpoint(tmp_path: Path) -> None:
+    store = new_store(str(tmp_path / "c"))
+    Driver(store, folder=lay_spark_folder(store, 1)).epochs(2)
+    for folder in NOTE_FOLDERS:
+        write_note(store, folder, "1", {}, keep=3)
+    delete_checkpoint(store)
+    assert not (tmp_path / "c").exists()
