@@ -57,7 +57,9 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
     rows.add(("ann", "a", 1.0), ("bob", "b", 2.0), ("ann", "b", 3.0))
     serve = cairn.Serve(control_token=CONTROL)
     job = build(spark, rows)
-    with job.start(checkpoint=str(tmp_path / "ckpt"), trigger="100 milliseconds", serve=serve) as run:
+    with job.start(
+        checkpoint=str(tmp_path / "ckpt"), trigger="100 milliseconds", serve=serve
+    ) as run:
         run.process_all_available()
         with cairn.client(run.url, control_token=CONTROL) as asking:
             first = asking.query("accounts", "total", "ann")
