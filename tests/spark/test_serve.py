@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import socket
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -91,8 +92,10 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
             assert asking.stop("last")["stopping"]
             assert run.wait(60)
         assert run.status == "stopped"
-    while not (tmp_path / "ckpt-savepoints" / "last" / "savepoint.json").exists():
-        pass
+    for thread in threading.enumerate():
+        if thread.name == "cairn-stop":
+            thread.join(60)
+    assert open_savepoint(str(tmp_path / "ckpt-savepoints" / "last")).info.job == "served"
     with socket.socket() as port:
         assert port.connect_ex(("127.0.0.1", urlsplit(run.url).port)) != 0, "nobody answers"
 
