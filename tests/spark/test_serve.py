@@ -43,7 +43,7 @@ class Account(KeyedProcess):
         self.seen[row.shop] = self.seen.get(row.shop, 0) + 1
         self.recent.append(row.amount)
         self.mean.add(row.amount)
-        yield ()
+        yield (1,)
 
 
 def build(spark, rows):
