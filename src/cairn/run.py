@@ -306,8 +306,9 @@ class Run:
         with suppress(Exception):
             self._changes.join(STOP_PATIENCE_S)
             self._driver.say_goodbye()
-        self._doors.close()
-        self._live.close()
+        with suppress(Exception):
+            self._doors.close()
+            self._live.close()
         close_all(sink.sink for sink in self._graph.sinks)
 
     def _finish_epoch(self) -> None:

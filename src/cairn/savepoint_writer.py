@@ -52,14 +52,20 @@ class SavepointWriter:
 
     @classmethod
     def of(
-        cls, spark: SparkSession | None, url: str, *, epoch: int | None = None
+        cls,
+        spark: SparkSession | None,
+        url: str,
+        *,
+        epoch: int | None = None,
+        spark_checkpoint: str | None = None,
     ) -> SavepointWriter:
         """Edit a savepoint, or an epoch of a checkpoint (by default the newest).
 
         Positions of sources, clocks and all state that is not named stay as they are.
+        `spark_checkpoint` is that of the job, if it was started with one.
         Without Spark (None) all is done in this process, with Arrow tables as rows.
         """
-        return cls(draft_of(str(url), epoch), spark)
+        return cls(draft_of(str(url), epoch, spark_checkpoint), spark)
 
     @classmethod
     def empty(cls, job: str, *, max_parallelism: int = 128) -> SavepointWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import socket
+import threading
 from urllib.parse import urlsplit
 
 import pytest
@@ -42,7 +43,7 @@ class Account(KeyedProcess):
         self.seen[row.shop] = self.seen.get(row.shop, 0) + 1
         self.recent.append(row.amount)
         self.mean.add(row.amount)
-        yield ()
+        yield (1,)
 
 
 def build(spark, rows):
@@ -57,7 +58,9 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
     rows.add(("ann", "a", 1.0), ("bob", "b", 2.0), ("ann", "b", 3.0))
     serve = cairn.Serve(control_token=CONTROL)
     job = build(spark, rows)
-    with job.start(checkpoint=str(tmp_path / "ckpt"), trigger="100 ms", serve=serve) as run:
+    with job.start(
+        checkpoint=str(tmp_path / "ckpt"), trigger="100 milliseconds", serve=serve
+    ) as run:
         run.process_all_available()
         with cairn.client(run.url, control_token=CONTROL) as asking:
             first = asking.query("accounts", "total", "ann")
@@ -89,8 +92,10 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
             assert asking.stop("last")["stopping"]
             assert run.wait(60)
         assert run.status == "stopped"
-    while not (tmp_path / "ckpt-savepoints" / "last" / "savepoint.json").exists():
-        pass
+    for thread in threading.enumerate():
+        if thread.name == "cairn-stop":
+            thread.join(60)
+    assert open_savepoint(str(tmp_path / "ckpt-savepoints" / "last")).info.job == "served"
     with socket.socket() as port:
         assert port.connect_ex(("127.0.0.1", urlsplit(run.url).port)) != 0, "nobody answers"
 

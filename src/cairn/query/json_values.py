@@ -7,9 +7,8 @@ Always true here:
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,8 +17,6 @@ from cairn.errors import PlanError
 from cairn.types import type_ddl
 
 __all__ = ["json_columns", "json_rows", "json_table", "json_value", "python_value", "text_value"]
-
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
@@ -43,24 +40,18 @@ def json_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str
 
 
 def _json_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    type = column.type
     try:
-        values = column.to_pylist()
+        return [json_value(value, column.type) for value in column.to_pylist()]
     except (ValueError, OverflowError):
-        if not pa.types.is_timestamp(type):
-            raise
         # Python has no year 0 and none after 9999; Arrow has, and timers may be set there.
-        values = [_far_time(each) for each in column.cast(pa.int64()).to_pylist()]
-    return [json_value(value, type) for value in values]
+        return [_far_value(value, column.type) for value in column]
 
 
-def _far_time(micros: int | None) -> Any:
-    if micros is None:
-        return None
+def _far_value(value: pa.Scalar, type: pa.DataType) -> Any:
     try:
-        return _EPOCH + dt.timedelta(microseconds=micros)
-    except OverflowError:
-        return f"{micros} us since 1970"
+        return json_value(value.as_py(), type)
+    except (ValueError, OverflowError):
+        return "out of range" if pa.types.is_nested(type) else str(value.cast(pa.string()))
 
 
 def _ddl(type: pa.DataType) -> str:

@@ -12,6 +12,9 @@ Always true here:
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +36,7 @@ from cairn.types import schema_ddl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PARTITION_ROWS: Final = 1 << 20
+PARTITION_ROWS: Final = 1 << 21
 _DIFF_ROWS: Final = 1 << 14
 _DIFF_NAMES: Final = frozenset({"change", "entry", "position", "time", "before", "after"})
 
@@ -61,8 +64,7 @@ def read_state(
     atexit.register(source.close)
     try:
         table = source.table(operator, state)
-        cores = spark.sparkContext.defaultParallelism
-        groups = table.splits(max(2 * cores, table.rows // PARTITION_ROWS))
+        groups = table.splits(_part_count(spark, table.rows))
     except BaseException:
         source.close()
         raise
@@ -108,6 +110,18 @@ def diff_state(
     return _mapped(spark, parts, read, _diff_schema(shape, before, after))
 
 
+@functools.cache
+def _spare_collector() -> None:
+    """Once in a worker: Spark has it collect after every task, and what is loaded stays."""
+    gc.freeze()
+
+
+def _part_count(spark: SparkSession, rows: int) -> int:
+    """So many times all cores: what is left over at the end would be waited for by the others."""
+    cores: int = max(1, spark.sparkContext.defaultParallelism)
+    return cores * max(1, math.ceil(rows / PARTITION_ROWS / cores))
+
+
 class _ReadGroups:
     """In a worker: the rows of some key groups, given the numbers of their ranges."""
 
@@ -132,6 +146,7 @@ class _ReadGroups:
             table = source.table(self.entry, self.state)
             for number in numbers:
                 yield from table.batches(self.groups[number], ordered=False)
+        _spare_collector()
 
     def _open(self) -> StateSource:
         if self.epoch is None:

@@ -112,6 +112,9 @@ def _named(connection: Any, sql: str) -> _Named:
             f"the query has {len(sql)} characters\n  expected: at most {SQL_CHARS_MAX}\n"
             "  next: read the state as a DataFrame instead"
         )
+    # Two parsers could read them in two ways: text ends with a zero to some.
+    if "\x00" in sql or sql.encode(errors="replace").decode() != sql:
+        raise QueryError("the query is no text\n  found: a zero, or half a character in it")
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         raise QueryError(

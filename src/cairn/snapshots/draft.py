@@ -63,6 +63,8 @@ class CheckpointBase:
 
     store: Store
     epoch: int
+    spark_store: Store | None = None
+    """Has Spark's folder, where that is not the checkpoint."""
 
 
 @dataclass
@@ -257,15 +259,22 @@ def empty_draft(job: str, group_count: int) -> Draft:
     return Draft(job, group_count, {})
 
 
-def draft_of(url: str, epoch: int | None = None) -> Draft:
-    """Of a savepoint, or of an epoch of a checkpoint, by default the newest."""
+def draft_of(url: str, epoch: int | None = None, spark_url: str | None = None) -> Draft:
+    """Of a savepoint, or of an epoch of a checkpoint, by default the newest.
+
+    `spark_url`: where Spark's folder of the checkpoint is, if elsewhere.
+    """
     try:
         store = open_store(url, create=False)
         job = read_job(store)
     except (NotFoundError, ValueError):
         job = None  # A savepoint is asked for, and says what is wrong.
     if job is not None:
-        return _of_checkpoint(store, job.name, job.max_parallelism, epoch)
+        draft = _of_checkpoint(store, job.name, job.max_parallelism, epoch)
+        if spark_url is not None:
+            assert isinstance(draft.base, CheckpointBase)
+            draft.base.spark_store = open_store(spark_url)
+        return draft
     savepoint = open_savepoint(url)
     if epoch not in (None, savepoint.info.epoch):
         raise PlanError(

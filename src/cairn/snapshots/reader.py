@@ -252,6 +252,10 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
     batches = [batch for each in files for batch in each if batch.num_rows]
     if sum(1 for each in files if any(batch.num_rows for batch in each)) <= 1:
         return [columns.of_stored(batch.filter(batch["live"])) for batch in batches]
+    first, *later = files
+    if len(columns.places(batches[0])) == 1 and _row_count(first) > 4 * _row_count(*later):
+        # A large base and what has changed since: its own rows need not be told apart.
+        return [*_unchanged(columns, files)[0], *_last_words(columns, later)]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     codes = _codes(columns.places(whole))
     last = np.empty(codes.max(initial=-1) + 1, np.int64)
@@ -259,6 +263,10 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
     last[codes] = np.arange(len(codes))
     live = whole["live"].to_numpy(zero_copy_only=False)[last]
     return [columns.of_stored(whole.take(pa.array(last[live])))]
+
+
+def _row_count(*files: list[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batches in files for batch in batches)
 
 
 def _codes(columns: list[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:

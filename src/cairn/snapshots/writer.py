@@ -134,7 +134,13 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
             if isinstance(base, CheckpointBase):
                 # Inside the unfinished one: whatever happens, nobody takes it for a savepoint.
                 base_url = f"{dest.store.url}/{_BASE_FOLDER}"
-                write_savepoint(base.store, base.epoch, base_url, scratch=folder)
+                write_savepoint(
+                    base.store,
+                    base.epoch,
+                    base_url,
+                    spark_store=base.spark_store,
+                    scratch=folder,
+                )
                 base = open_savepoint(base_url)
             info = _info(draft, base, savepoint_id, now_ms)
             if base is not None:

@@ -10,6 +10,7 @@ Always true here:
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import traceback
@@ -34,6 +35,7 @@ class Failures:
         self._store = store
         self._job = job
         self._lock = threading.Lock()
+        self._count = itertools.count()
         self._current: tuple[str, Facts] | None = None
         self._writer: threading.Thread | None = None
 
@@ -61,7 +63,9 @@ class Failures:
             if self._current is not None and _same(self._current[1], facts):
                 name, facts = self._current[0], {**self._current[1], **more}
             else:
-                name = f"{facts['wall_ms']:013d}-{uuid.uuid4().hex[:12]}"
+                # Several may fall into one millisecond, and are told apart by their order too.
+                count = next(self._count)
+                name = f"{facts['wall_ms']:013d}-{count:06d}-{uuid.uuid4().hex[:12]}"
                 facts.update(more)
             self._current = name, facts
             before = self._writer

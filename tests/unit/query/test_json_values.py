@@ -128,9 +128,10 @@ def test_rows_are_objects_with_their_types_beside_them() -> None:
 
 
 def test_a_time_that_python_has_no_name_for_is_still_told() -> None:
-    far = pa.record_batch({"t": pa.array([-(2**62), 0, None], pa.timestamp("us", "UTC"))})
-    assert json_rows(far) == [
-        {"t": f"{-(2**62)} us since 1970"},
-        {"t": "1970-01-01T00:00:00Z"},
-        {"t": None},
+    times = pa.array([-(2**62), 0, None], pa.timestamp("us", "UTC"))
+    lists = pa.array([[2**31 - 1], [0], None], pa.list_(pa.date32()))
+    assert json_rows(pa.record_batch({"t": times, "l": lists})) == [
+        {"t": "-13097-06-28 09:59:32.612096Z", "l": "out of range"},
+        {"t": "1970-01-01T00:00:00Z", "l": ["1970-01-01"]},
+        {"t": None, "l": None},
     ]

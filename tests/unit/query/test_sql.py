@@ -202,6 +202,8 @@ FORBIDDEN = [
     "select * from source",
     "select 'x'::int from n",
     "select $1",
+    "select '\ud800'",
+    "select 1 \x00",
     "select ?",
     "select * from n limit 'x'",
     "select " + "(" * 3000 + "1" + ")" * 3000,

@@ -131,10 +131,18 @@ def test_a_savepoint_that_is_only_copied_holds_the_same(saved: str, tmp_path: Pa
 
 def test_the_files_that_sources_have_read_are_taken_along(tmp_path: Path) -> None:
     checkpoint = Checkpoint(SHOP, offsets='v1\n{"batchTimestampMs":7}\n{"logOffset":0}')
-    checkpoint.store.put("spark/000000000001/sources/0/0", b"v1\nfile")
     checkpoint.commit(HELD)
-    new = written(SavepointWriter.of(None, checkpoint.store.url), tmp_path)
-    assert new.source_files() == {"0/0": b"v1\nfile"}
+    url = checkpoint.store.url
+    with pytest.raises(RestoreError, match="spark_checkpoint="):
+        SavepointWriter.of(None, url).write(str(tmp_path / "lost"))
+    assert open_store(str(tmp_path / "lost")).list() == []
+    elsewhere = open_store("memory:")
+    for store in (checkpoint.store, elsewhere):
+        store.put("spark/000000000001/sources/0/0", f"v1\n{store.url}".encode())
+    for spark_url in (None, elsewhere.url):
+        writer = SavepointWriter.of(None, url, spark_checkpoint=spark_url)
+        new = written(writer, tmp_path, f"from-{spark_url is None}")
+        assert new.source_files() == {"0/0": f"v1\n{spark_url or url}".encode()}
 
 
 @pytest.mark.parametrize("group_count", [1, 3, 8, 16, 100])
