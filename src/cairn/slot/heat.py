@@ -156,6 +156,8 @@ def hottest(keys: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def _text(key: tuple[Any, ...]) -> str:
     """As it is looked up: the value, or a JSON array of several. A long one is cut short."""
+    if key == (None,):
+        return "[null]"  # Not to be taken for the text "null".
     text = json_text(key[0] if len(key) == 1 else list(key))
     if text.startswith('"'):
         text = json.loads(text)

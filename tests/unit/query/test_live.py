@@ -488,6 +488,18 @@ def test_keys_that_are_arrays_are_answered_as_tuples(tmp_path: Path) -> None:
             assert found == {(1, None): 1, (): 2, (3,): 3}
 
 
+def test_keys_that_are_structs_are_found_by_tuple_or_dict(tmp_path: Path) -> None:
+    led = Queried(Plain(), tmp_path, schema=parse_schema("k struct<a:long,b:string>, v long"))
+    led.run(rows=[((1, "x"), 1), ((None, None), 2)])
+    for led.slots.are_silent in (False, True):
+        for key in ((1, "x"), {"a": 1, "b": "x"}):
+            assert led.live.query("op", "n", key).value == 1
+            assert led.live.query_many("op", "n", [key, (None, None), (2, "x")]).values == {
+                (1, "x"): 1,
+                (None, None): 2,
+            }
+
+
 def test_a_key_that_is_asked_for_again_and_again_is_looked_up_once(tmp_path: Path) -> None:
     led = Queried(Everything(), tmp_path)
     led.run(rows=EPOCHS[0])

@@ -82,6 +82,13 @@ def test_keys_of_several_columns_and_other_types_are_shown_as_they_are_looked_up
     assert rows_in == 2 and len(key) == 64 and "é…" in key
 
 
+def test_no_key_is_told_from_the_text_null() -> None:
+    text = InletSpec(0, parse_schema("k string, v long"), keys=("k",))
+    heat = Heat((text,), 4)
+    heat.add(pa.array([1] * 5, pa.int32()), rows_of([None] * 3 + ["null"] * 2, "k string, v long"))
+    assert heat.hot_keys() == [("[null]", 3), ("null", 2)]
+
+
 def test_long_keys_that_begin_alike_are_counted_apart() -> None:
     text = InletSpec(0, parse_schema("k string, v long"), keys=("k",))
     found: list[tuple[str, int]] = []
