@@ -4,7 +4,7 @@ Always true here:
 - a connection has one question under way; a thread takes one for itself and gives it back;
 - one that failed, or was late with an answer, is closed: its next answer could be another's;
 - however many slots are silent, a query waits for them together: `TIMEOUT_S` for those it has to
-  knock at, and `TIMEOUT_S` for answers to begin;
+  knock at, and once `TIMEOUT_S` for an answer that does not come;
 - a slot that did not open in time is left alone for a while, longer each time.
 """
 
@@ -59,23 +59,22 @@ class Doors:
                     to_knock[subtask] = question
         waiting |= self._knocked(places, to_knock)
         told: dict[int, Told] = {}
-        end_s = time.monotonic() + TIMEOUT_S
-        while waiting:
-            ready = _ready(waiting, end_s)
-            for subtask in ready:
-                channel = waiting.pop(subtask)
-                try:
-                    told[subtask] = told_decoder.decode(channel.receive(TOLD_BYTES_MAX))
-                except _LATE:
-                    self._was_late(places[subtask], channel)
-                except (OSError, msgspec.MsgspecError):
-                    channel.close()
-                else:
-                    self._give_back(places[subtask], channel)
-            if not ready:
-                for subtask, channel in waiting.items():
-                    self._was_late(places[subtask], channel)
-                break
+        is_late = False
+        for subtask, channel in waiting.items():
+            place = places[subtask]
+            if is_late and not _has_answered(channel):
+                self._was_late(place, channel)
+                continue
+            try:
+                told[subtask] = told_decoder.decode(channel.receive(TOLD_BYTES_MAX))
+            except _LATE:
+                # All were asked at once: from now on only what is here already counts.
+                is_late = True
+                self._was_late(place, channel)
+            except (OSError, msgspec.MsgspecError):
+                channel.close()
+            else:
+                self._give_back(place, channel)
         return told
 
     def _sent_again(self, place: str, question: bytes) -> Channel | None:
@@ -162,14 +161,7 @@ class Doors:
                 channel.close()
 
 
-def _ready(waiting: Mapping[int, Channel], end_s: float) -> list[int]:
-    """Those of which something can be read; none: the time is over."""
-    if len(waiting) == 1:
-        return list(waiting)  # Its own limit is as long.
+def _has_answered(channel: Channel) -> bool:
     poll = select.poll()
-    subtasks = {}
-    for subtask, channel in waiting.items():
-        subtasks[channel.fileno()] = subtask
-        poll.register(channel.fileno(), select.POLLIN)
-    left_ms = max(end_s - time.monotonic(), 0) * 1000
-    return [subtasks[fileno] for fileno, _ in poll.poll(left_ms)]
+    poll.register(channel.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
