@@ -4,10 +4,13 @@
         job.query("fraud", "spent", "alice").value
 
 Always true here:
-- values come back in their Python types, as the state's `get()` gives them;
-- an answer names the epoch it is of; answers to `query_many` are all of one epoch;
+- values come back in their Python types, as the state's `get()` gives them; of aggregating
+  state only the run can make those: of an epoch that is asked for by its number, and without
+  a run, they are the accumulators;
+- an answer names the epoch it is of; answers to `query_many` are all of one epoch, and all
+  results or all accumulators;
 - a request that only reads is sent again when the connection breaks or the server is busy;
-  one that changes the job never is;
+  one that changes the job never is, and is waited for as long as it takes;
 - a token is sent to the address that was given and to no other, and never shown.
 """
 
@@ -16,12 +19,14 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from cairn.errors import (
     CairnError,
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 TRIES_MAX: Final = 6
 WAIT_S: Final = 0.05
 KEYS_AT_ONCE: Final = 1000
+KEYS_BYTES: Final = 48 << 10
+"""Of one request, which may have 64 KiB in all."""
 
 _WHOLE: Final[dict[str, Any]] = {
     "map": dict,
@@ -47,6 +54,7 @@ _WHOLE: Final[dict[str, Any]] = {
 }
 """What a state's `get()` gives, where values inside of others are of a kind that cannot change."""
 _BUSY: Final = (429, 503)
+_HEADERS: Final = {"Accept": "application/json", "Content-Type": "application/json"}
 _ERRORS: Final[dict[int, type[CairnError]]] = {
     404: StateNotFoundError,
     409: EpochError,
@@ -86,11 +94,8 @@ class Client:
         timeout: float = 30.0,
         flight_url: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise QueryError(f"a url is http://HOST:PORT, found {url!r}\n  next: see run.url")
+        parts, self._host, self._port = _parsed(url)
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._host, self._port = parts.hostname, parts.port
         self._prefix = parts.path.rstrip("/")
         self._token = token or control_token
         self._control_token = control_token
@@ -101,7 +106,8 @@ class Client:
         self._timeout = timeout
         self._flight_url = flight_url
         self._mine = threading.local()
-        self._connections: list[http.client.HTTPConnection] = []
+        # A thread that is gone takes its connection with it: only it holds on to that.
+        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
@@ -115,7 +121,7 @@ class Client:
 
     def close(self) -> None:
         with self._lock:
-            connections, self._connections = self._connections, []
+            connections, self._connections = list(self._connections), weakref.WeakSet()
         self._mine = threading.local()
         for connection in connections:
             connection.close()
@@ -142,7 +148,8 @@ class Client:
     def query(self, operator: str, state: str, key: Any, epoch: int | None = None) -> Answer:
         """What a key has: as of the last committed epoch, or of another that is kept.
 
-        `key` is the value, or a tuple for several key columns.
+        `key` is the value, or a tuple for several key columns. Of aggregating state, the result;
+        with `epoch`, and from a server without the run, the accumulator.
         """
         found = self._ask(operator, state, [key], epoch)
         (answer,) = found["answers"]
@@ -152,20 +159,40 @@ class Client:
     def query_many(
         self, operator: str, state: str, keys: Sequence[Any], epoch: int | None = None
     ) -> Answers:
-        """What many keys have, all as of one epoch."""
+        """What many keys have, all as of one epoch and in one form: see `query`."""
+        parts = _parts(keys)
+        for _ in range(TRIES_MAX):
+            found = self._ask_all(operator, state, parts, epoch)
+            if found is not None:
+                return found
+        raise QueryError(
+            f"{len(keys)} results of one epoch could not be had: the job commits another epoch "
+            "before all are there\n  next: ask for fewer keys, or pass epoch= for accumulators",
+            operator=operator,
+            state=state,
+        )
+
+    def _ask_all(
+        self, operator: str, state: str, parts: list[list[Any]], epoch: int | None
+    ) -> Answers | None:
+        """One request after another; None when they do not fit together."""
         values: dict[Any, Any] = {}
         source: Source = "slot"
-        # Beyond what one request takes, the epoch of the first is asked for by its number.
-        for at in range(0, max(len(keys), 1), KEYS_AT_ONCE):
-            some = keys[at : at + KEYS_AT_ONCE]
+        first: dict[str, Any] | None = None
+        for some in parts:
             found = self._ask(operator, state, some, epoch)
-            epoch = found["epoch"]
-            source = found["source"]
+            first = first or found
+            if (found["epoch"], found["form"]) != (first["epoch"], first["form"]):
+                return None
+            if found["form"] != "result":
+                # By its number it stays, whatever the job does; results are of the newest only.
+                epoch = found["epoch"]
+            source = found["source"] if source == "slot" else source
             for key, answer in zip(some, found["answers"], strict=True):
                 if answer["found"]:
                     values[key] = self._value(answer["value"], found)
-        assert epoch is not None
-        return Answers(epoch, values, source)
+        assert first is not None
+        return Answers(first["epoch"], values, source)
 
     def scan(
         self, operator: str, state: str, epoch: int | None = None, *, limit: int | None = None
@@ -204,7 +231,9 @@ class Client:
 
         headers = [] if self._token is None else [(b"authorization", self._bearer().encode())]
         ca = None if self._ca is None else _bytes_of(self._ca)
-        table: pa.Table = read_table(self._flight(), operator, state, epoch, headers=headers, ca=ca)
+        table: pa.Table = read_table(
+            self._flight(), operator, state, epoch, headers=headers, ca=ca, timeout=self._timeout
+        )
         return table
 
     # What changes the job
@@ -262,70 +291,130 @@ class Client:
                 "this client has no control token\n  next: cairn.client(url, control_token=...)"
             )
         # On a connection of its own: one that the server has let go would look like a failure.
-        self._drop()
-        return self._request("POST", f"/api/control/{what}", body, is_control=True)
+        own = self._new_connection()
+        try:
+            try:
+                own.http.connect()
+            except OSError as error:
+                raise self._silent(error) from error
+            # A savepoint takes as long as it takes. That the machine is gone is noticed.
+            own.http.sock.settimeout(None)
+            own.http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            headers = {**_HEADERS, "Authorization": f"Bearer {self._control_token}"}
+            try:
+                found = self._once(own, "POST", f"/api/control/{what}", _json(body), headers)
+            except (OSError, http.client.HTTPException) as error:
+                raise QueryError(
+                    f"{self.url} has not said whether the {what} is done: "
+                    f"{error or type(error).__name__}\n"
+                    "  next: look at /api/points and /api/job before asking again"
+                ) from error
+            return _answer(*found)
+        finally:
+            own.close()
 
-    def _bearer(self, *, is_control: bool = False) -> str:
-        return f"Bearer {self._control_token if is_control else self._token}"
+    def _silent(self, error: Exception) -> QueryError:
+        return QueryError(
+            f"{self.url} does not answer: {error or type(error).__name__}\n"
+            "  next: is the job running, and the address right? see run.url"
+        )
+
+    def _bearer(self) -> str:
+        return f"Bearer {self._token}"
 
     def _request(
-        self,
-        method: Literal["GET", "POST"],
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        is_control: bool = False,
+        self, method: Literal["GET", "POST"], path: str, body: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        headers = {"Accept": "application/json"}
+        headers = dict(_HEADERS)
         if self._token is not None:
-            headers["Authorization"] = self._bearer(is_control=is_control)
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Authorization"] = self._bearer()
+        data = None if body is None else _json(body)
         for left in reversed(range(TRIES_MAX)):
+            connection = self._connection()
             try:
-                status, text = self._once(method, path, data, headers)
+                status, text = self._once(connection, method, path, data, headers)
             except (OSError, http.client.HTTPException) as error:
-                self._drop()
-                if left == 0 or is_control:
-                    raise QueryError(
-                        f"{self.url} does not answer: {error or type(error).__name__}\n"
-                        "  next: is the job running, and the address right? see run.url"
-                    ) from error
+                connection.close()  # The next request opens it anew.
+                if left == 0:
+                    raise self._silent(error) from error
             else:
-                if status not in _BUSY or left == 0 or is_control:
+                if status not in _BUSY or left == 0:
                     return _answer(status, text)
             time.sleep(WAIT_S * 2 ** (TRIES_MAX - 1 - left) * random.uniform(0.5, 1.5))
         raise AssertionError("the last try returns or raises")
 
     def _once(
-        self, method: str, path: str, data: bytes | None, headers: dict[str, str]
+        self,
+        connection: _Connection,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
     ) -> tuple[int, bytes]:
-        connection = self._connection()
-        connection.request(method, self._prefix + path, data, headers)
-        response = connection.getresponse()
+        connection.http.request(method, self._prefix + path, data, headers)
+        response = connection.http.getresponse()
         return response.status, response.read()
 
-    def _connection(self) -> http.client.HTTPConnection:
-        connection: http.client.HTTPConnection | None = getattr(self._mine, "connection", None)
+    def _connection(self) -> _Connection:
+        """That of this thread."""
+        connection: _Connection | None = getattr(self._mine, "connection", None)
         if connection is None:
-            if self._tls is None:
-                connection = http.client.HTTPConnection(
-                    self._host, self._port, timeout=self._timeout
-                )
-            else:
-                connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=self._timeout, context=self._tls
-                )
-            self._mine.connection = connection
+            connection = self._mine.connection = self._new_connection()
             with self._lock:
-                self._connections.append(connection)
+                self._connections.add(connection)
         return connection
 
-    def _drop(self) -> None:
-        connection = getattr(self._mine, "connection", None)
-        if connection is not None:
-            connection.close()  # The next request opens it anew.
+    def _new_connection(self) -> _Connection:
+        to, timeout, tls = (self._host, self._port), self._timeout, self._tls
+        if tls is None:
+            return _Connection(http.client.HTTPConnection(*to, timeout=timeout))
+        return _Connection(http.client.HTTPSConnection(*to, timeout=timeout, context=tls))
+
+
+class _Connection:
+    """Closes with the last one who holds on to it."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.http = connection
+
+    def close(self) -> None:
+        self.http.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _parsed(url: str) -> tuple[SplitResult, str, int | None]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise QueryError(f"a url is http://HOST:PORT, found {url!r}\n  next: see run.url")
+    return parts, parts.hostname, port
+
+
+def _parts(keys: Sequence[Any]) -> list[list[Any]]:
+    """The keys, cut to what one request takes; without any there is one part, an empty one."""
+    from cairn.codec.loose_json import loose_json
+
+    parts: list[list[Any]] = [[]]
+    size = 0
+    for key in keys:
+        key_bytes = len(_json(loose_json(key))) + 1
+        if len(parts[-1]) == KEYS_AT_ONCE or (parts[-1] and size + key_bytes > KEYS_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(key)
+        size += key_bytes
+    return parts
+
+
+def _json(value: Any) -> bytes:
+    # Escapes would be six bytes a letter. Half a surrogate pair is for the server to refuse.
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="surrogatepass")
 
 
 def _answer(status: int, text: bytes) -> dict[str, Any]:
