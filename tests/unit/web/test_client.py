@@ -80,7 +80,11 @@ def test_of_an_epoch_by_its_number_many_are_all_accumulators(
         assert len(found.values) == KEYS
 
 
-@pytest.mark.parametrize("key", ["%064x", "%05d" + "名" * 40, "%05d" + "\U0001f5ff" * 30])
+@pytest.mark.parametrize(
+    "key",
+    ["%064x", "%05d" + "名" * 40, "%05d" + "\U0001f5ff" * 30],
+    ids=["hex", "three bytes a letter", "four bytes a letter"],
+)
 def test_keys_that_are_long_are_asked_for_in_more_requests(tmp_path: Path, key: str) -> None:
     checkpoint = Checkpoint(
         {"n": value("bigint")}, {"k": "string"}, store=open_store(str(tmp_path / "c"))
