@@ -40,6 +40,7 @@ from cairn.storage.spark_log import (
     spark_folder,
 )
 from cairn.web.lifetime import Web
+from cairn.web.trail import lean
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -232,7 +233,7 @@ class Run:
     def _remember(self) -> None:
         measured = self.metrics()
         if measured and (not self._history or self._history[-1]["epoch"] < measured["epoch"]):
-            self._history.append(measured)
+            self._history.append(lean(measured))
 
     # Epochs without a batch, on threads of our own
 
@@ -526,7 +527,8 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """What the last thousand epochs of this run measured, oldest first.
 
-        Longer than `epochs()`, which gives those that are kept.
+        Longer than `epochs()`, which gives those that are kept, and without what is long:
+        rows by subtask and key group, hot keys, what functions counted.
         """
         return list(self._history)
 

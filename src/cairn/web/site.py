@@ -1,7 +1,8 @@
 """What is served: one checkpoint, and the run that writes it, if that is here.
 
 Always true here:
-- nothing is changed through the store of a site: it only reads;
+- nothing of the job is changed through the store of a site: it only reads, and of what may
+  last it writes a hold beside the epochs, so that the job keeps the epoch meanwhile;
 - a thread has a Log of its own.
 """
 
