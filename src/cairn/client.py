@@ -16,32 +16,17 @@ Always true here:
 
 from __future__ import annotations
 
-import http.client
-import json
-import random
-import socket
-import ssl
-import threading
-import time
-import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-from cairn.errors import (
-    CairnError,
-    EpochError,
-    QueryError,
-    StaleEpochError,
-    StateNotFoundError,
-)
+from cairn.errors import QueryError
+from cairn.query.link import TRIES_MAX, Link, encoded
 from cairn.query.live import Answer, Answers, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TRIES_MAX: Final = 6
-WAIT_S: Final = 0.05
 KEYS_AT_ONCE: Final = 1000
 KEYS_BYTES: Final = 48 << 10
 """Of one request, which may have 64 KiB in all."""
@@ -53,13 +38,6 @@ _WHOLE: Final[dict[str, Any]] = {
     "timers": list,
 }
 """What a state's `get()` gives, where values inside of others are of a kind that cannot change."""
-_BUSY: Final = (429, 503)
-_HEADERS: Final = {"Accept": "application/json", "Content-Type": "application/json"}
-_ERRORS: Final[dict[int, type[CairnError]]] = {
-    404: StateNotFoundError,
-    409: EpochError,
-    410: StaleEpochError,
-}
 
 
 def client(
@@ -94,21 +72,11 @@ class Client:
         timeout: float = 30.0,
         flight_url: str | None = None,
     ) -> None:
-        parts, self._host, self._port = _parsed(url)
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._prefix = parts.path.rstrip("/")
-        self._token = token or control_token
-        self._control_token = control_token
+        self._link = Link(url, token, control_token, ca, timeout)
+        self.url = self._link.url
         self._ca = ca
-        self._tls = None
-        if parts.scheme == "https":
-            self._tls = ssl.create_default_context(cafile=ca)
         self._timeout = timeout
         self._flight_url = flight_url
-        self._mine = threading.local()
-        # A thread that is gone takes its connection with it: only it holds on to that.
-        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Client:
         return self
@@ -120,27 +88,23 @@ class Client:
         return f"<client of {self.url}>"
 
     def close(self) -> None:
-        with self._lock:
-            connections, self._connections = list(self._connections), weakref.WeakSet()
-        self._mine = threading.local()
-        for connection in connections:
-            connection.close()
+        self._link.close()
 
     # What there is
 
     def job(self) -> dict[str, Any]:
         """The job: its name, how it goes, its newest epoch."""
-        return self._get("/api/job")
+        return self._link.get("/api/job")
 
     def epochs(self, limit: int = 100, before: int | None = None) -> list[dict[str, Any]]:
         """The retained epochs, newest first."""
-        found = self._get("/api/epochs", limit=limit, before=before)
+        found = self._link.get("/api/epochs", limit=limit, before=before)
         epochs: list[dict[str, Any]] = found["epochs"]
         return epochs
 
     def states(self, epoch: int | None = None) -> list[dict[str, Any]]:
         """Operators and states, with their columns."""
-        states: list[dict[str, Any]] = self._get("/api/state", epoch=epoch)["states"]
+        states: list[dict[str, Any]] = self._link.get("/api/state", epoch=epoch)["states"]
         return states
 
     # State
@@ -203,7 +167,7 @@ class Client:
         while left is None or left > 0:
             size = 1000 if left is None else min(left, 1000)
             path = f"/api/state/{_part(operator)}/{_part(state)}"
-            found = self._get(path, epoch=epoch, limit=size, after=after)
+            found = self._link.get(path, epoch=epoch, limit=size, after=after)
             types = [(column["name"], _type(column["type"])) for column in found["columns"]]
             for row in found["rows"]:
                 yield {name: _python(row[name], type) for name, type in types}
@@ -216,7 +180,7 @@ class Client:
         """A query over the states of an epoch; each is a table "operator.state"."""
         import pyarrow as pa
 
-        found = self._post("/api/sql", {"sql": sql, "epoch": epoch, "limit": limit})
+        found = self._link.post("/api/sql", {"sql": sql, "epoch": epoch, "limit": limit})
         types = [_type(column["type"]) for column in found["columns"]]
         columns = [
             pa.array([_python(row[at], type) for row in found["rows"]], type)
@@ -229,7 +193,8 @@ class Client:
 
         from cairn.query.bulk import read_table
 
-        headers = [] if self._token is None else [(b"authorization", self._bearer().encode())]
+        bearer = self._link.bearer
+        headers = [] if bearer is None else [(b"authorization", bearer.encode())]
         ca = None if self._ca is None else _bytes_of(self._ca)
         table: pa.Table = read_table(
             self._flight(), operator, state, epoch, headers=headers, ca=ca, timeout=self._timeout
@@ -240,15 +205,15 @@ class Client:
 
     def savepoint(self, name: str | None = None) -> dict[str, Any]:
         """Write the newest committed epoch to a folder of its own; its url, epoch and size."""
-        return self._control("savepoint", {"name": name})
+        return self._link.control("savepoint", {"name": name})
 
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks."""
-        self._control("rescale", {"parallelism": parallelism})
+        self._link.control("rescale", {"parallelism": parallelism})
 
     def stop(self, savepoint: str | None = None) -> dict[str, Any]:
         """End the run after the epoch under way; with `savepoint`, a name, write one then."""
-        return self._control("stop", {"savepoint": savepoint})
+        return self._link.control("stop", {"savepoint": savepoint})
 
     # How
 
@@ -258,7 +223,7 @@ class Client:
         from cairn.codec.loose_json import loose_json
 
         path = f"/api/state/{_part(operator)}/{_part(state)}/lookup"
-        return self._post(path, {"keys": [loose_json(key) for key in keys], "epoch": epoch})
+        return self._link.post(path, {"keys": [loose_json(key) for key in keys], "epoch": epoch})
 
     def _value(self, value: Any, found: dict[str, Any]) -> Any:
         python = _python(value, None if found["type"] is None else _type(found["type"]))
@@ -267,132 +232,17 @@ class Client:
 
     def _flight(self) -> str:
         if self._flight_url is None:
-            port = self._get("/api/state").get("flight_port")
+            port = self._link.get("/api/state").get("flight_port")
             if port is None:
                 raise QueryError(
                     "this server does not serve whole states\n"
                     "  next: start the job with serve=cairn.Serve(flight=True)"
                 )
-            scheme = "grpc+tcp" if self._tls is None else "grpc+tls"
-            host = f"[{self._host}]" if ":" in self._host else self._host
-            self._flight_url = f"{scheme}://{host}:{port}"
+            scheme = "grpc+tls" if self.url.startswith("https") else "grpc+tcp"
+            host = self._link.host
+            shown = f"[{host}]" if ":" in host else host
+            self._flight_url = f"{scheme}://{shown}:{port}"
         return self._flight_url
-
-    def _get(self, path: str, **query: Any) -> dict[str, Any]:
-        given = {name: value for name, value in query.items() if value is not None}
-        return self._request("GET", f"{path}?{urlencode(given)}" if given else path)
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._request("POST", path, body)
-
-    def _control(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        if self._control_token is None:
-            raise QueryError(
-                "this client has no control token\n  next: cairn.client(url, control_token=...)"
-            )
-        # On a connection of its own: one that the server has let go would look like a failure.
-        own = self._new_connection()
-        try:
-            try:
-                own.http.connect()
-            except OSError as error:
-                raise self._silent(error) from error
-            # A savepoint takes as long as it takes. That the machine is gone is noticed.
-            own.http.sock.settimeout(None)
-            own.http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            headers = {**_HEADERS, "Authorization": f"Bearer {self._control_token}"}
-            try:
-                found = self._once(own, "POST", f"/api/control/{what}", _json(body), headers)
-            except (OSError, http.client.HTTPException) as error:
-                raise QueryError(
-                    f"{self.url} has not said whether the {what} is done: "
-                    f"{error or type(error).__name__}\n"
-                    "  next: look at /api/points and /api/job before asking again"
-                ) from error
-            return _answer(*found)
-        finally:
-            own.close()
-
-    def _silent(self, error: Exception) -> QueryError:
-        return QueryError(
-            f"{self.url} does not answer: {error or type(error).__name__}\n"
-            "  next: is the job running, and the address right? see run.url"
-        )
-
-    def _bearer(self) -> str:
-        return f"Bearer {self._token}"
-
-    def _request(
-        self, method: Literal["GET", "POST"], path: str, body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        headers = dict(_HEADERS)
-        if self._token is not None:
-            headers["Authorization"] = self._bearer()
-        data = None if body is None else _json(body)
-        for left in reversed(range(TRIES_MAX)):
-            connection = self._connection()
-            try:
-                status, text = self._once(connection, method, path, data, headers)
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()  # The next request opens it anew.
-                if left == 0:
-                    raise self._silent(error) from error
-            else:
-                if status not in _BUSY or left == 0:
-                    return _answer(status, text)
-            time.sleep(WAIT_S * 2 ** (TRIES_MAX - 1 - left) * random.uniform(0.5, 1.5))
-        raise AssertionError("the last try returns or raises")
-
-    def _once(
-        self,
-        connection: _Connection,
-        method: str,
-        path: str,
-        data: bytes | None,
-        headers: dict[str, str],
-    ) -> tuple[int, bytes]:
-        connection.http.request(method, self._prefix + path, data, headers)
-        response = connection.http.getresponse()
-        return response.status, response.read()
-
-    def _connection(self) -> _Connection:
-        """That of this thread."""
-        connection: _Connection | None = getattr(self._mine, "connection", None)
-        if connection is None:
-            connection = self._mine.connection = self._new_connection()
-            with self._lock:
-                self._connections.add(connection)
-        return connection
-
-    def _new_connection(self) -> _Connection:
-        to, timeout, tls = (self._host, self._port), self._timeout, self._tls
-        if tls is None:
-            return _Connection(http.client.HTTPConnection(*to, timeout=timeout))
-        return _Connection(http.client.HTTPSConnection(*to, timeout=timeout, context=tls))
-
-
-class _Connection:
-    """Closes with the last one who holds on to it."""
-
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
-        self.http = connection
-
-    def close(self) -> None:
-        self.http.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _parsed(url: str) -> tuple[SplitResult, str, int | None]:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise QueryError(f"a url is http://HOST:PORT, found {url!r}\n  next: see run.url")
-    return parts, parts.hostname, port
 
 
 def _parts(keys: Sequence[Any]) -> list[list[Any]]:
@@ -402,35 +252,13 @@ def _parts(keys: Sequence[Any]) -> list[list[Any]]:
     parts: list[list[Any]] = [[]]
     size = 0
     for key in keys:
-        key_bytes = len(_json(loose_json(key))) + 1
+        key_bytes = len(encoded(loose_json(key))) + 1
         if len(parts[-1]) == KEYS_AT_ONCE or (parts[-1] and size + key_bytes > KEYS_BYTES):
             parts.append([])
             size = 0
         parts[-1].append(key)
         size += key_bytes
     return parts
-
-
-def _json(value: Any) -> bytes:
-    # Escapes would be six bytes a letter. Half a surrogate pair is for the server to refuse.
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="surrogatepass")
-
-
-def _answer(status: int, text: bytes) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(text)
-        if status < 300:
-            return found
-        error = found["error"]
-        message = f"{error['message']}\n  next: {error['next']}"
-        code = error["code"]
-    except (ValueError, KeyError, TypeError):
-        raise QueryError(
-            f"the server answered {status}, and not as cairn does\n  next: is the address right?",
-            status=status,
-        ) from None
-    raise _ERRORS.get(status, QueryError)(message, status=status, code=code)
 
 
 def _part(name: str) -> str:

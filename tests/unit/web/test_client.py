@@ -103,7 +103,10 @@ def test_keys_that_are_long_are_asked_for_in_more_requests(tmp_path: Path, key: 
             asking.query(UID, "n", "\ud800")
 
 
-def test_a_table_is_read_when_streams_are_free_again(checkpoint: Checkpoint) -> None:
+def test_a_table_is_read_when_streams_are_free_again(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.web.flight.STREAM_WAIT_S", 0.01, raising=False)
     with serve(site_of(checkpoint)) as served, cairn.client(served.url) as asking:
         streams = served._flight._streams  # type: ignore[union-attr]
         taken = 0
@@ -113,7 +116,10 @@ def test_a_table_is_read_when_streams_are_free_again(checkpoint: Checkpoint) -> 
         assert asking.table(UID, "n").num_rows == 40
 
 
-def test_a_table_that_gets_no_stream_in_time_says_why(checkpoint: Checkpoint) -> None:
+def test_a_table_that_gets_no_stream_in_time_says_why(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.web.flight.STREAM_WAIT_S", 0.01, raising=False)
     with serve(site_of(checkpoint)) as served, cairn.client(served.url, timeout=0.2) as asking:
         streams = served._flight._streams  # type: ignore[union-attr]
         taken = 0
@@ -200,17 +206,17 @@ def test_connections_of_threads_that_are_gone_are_closed(checkpoint: Checkpoint)
 
         def ask() -> None:
             asking.query(UID, "n", 2)
-            sockets.append(asking._mine.connection.http.sock)
+            sockets.append(asking._link._mine.connection.http.sock)
 
         for _ in range(5):
             thread = threading.Thread(target=ask)
             thread.start()
             thread.join()
         gc.collect()
-        assert len(asking._connections) == 0
+        assert len(asking._link._connections) == 0
         assert [each.fileno() for each in sockets] == [-1] * 5
         asking.query(UID, "n", 2)
-        assert len(asking._connections) == 1
+        assert len(asking._link._connections) == 1
 
 
 @pytest.mark.parametrize("url", ["http://host:99999", "http://host:x", "http://[::1", "host:80"])
