@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cairn.coordinator.measured import summary
+from cairn.coordinator.measured import slender, summary
 from cairn.errors import RestoreError
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
@@ -24,7 +24,6 @@ Facts = dict[str, Any]
 
 REMEMBERED_MAX: Final = 2000
 PARTS: Final = ("begin", "process", "alignment", "snapshot", "commit", "other")
-_BULKY: Final = frozenset({"group_rows", "hot_keys", "subtask_rows", "user"})
 
 
 class Trail:
@@ -39,7 +38,7 @@ class Trail:
         with self._lock:
             for one in summaries:
                 if one["epoch"] not in self._seen:
-                    self._keep(lean(one))
+                    self._keep(_lean(one))
 
     def newest(self, log: Log, limit: int, before: int | None = None) -> list[Facts]:
         """So many epochs, newest first; those before a number, where one is given."""
@@ -81,7 +80,7 @@ class Trail:
     def _of(self, epoch: Epoch) -> Facts:
         facts = self._seen.get(epoch.number)
         if facts is None:
-            facts = lean(summary(epoch))
+            facts = _lean(summary(epoch))
             self._keep(facts)
         return facts
 
@@ -109,15 +108,12 @@ def parts_ms(facts: Facts) -> dict[str, float]:
     return {name: round(ms, 1) for name, ms in parts.items()}
 
 
-def lean(facts: Facts) -> Facts:
+def _lean(facts: Facts) -> Facts:
     """Without what is long: a timeline has hundreds of them."""
-    found = {name: value for name, value in facts.items() if name != "totals"}
-    found["commit_ms"] = facts.get("commit_ms")
-    found["timings"] = {k: v for k, v in facts["timings"].items() if k != "subtasks"}
-    found["operators"] = {
-        uid: {name: value for name, value in measured.items() if name not in _BULKY}
-        for uid, measured in facts["operators"].items()
-    }
-    found["rows_out"] = sum(each.get("rows_out", 0) for each in found["operators"].values())
-    found["parts"] = parts_ms(found)
-    return found
+    lean = {name: value for name, value in facts.items() if name != "totals"}
+    lean["commit_ms"] = facts.get("commit_ms")
+    lean["timings"] = {k: v for k, v in facts["timings"].items() if k != "subtasks"}
+    lean["operators"] = slender(facts["operators"])
+    lean["rows_out"] = sum(each.get("rows_out", 0) for each in lean["operators"].values())
+    lean["parts"] = parts_ms(lean)
+    return lean

@@ -15,7 +15,7 @@ from cairn.storage.log import Log
 from cairn.storage.saved import note_savepoint
 from cairn.storage.store import open_store
 from cairn.web import overview
-from cairn.web.trail import PARTS, Trail, lean, parts_ms
+from cairn.web.trail import PARTS, Trail, parts_ms
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
 from tests.unit.web.sites import CONTROL, FakeRun, client, site_of
 
@@ -146,14 +146,6 @@ def test_of_a_long_log_only_the_newest_records_are_read_for_its_points(
     assert [each["epoch"] for each in found["rolled_back"]] == [23]
     assert [each["kind"] for each in found["records"]] == ["restore"]
     assert min(read) == 19, "the one before the five says that it is"
-
-
-def test_what_is_remembered_of_an_epoch_is_lean(checkpoint: Checkpoint) -> None:
-    bulky = FakeRun(checkpoint).metrics()
-    bulky["operators"][UID] = {"rows_out": 3, "group_rows": [1] * 128, "hot_keys": [], "user": {}}
-    found = lean(bulky)
-    assert found["operators"][UID] == {"rows_out": 3}
-    assert lean(found) == found and "group_rows" in bulky["operators"][UID]
 
 
 def test_an_epoch_that_was_rolled_back_leaves_the_trail(checkpoint: Checkpoint) -> None:
