@@ -91,6 +91,7 @@ def test_a_live_job_is_watched_asked_and_changed(
         page.goto(f"{served.url}/#/errors")
         page.locator("summary", has_text="ended the run").click()
         failure = page.locator(".failure").first.inner_text()
+        page.close()  # Before its server is: it would complain.
     assert "score" in failure and "a payment of -" in failure and "card-" in failure
     assert "payments.py" in failure and "4 attempts" in failure
 
