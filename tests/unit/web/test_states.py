@@ -235,6 +235,7 @@ def test_sql_reads_the_states_of_an_epoch_and_says_when_there_is_more(
         "nonsense",
         " ",
         "select " + "(" * 5000,
+        "with a as (" * 9,
     ],
 )
 def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -> None:
