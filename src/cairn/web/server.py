@@ -109,7 +109,7 @@ class Served:
         self._site.close()
         self._server.should_exit = True
         if self._flight is not None:
-            self._flight.shutdown()
+            self._flight.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S * 2)
 

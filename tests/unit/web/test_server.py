@@ -19,8 +19,10 @@ import pytest
 
 import cairn
 from cairn.errors import EpochError, PlanError, QueryError, StaleEpochError, StateNotFoundError
+from cairn.web.flight import STREAMS_MAX
 from cairn.web.server import Listening, Served, serve
 from cairn.web.settings import Serve
+from cairn.web.site import Site
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, site_of
 
@@ -374,12 +376,71 @@ def test_groups_beyond_those_there_are_have_no_rows(flying: Any) -> None:
 
 
 def test_nothing_can_be_put_or_called_by_flight(flying: Any) -> None:
-    with pytest.raises((pa.ArrowNotImplementedError, flight.FlightError, pa.ArrowException)):
-        list(flying.do_action(flight.Action("anything", b""), _options()))
-    schema = pa.schema([("a", pa.int64())])
-    with pytest.raises((pa.ArrowNotImplementedError, flight.FlightError, pa.ArrowException)):
-        writer, _ = flying.do_put(flight.FlightDescriptor.for_path("a"), schema, _options())
-        writer.close()
+    at, schema = flight.FlightDescriptor.for_path("a"), pa.schema([("a", pa.int64())])
+    assert list(flying.list_actions(_options())) == []
+    for call in (
+        lambda: list(flying.do_action(flight.Action("anything", b""), _options())),
+        lambda: flying.do_put(at, schema, _options())[0].close(),
+        lambda: flying.do_exchange(at, _options())[1].read_chunk(),
+    ):
+        with pytest.raises(flight.FlightServerError, match="nothing else is done") as error:
+            call()
+        assert "Traceback" not in str(error.value) and ".py" not in str(error.value)
+
+
+def test_a_reader_that_stalls_does_not_keep_the_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cairn.web.flight.CLOSE_S", 0.2)
+    checkpoint = Checkpoint({"s": value("string")})
+    # More than what is sent ahead of a reader.
+    checkpoint.commit({"s": {k: f"{k:07d}" * 2000 for k in range(4000)}})
+    served = serve(Site(checkpoint.store.url, Serve(), store=checkpoint.store))
+    with flight.FlightClient(served.flight_url) as client:
+        ticket = flight.Ticket(json.dumps(GOOD | {"state": "s", "epoch": 2}).encode())
+        reader = client.do_get(ticket)
+        reader.read_chunk()
+        closing = threading.Thread(target=served.close, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+        # It is not told that half the rows are all.
+        with pytest.raises(flight.FlightUnavailableError, match="has ended"):
+            reader.read_all()
+
+
+def test_more_streams_than_there_are_places_wait_for_their_turn(
+    flying: Any, served: Served
+) -> None:
+    streams = served._flight._streams  # type: ignore[union-attr]
+    while streams.acquire(blocking=False):
+        pass
+    threading.Timer(0.2, lambda: streams.release(STREAMS_MAX)).start()
+    good = flight.Ticket(json.dumps(GOOD).encode())
+    assert flying.do_get(good, _options()).read_all().num_rows == 40
+
+
+def test_an_epoch_that_was_told_of_is_held_until_its_tickets_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = Checkpoint({"n": value("bigint")}, keep=1)
+    checkpoint.commit({"n": dict.fromkeys(range(20), 1)})
+
+    def goes_on() -> None:
+        for _ in range(4):
+            checkpoint.commit({"n": dict.fromkeys(range(20), 2)}, base=True)
+            checkpoint.collector.after_epoch()
+
+    with (
+        serve(Site(checkpoint.store.url, Serve(), store=checkpoint.store)) as served,
+        flight.FlightClient(served.flight_url) as client,
+    ):
+        info = client.get_flight_info(flight.FlightDescriptor.for_path("count", "n"))
+        goes_on()
+        tables = [client.do_get(each.ticket).read_all() for each in info.endpoints]
+        assert {v for table in tables for v in table["value"].to_pylist()} == {1}
+        assert checkpoint.store.list("holds/")
+    assert not checkpoint.store.list("holds/")
 
 
 def test_streams_at_once_are_bounded_and_given_back(
@@ -391,6 +452,7 @@ def test_streams_at_once_are_bounded_and_given_back(
     taken = 0
     while streams.acquire(blocking=False):
         taken += 1
+    monkeypatch.setattr("cairn.web.flight.STREAM_WAIT_S", 0.1)
     with pytest.raises(flight.FlightUnavailableError):
         flying.do_get(good, _options()).read_all()
     streams.release()
