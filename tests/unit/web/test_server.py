@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import http.client
 import json
@@ -19,6 +20,7 @@ import pytest
 
 import cairn
 from cairn.errors import EpochError, PlanError, QueryError, StaleEpochError, StateNotFoundError
+from cairn.web.events import Watch
 from cairn.web.flight import STREAMS_MAX
 from cairn.web.server import Listening, Served, serve
 from cairn.web.settings import Serve
@@ -290,6 +292,53 @@ def test_listeners_are_bounded(checkpoint: Checkpoint, monkeypatch: pytest.Monke
         kept = [Listener(served.url), Listener(served.url)]
         assert [listener.epoch() for listener in kept] == [3, 3]
         assert Listener(served.url).response.status == 429
+
+
+def test_listeners_that_come_beside_each_other_miss_nothing(checkpoint: Checkpoint) -> None:
+    def number(text: bytes) -> int | None:
+        lines = [line for line in text.decode().splitlines() if line.startswith("id: ")]
+        return int(lines[0][4:]) if lines else None
+
+    async def heard(listener: Any, last: int) -> list[int]:
+        found: list[int] = []
+        while not found or found[-1] < last:
+            told = number(await anext(listener))
+            found += [] if told is None else [told]
+        return found
+
+    async def listen() -> None:
+        watch = Watch(site_of(checkpoint, FakeRun(checkpoint)))
+        slow = watch.listen(None)
+        await anext(slow)
+        # Its client has not taken the rest yet when epochs and another listener come.
+        checkpoint.commit({"n": {5: 1}})
+        other = watch.listen(None)
+        await anext(other)
+        checkpoint.commit({"n": {5: 2}})
+        assert await heard(slow, 5) == [3, 4, 5]
+        assert await heard(other, 5) in ([3, 4, 5], [4, 5])
+        await slow.aclose()
+        await other.aclose()
+        # When nobody has listened for a while, one who comes hears of the newest only.
+        while watch._task is not None:
+            await asyncio.sleep(0.05)
+        checkpoint.commit({"n": {5: 3}})
+        checkpoint.commit({"n": {5: 4}})
+        third = watch.listen(None)
+        assert await heard(third, 7) == [7]
+        watch._let_go()
+        await third.aclose()
+
+    asyncio.run(asyncio.wait_for(listen(), 30))
+
+
+def test_a_look_at_the_head_of_events_ends(served: Served) -> None:
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=20)
+    connection.request("HEAD", "/api/events", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.read() == b""
+    connection.request("GET", "/login")
+    assert connection.getresponse().status == 200
 
 
 # Flight
