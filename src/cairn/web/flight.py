@@ -17,7 +17,11 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
+import stat
 import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
@@ -109,6 +113,10 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
         ending = threading.Thread(target=self.shutdown, daemon=True, name="cairn-flight-end")
         ending.start()
         ending.join(CLOSE_S)
+        if ending.is_alive():
+            # The process itself could not end while a call is under way.
+            _cut(self.port)
+            ending.join(CLOSE_S)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         with _said(), self._site.open_state() as source:
@@ -176,6 +184,25 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
         ]
         descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(name))
         return flight.FlightInfo(table.schema, descriptor, endpoints, table.rows, -1)
+
+
+def _cut(port: int) -> None:
+    """End the connections that this process has on a port: gRPC offers no way to."""
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            # A number of our own: the one that was listed may be another file by now.
+            own = os.dup(int(name))
+            try:
+                found = socket.socket(fileno=own)
+            except OSError:
+                os.close(own)
+                continue
+            with found:
+                is_inet = found.family in (socket.AF_INET, socket.AF_INET6)
+                if is_inet and found.getsockname()[1] == port:
+                    found.shutdown(socket.SHUT_RDWR)
 
 
 class _Told:
