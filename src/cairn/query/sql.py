@@ -7,13 +7,13 @@ Always true here:
 - a query is one SELECT over states: what it names besides is refused before it runs;
 - DuckDB can reach no file, no network, no extension, no setting and no Python variable: by
   what is refused here, and once more by its own locks;
-- memory, time and rows are bounded; all that is wrong with a query is a QueryError.
+- memory, time (also that of the parser) and rows are bounded; all that is wrong with a query
+  is a QueryError.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 import time
@@ -24,6 +24,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cairn.errors import CairnError, QueryError
+from cairn.query.sql_parser import parse
 from cairn.snapshots.tables import StateSource, StateTable
 
 SQL_CHARS_MAX: Final = 100_000
@@ -115,22 +116,21 @@ def _named(connection: Any, sql: str) -> _Named:
     # Two parsers could read them in two ways: text ends with a zero to some.
     if "\x00" in sql or sql.encode(errors="replace").decode() != sql:
         raise QueryError("the query is no text\n  found: a zero, or half a character in it")
-    statements = connection.extract_statements(sql)
-    if len(statements) != 1:
+    parsed = parse(sql)
+    if parsed.error is not None:
+        raise _unusable(parsed.error)
+    if len(parsed.kinds) != 1:
         raise QueryError(
-            f"a query is one SELECT\n  found: {len(statements)} statements\n"
+            f"a query is one SELECT\n  found: {len(parsed.kinds)} statements\n"
             "  next: run them one by one"
         )
-    ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    parsed = json.loads(text)
-    kind = statements[0].type.name
-    if kind != "SELECT" or parsed["error"]:
+    if parsed.tree is None or parsed.tree["error"]:
         raise QueryError(
-            f"a query only reads\n  expected: one SELECT\n  found: {kind}\n"
+            f"a query only reads\n  expected: one SELECT\n  found: {parsed.kinds[0]}\n"
             "  next: select from the states, such as: select * from operator.state limit 10"
         )
     found = _Named()
-    _walk(parsed["statements"], found)
+    _walk(parsed.tree["statements"], found)
     internal = connection.execute("SELECT view_name FROM duckdb_views() WHERE internal").fetchall()
     hidden = found.ctes & {name.lower() for (name,) in internal}
     if hidden:
@@ -349,6 +349,10 @@ def _refused(error: Exception, clock: _Clock, memory_mb: int) -> QueryError:
             f"the query needs more than {memory_mb} MiB of memory\n"
             "  next: narrow it down, or read the state as a DataFrame"
         )
+    return _unusable(text)
+
+
+def _unusable(text: str) -> QueryError:
     # The rest of it quotes the query, or tells of settings that nobody can change here.
-    lines = [line for line in text.splitlines() if line.strip()][:4]
+    lines = [line for line in text.strip().splitlines() if line.strip()][:4]
     return QueryError("the query cannot be run\n  found: " + "\n  ".join(lines))

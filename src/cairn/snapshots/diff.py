@@ -12,7 +12,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -78,8 +78,12 @@ def diff_epochs(
     operator: str | None = None,
     state: str | None = None,
     limit: int = 10,
+    check: Callable[[], None] = lambda: None,
 ) -> list[StateDiff]:
-    """From epoch `a` to epoch `b`: every state of every operator, or of those named."""
+    """From epoch `a` to epoch `b`: every state of every operator, or of those named.
+
+    `check` is called every so many rows: what it raises ends the reading.
+    """
     log = Log(store)
     before, after = log.epoch(a), log.epoch(b)
     wanted = _wanted(before, after, operator, state)
@@ -88,7 +92,7 @@ def diff_epochs(
             found = [
                 diff
                 for uid, names in wanted.items()
-                for diff in _diff_operator(old, new, uid, names, limit)
+                for diff in _diff_operator(old, new, uid, names, limit, check)
             ]
     except CorruptFileError as error:
         oldest_kept = Log(store).retired_below()
@@ -162,7 +166,12 @@ def _wanted(
 
 
 def _diff_operator(
-    old: EpochReader, new: EpochReader, uid: str, names: list[str], limit: int
+    old: EpochReader,
+    new: EpochReader,
+    uid: str,
+    names: list[str],
+    limit: int,
+    check: Callable[[], None],
 ) -> list[StateDiff]:
     before, after = old.epoch.operators.get(uid), new.epoch.operators.get(uid)
     old_columns = {} if before is None else _of(old.columns(uid), names)
@@ -179,17 +188,18 @@ def _diff_operator(
     # what has expired between the two.
     by_files = not gone and not come and not _expire_between(old_columns, new_columns)
     for piece in _differing(before, after, skip_equal=by_files):
+        check()
         keys = _changed_keys(old, new, piece, new_columns) if by_files else None
         left = _read(old, uid, piece.groups, old_columns, keys)
         right = _read(new, uid, piece.groups, new_columns, keys)
         for name, diff in shared.items():
             if not _same_rows(left[name], right[name]):
-                held = _decoded(old_columns[name], left[name])
-                _compare(diff, held, _decoded(new_columns[name], right[name]), limit)
+                held = _decoded(old_columns[name], left[name], check)
+                _compare(diff, held, _decoded(new_columns[name], right[name], check), limit)
         for name, diff in gone.items():
-            _compare(diff, _decoded(old_columns[name], left[name]), {}, limit)
+            _compare(diff, _decoded(old_columns[name], left[name], check), {}, limit)
         for name, diff in come.items():
-            _compare(diff, {}, _decoded(new_columns[name], right[name]), limit)
+            _compare(diff, {}, _decoded(new_columns[name], right[name], check), limit)
     by_name = [[gone.get(name), shared.get(name), come.get(name)] for name in names]
     return [diff for diffs in by_name for diff in diffs if diff is not None]
 
@@ -339,8 +349,16 @@ def _same_rows(left: list[pa.RecordBatch], right: list[pa.RecordBatch]) -> bool:
     return equal
 
 
-def _decoded(columns: StateColumns, batches: list[pa.RecordBatch]) -> Held:
-    return {(key, entry): value for batch in batches for key, entry, value in columns.decode(batch)}
+def _decoded(
+    columns: StateColumns,
+    batches: list[pa.RecordBatch],
+    check: Callable[[], None] = lambda: None,
+) -> Held:
+    found: Held = {}
+    for batch in batches:
+        check()
+        found.update(((key, entry), value) for key, entry, value in columns.decode(batch))
+    return found
 
 
 def _compare(diff: StateDiff, before: Held, after: Held, limit: int) -> None:

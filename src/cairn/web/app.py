@@ -22,7 +22,8 @@ from cairn.web import (
 from cairn.web.answers import json_response
 from cairn.web.auth import Guard
 from cairn.web.errors import HANDLERS
-from cairn.web.limits import Limits
+from cairn.web.limits import Bodies, Limits
+from cairn.web.parameters import check_parameters
 from cairn.web.site import Site
 
 _PARTS: Final = (login, states, control, events, overview, pages, prometheus)
@@ -33,7 +34,10 @@ def make_app(site: Site) -> Starlette:
     """What an ASGI server runs."""
     routes = [route for part in _PARTS for route in part.routes(site)]
     routes.append(Route("/api/openapi.json", lambda request: _openapi(request, site)))
+    check_parameters(routes, description(site)["paths"])
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
+    # The last one added is the first to see a request.
+    app.add_middleware(Bodies)
     app.add_middleware(Guard, site=site)
     app.add_middleware(Limits, site=site)
     app.router.redirect_slashes = False

@@ -61,12 +61,17 @@ class Guard:
                 403, "other-origin", "A page of another site may not do this", "use a page of ours"
             )
         path: str = scope["path"]
-        if path == _PUBLIC[0] or path.startswith(_PUBLIC[1]) or may_read(self._site, scope):
+        if is_public(path) or may_read(self._site, scope):
             return None
         accepts = headers.get("accept", "")
         if scope["method"] == "GET" and "text/html" in accepts and not path.startswith("/api/"):
             return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303)
         return no_token()
+
+
+def is_public(path: str) -> bool:
+    """Whether no token is needed."""
+    return path == _PUBLIC[0] or path.startswith(_PUBLIC[1])
 
 
 def no_token() -> Response:

@@ -54,6 +54,8 @@ def routes(site: Site) -> list[Route]:
     async def events(request: Request) -> Response:
         if watch.listeners >= LISTENERS_MAX:
             raise ApiError(429, "too-many", "Too many listen already", "poll /api/epochs instead")
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         last = request.headers.get("last-event-id", "")
         heard = int(last) if last.isascii() and last.isdecimal() and len(last) < 13 else None
         return StreamingResponse(
@@ -74,7 +76,10 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = False
-        self._newest = 0
+        self._turn = asyncio.Lock()
+        """Who joins and who looks, one at a time: all that is told comes in one order."""
+        self._newest: int | None = None
+        """The epoch that listeners were told of last; None while nobody listens."""
         self._status: dict[str, Any] | None = None
 
     @property
@@ -99,12 +104,17 @@ class Watch:
             return
         self._loop = asyncio.get_running_loop()
         queue: asyncio.Queue[_Event] = asyncio.Queue(MISSED_MAX + 2)
-        self._queues.add(queue)
         try:
-            told = await run_in_threadpool(self._first, heard)
+            async with self._turn:
+                if len(self._queues) >= LISTENERS_MAX:
+                    return
+                told = await run_in_threadpool(self._first, heard)
+                if self._is_over:
+                    return
+                self._queues.add(queue)
+                self._watch()
             for event in told:
                 yield event.text
-            self._watch()
             while True:
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
@@ -113,37 +123,48 @@ class Watch:
                     event = _HEARTBEAT
                 if event is _GOODBYE:
                     return
-                # It may have come while the first events were made, and be among them.
-                if event.epoch is None or all(event.epoch != each.epoch for each in told):
-                    yield event.text
+                yield event.text
         finally:
             self._queues.discard(queue)
 
     def _watch(self) -> None:
-        if self._task is None or self._task.done():
+        if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
-        while self._queues and not self._is_over:
-            for event in await run_in_threadpool(self._new):
-                for queue in list(self._queues):
-                    _tell(queue, event)
-            await asyncio.sleep(LIVE_S if self._site.run is not None else POLL_S)
+        try:
+            while True:
+                async with self._turn:
+                    if not self._queues or self._is_over:
+                        return
+                    for event in await run_in_threadpool(self._new):
+                        for queue in self._queues:
+                            _tell(queue, event)
+                await asyncio.sleep(LIVE_S if self._site.run is not None else POLL_S)
+        finally:
+            self._newest = self._task = None
 
     # In a thread of the pool: these read files
 
     def _first(self, heard: int | None) -> list[_Event]:
-        events = [_Event(None, _text("status", self._site.status()))]
+        """How things are, for one who joins: as of what the others were told."""
+        status = self._site.status()
+        if self._newest is None:
+            self._status = status
+        events = [_Event(None, _text("status", status))]
         try:
-            newest = self._newest_epoch()
+            newest = (
+                self._newest_epoch() if self._newest is None else self._site.log.epoch(self._newest)
+            )
+            missed = [] if newest is None else [newest]
+            if newest is not None and heard is not None:
+                missed = self._between(heard, newest)
+            events += [self._epoch_event(epoch) for epoch in missed]
         except Exception:
             return events  # The next look sees it, or the log is gone.
-        if newest is None:
-            return events
-        if self._task is None or self._task.done():
-            self._newest, self._status = newest.number, self._site.status()
-        missed = self._between(heard, newest) if heard is not None else [newest]
-        return events + [self._epoch_event(epoch) for epoch in missed]
+        if self._newest is None:
+            self._newest = 0 if newest is None else newest.number
+        return events
 
     def _new(self) -> list[_Event]:
         """What came since the last look."""
@@ -151,7 +172,7 @@ class Watch:
         try:
             newest = self._newest_epoch()
             if newest is not None and newest.number != self._newest:
-                found = self._between(self._newest, newest)
+                found = [] if self._newest is None else self._between(self._newest, newest)
                 # After a rollback the newest epoch is one of before.
                 events = [self._epoch_event(epoch) for epoch in found or [newest]]
                 self._newest = newest.number

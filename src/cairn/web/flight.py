@@ -9,12 +9,19 @@ Always true here:
 - rows are of one committed epoch, the one the ticket names, read from the checkpoint: slots
   are left alone;
 - a call without the token learns nothing; a malformed one is an error of its own kind;
-- streams at once are bounded.
+- streams at once are bounded: one too many waits a little, and is refused then;
+- an epoch that was told of is held for a while, and for as long as it is read: the ranges of a
+  state are all there when their turn comes;
+- streams end when the server does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
+import stat
 import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
@@ -34,6 +41,12 @@ _logger = logging.getLogger("cairn")
 STREAMS_MAX: Final = 8
 ENDPOINTS_MAX: Final = 16
 TICKET_BYTES_MAX: Final = 4096
+STREAM_WAIT_S: Final = 5.0
+WAITING_MAX: Final = 64
+CLOSE_S: Final = 5.0
+TOLD_S: Final = 30.0
+"""How long an epoch is held after it was told of, or read."""
+TOLD_MAX: Final = 16
 _PASSED_ON: Final = (flight.FlightError, StopIteration)
 
 _Epoch = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
@@ -90,6 +103,20 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
         )
         self._site = site
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
+        self._waiting = threading.BoundedSemaphore(WAITING_MAX)
+        self._told = _Told(site)
+
+    def close(self) -> None:
+        """Let go of what is under way: a reader that stalls is not waited for."""
+        self._told.close()
+        # It waits for every call, and a reader may have gone to sleep in the middle of one.
+        ending = threading.Thread(target=self.shutdown, daemon=True, name="cairn-flight-end")
+        ending.start()
+        ending.join(CLOSE_S)
+        if ending.is_alive():
+            # The process itself could not end while a call is under way.
+            _cut(self.port)
+            ending.join(CLOSE_S)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         with _said(), self._site.open_state() as source:
@@ -98,8 +125,10 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         with _said():
             asked = _asked(descriptor)
-            with self._site.open_state(asked.epoch) as source:
-                return self._info(source.epoch, source.table(asked.operator, asked.state))
+            with self._site.open_state(asked.epoch, hold=True) as source:
+                info = self._info(source.epoch, source.table(asked.operator, asked.state))
+                self._told.keep(source.epoch)
+                return info
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         with _said():
@@ -111,10 +140,36 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
         with _said():
             asked = _decoded(ticket.ticket, Ticket)
             groups = range(asked.first_group, asked.last_group + 1)
-            if not self._streams.acquire(blocking=False):
+            if not self._takes_turn():
                 raise flight.FlightUnavailableError(f"{STREAMS_MAX} streams are under way")
             stream = _Stream(self._site, asked, groups, self._streams)
+            self._told.keep(asked.epoch, is_new=False)
             return flight.GeneratorStream(stream.schema, stream)
+
+    def _takes_turn(self) -> bool:
+        """A place among the streams. Who waits for one has a thread: few may."""
+        if self._streams.acquire(blocking=False):
+            return True
+        if not self._waiting.acquire(blocking=False):
+            return False
+        try:
+            return self._streams.acquire(timeout=STREAM_WAIT_S)
+        finally:
+            self._waiting.release()
+
+    # The base class would answer these with a traceback.
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        raise _not_here()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        raise _not_here()
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        raise _not_here()
+
+    def list_actions(self, context: Any) -> Any:
+        return iter(())
 
     def _info(self, epoch: int, table: Any) -> Any:
         name = {"operator": table.operator, "state": table.state, "epoch": epoch}
@@ -131,6 +186,71 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
         return flight.FlightInfo(table.schema, descriptor, endpoints, table.rows, -1)
 
 
+def _cut(port: int) -> None:
+    """End the connections that this process has on a port: gRPC offers no way to."""
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            # A number of our own: the one that was listed may be another file by now.
+            own = os.dup(int(name))
+            try:
+                found = socket.socket(fileno=own)
+            except OSError:
+                os.close(own)
+                continue
+            with found:
+                is_inet = found.family in (socket.AF_INET, socket.AF_INET6)
+                if is_inet and found.getsockname()[1] == port:
+                    found.shutdown(socket.SHUT_RDWR)
+
+
+class _Told:
+    """The epochs that clients were told of, each held until nobody has asked for a while."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._lock = threading.Lock()
+        self._held: dict[int, tuple[Any, threading.Timer]] = {}
+
+    def keep(self, epoch: int, *, is_new: bool = True) -> None:
+        """Hold it from now on; without `is_new` only when it is held already."""
+        if self._site.closing.is_set() or not (is_new or epoch in self._held):
+            return
+        source = self._site.open_state(epoch, hold=True)
+        timer = threading.Timer(TOLD_S, lambda: self._forget(epoch, timer))
+        timer.daemon = True
+        timer.start()
+        with self._lock:
+            let_go = [self._held.pop(epoch, None)]
+            self._held[epoch] = source, timer
+            if len(self._held) > TOLD_MAX:
+                let_go.append(self._held.pop(next(iter(self._held))))
+        for held in let_go:
+            _release(held)
+
+    def _forget(self, epoch: int, timer: threading.Timer) -> None:
+        with self._lock:
+            held = self._held.get(epoch)
+            if held is None or held[1] is not timer:
+                return
+            del self._held[epoch]
+        _release(held)
+
+    def close(self) -> None:
+        with self._lock:
+            let_go = list(self._held.values())
+            self._held.clear()
+        for held in let_go:
+            _release(held)
+
+
+def _release(held: tuple[Any, threading.Timer] | None) -> None:
+    if held is not None:
+        held[1].cancel()
+        held[0].close()
+
+
 class _Stream:
     """The batches of a ticket. Lets go of what it holds at the end, or when it is forgotten."""
 
@@ -139,6 +259,7 @@ class _Stream:
     ) -> None:
         self._streams: threading.BoundedSemaphore | None = streams
         self._source: Any = None
+        self._closing = site.closing
         try:
             self._source = site.open_state(asked.epoch, hold=True)
             table = self._source.table(asked.operator, asked.state)
@@ -156,6 +277,9 @@ class _Stream:
 
     def __next__(self) -> pa.RecordBatch:
         try:
+            if self._closing.is_set():
+                # To end here would be a whole answer over half the rows.
+                raise flight.FlightUnavailableError("the server has ended")
             with _said():
                 return next(self._batches)
         except BaseException:
@@ -196,6 +320,10 @@ class _said:  # noqa: N801
 def refused(code: str, message: str) -> Any:
     """What a client did wrong. Of any exception but Flight's own, gRPC would send the traceback."""
     return flight.FlightServerError(message, extra_info=code.encode())
+
+
+def _not_here() -> Any:
+    return refused("not-here", "states are read here, and nothing else is done")
 
 
 def _asked(descriptor: Any) -> Asked:

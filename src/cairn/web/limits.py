@@ -1,7 +1,8 @@
 """How much may be asked: sizes, rates, requests at once; and what every answer carries.
 
 Always true here:
-- a request that is refused for its size has not been read;
+- a request that is refused for its size, or has no token, has not been read;
+- who has no token takes no place from those who have one;
 - a client that stalls in the middle of its body is let go after BODY_S seconds;
 - an answer, also one to an error that nobody foresaw, has the headers that keep a browser safe.
 """
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cairn.web.auth import is_public
 from cairn.web.errors import error_response, unforeseen
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ BODY_BYTES_MAX: Final = 64 << 10
 URL_BYTES_MAX: Final = 8 << 10
 BODY_S: Final = 10.0
 AT_ONCE_MAX: Final = 128
+OPEN_BODIES_MAX: Final = 8
+"""Bodies that are read at once of those who need no token: forms of /login."""
 LASTING: Final = "/api/events"
 """Bounded by a number of its own, and never done."""
 
@@ -65,34 +69,28 @@ class Rate:
 
 
 class Limits:
-    """ASGI middleware, the outermost one."""
+    """ASGI middleware, the outermost one: rates, and the last word on errors."""
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self._app = app
         self._rate = Rate(site.settings.requests_per_s)
-        self._at_once = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         answer = _Answer(scope, send)
-        counts = scope["path"] != LASTING
-        self._at_once += counts
         try:
-            refusal = self._refusal(scope) or await self._bounded(scope, receive, answer)
-            if refusal is not None:
-                await refusal(scope, receive, answer)
+            refusal = self._refusal(scope)
+            await (refusal or self._app)(scope, receive, answer)
         except Exception as error:
             response = unforeseen(Request(scope), error)
             if not answer.has_begun:
                 await response(scope, receive, answer)
-        finally:
-            self._at_once -= counts
 
     def _refusal(self, scope: Scope) -> Response | None:
-        if not self._rate.take() or self._at_once > AT_ONCE_MAX:
-            return error_response(429, "too-many", "Too many requests", "come again in a moment")
+        if not self._rate.take():
+            return _too_many()
         url_bytes = len(scope.get("raw_path") or scope["path"].encode()) + len(
             scope["query_string"]
         )
@@ -105,13 +103,53 @@ class Limits:
             )
         return None
 
+
+class Bodies:
+    """ASGI middleware, behind the guard: bodies are read whole, and requests counted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._at_once = 0
+        self._open_bodies = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == LASTING:
+            await self._app(scope, receive, send)
+        elif is_public(scope["path"]):
+            await self._public(scope, receive, send)
+        elif self._at_once >= AT_ONCE_MAX:
+            await _too_many()(scope, receive, send)
+        else:
+            self._at_once += 1
+            try:
+                await self._answered(scope, receive, send)
+            finally:
+                self._at_once -= 1
+
+    async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _has_body(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+        elif self._open_bodies >= OPEN_BODIES_MAX:
+            await _too_many()(scope, receive, send)
+        else:
+            self._open_bodies += 1
+            try:
+                await self._answered(scope, receive, send)
+            finally:
+                self._open_bodies -= 1
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = await self._bounded(scope, receive, send)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
         """Run the request with its body, read whole; or what is wrong with the body."""
         headers = Headers(scope=scope)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
             return _too_large()
-        if length == "0" and "transfer-encoding" not in headers:
+        if not _has_body(headers):
             await self._app(scope, receive, send)
             return None
         body = b""
@@ -132,6 +170,14 @@ class Limits:
             )
         await self._app(scope, _Again(body, receive), send)
         return None
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _too_many() -> Response:
+    return error_response(429, "too-many", "Too many requests", "come again in a moment")
 
 
 def _too_large() -> Response:

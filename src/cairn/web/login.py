@@ -46,11 +46,15 @@ _PAGE: Final = """<!doctype html>
 
 
 def routes(site: Site) -> list[Route]:
-    def show(request: Request) -> Response:
+    async def show(request: Request) -> Response:
         return _page("This dashboard needs a token.", request.query_params.get("next", "/"))
 
     async def enter(request: Request) -> Response:
-        fields = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=10)
+        body = (await request.body()).decode(errors="replace")
+        try:
+            fields = parse_qs(body, max_num_fields=10)
+        except ValueError:
+            fields = {}  # More than any form of ours has.
         given, next = (fields.get(name, [""])[0] for name in ("token", "next"))
         token = site.settings.token
         fits = token is None or is_token(given, token)

@@ -34,8 +34,8 @@ ERROR: Final[Schema] = {
         }
     },
 }
-_REFUSALS: Final = (401, 413, 414, 421, 429)
-_WITH_BODY: Final = (400, 403, 408, 413, 415)
+_REFUSALS: Final = (400, 401, 413, 414, 421, 429)
+_WITH_BODY: Final = (403, 408, 413, 415)
 _MEANING: Final = {
     400: "The request does not fit",
     401: "No token, or a wrong one",

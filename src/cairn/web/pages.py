@@ -2,6 +2,7 @@
 
 Always true here:
 - every file comes from the wheel, none from elsewhere; nothing in them is a fact of a job;
+- a page needs no thread: it comes however busy the readers of state are;
 - only files that lie in the folder when the server starts are served, by their exact names.
 """
 
@@ -56,10 +57,10 @@ def routes(site: Site) -> list[Route]:
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers=headers, media_type=file.media_type)
 
-    def page(request: Request) -> Response:
+    async def page(request: Request) -> Response:
         return answer(request, "index.html")
 
-    def static(request: Request) -> Response:
+    async def static(request: Request) -> Response:
         return answer(request, request.path_params["name"])
 
     return [Route("/", page), Route("/static/{name}", static)]

@@ -21,6 +21,7 @@ import uvicorn
 
 from cairn.errors import PlanError
 from cairn.web.app import make_app
+from cairn.web.connections import BoundedProtocol, BoundedSocket
 from cairn.web.settings import Serve
 from cairn.web.site import Site
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("cairn")
 
 CLOSE_S: Final = 5.0
-CONNECTIONS_MAX: Final = 512
 KEEP_ALIVE_S: Final = 30
 
 
@@ -85,7 +85,9 @@ class Served:
             ws="none",
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
+            # Those of our own, whatever else is installed: they have the bounds.
+            http=BoundedProtocol,
+            loop="asyncio",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(CLOSE_S),
             ssl_certfile=certificate,
@@ -109,7 +111,7 @@ class Served:
         self._site.close()
         self._server.should_exit = True
         if self._flight is not None:
-            self._flight.shutdown()
+            self._flight.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_S * 2)
 
@@ -133,7 +135,7 @@ def serve(site: Site, listening: Listening | None = None) -> Served:
 def _bound(host: str, port: int, what: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Told that it is TCP, asyncio switches off Nagle's waiting: 40 ms with every answer.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found = BoundedSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))

@@ -5,15 +5,18 @@ committed epoch, which is in the answer. All else is read from the checkpoint, a
 
 Always true here:
 - an answer names the epoch it is of, and all of it is of that epoch;
-- no answer has a value that could still be rolled back.
+- no answer has a value that could still be rolled back;
+- look-ups have threads of their own: while slots do not answer, all else is still served.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import anyio.to_thread
 import msgspec
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
 __all__ = ["DOCS", "routes"]
 
 SQL_S: Final = 10.0
+DIFF_S: Final = 10.0
+LOOK_UPS_MAX: Final = 24
+"""At once; as many again wait for their turn."""
 NAME_CHARS_MAX: Final = 200
 
 
@@ -91,6 +97,9 @@ class _States:
         self._site = site
         self._shapes: dict[tuple[str, str], _Shape] = {}
         self._lock = threading.Lock()
+        self._look_ups = anyio.CapacityLimiter(LOOK_UPS_MAX)
+        self._looking_up = 0
+        self._diffing = threading.Lock()
 
     def list(self, request: Request) -> Response:
         from cairn.query.json_values import json_columns
@@ -141,7 +150,19 @@ class _States:
                 }
             )
 
-    def look_up(self, request: Request) -> Response:
+    async def _looked_up(self, look_up: Callable[..., Response], *args: Any) -> Response:
+        if self._looking_up >= 2 * LOOK_UPS_MAX:
+            raise ApiError(429, "busy", "Too many look-ups are under way", "try again in a moment")
+        self._looking_up += 1
+        try:
+            return await anyio.to_thread.run_sync(look_up, *args, limiter=self._look_ups)
+        finally:
+            self._looking_up -= 1
+
+    async def look_up(self, request: Request) -> Response:
+        return await self._looked_up(self._look_up_one, request)
+
+    def _look_up_one(self, request: Request) -> Response:
         text = request.path_params["key"]
         if len(text) > KEY_CHARS_MAX:
             raise ApiError(400, "bad-request", f"A key has at most {KEY_CHARS_MAX} characters")
@@ -168,7 +189,7 @@ class _States:
         if len(asked.keys) > KEYS_MAX:
             raise ApiError(400, "bad-request", f"At most {KEYS_MAX} keys at once are looked up")
         _check_epoch(asked.epoch)
-        return await run_in_threadpool(self._look_up_many, request, asked)
+        return await self._looked_up(self._look_up_many, request, asked)
 
     def _look_up_many(self, request: Request, asked: _Lookup) -> Response:
         table = self._table(request, asked.epoch)
@@ -232,10 +253,21 @@ class _States:
         operator, state = _names(request)
         for number in (before, after):
             self._check_kept(number)
-        with self._site.heavy():
+        # Plain Python, which the job's own threads wait for.
+        if not self._diffing.acquire(blocking=False):
+            raise ApiError(429, "busy", "Another difference is under way", "try again in a moment")
+        try:
             diffs = diff_epochs(
-                self._site.store, before, after, operator=operator, state=state, limit=limit
+                self._site.store,
+                before,
+                after,
+                operator=operator,
+                state=state,
+                limit=limit,
+                check=_deadline(DIFF_S),
             )
+        finally:
+            self._diffing.release()
         rows = [
             {
                 "change": change,
@@ -373,6 +405,21 @@ def _key_json(table: StateTable, key: Key) -> list[Any]:
     from cairn.query.json_values import json_value
 
     return [json_value(part, type) for part, type in zip(key, table.key_types, strict=True)]
+
+
+def _deadline(seconds: float) -> Callable[[], None]:
+    end = time.monotonic() + seconds
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise ApiError(
+                400,
+                "too-large",
+                f"The difference takes longer than {seconds:g} s",
+                "use cairn.diff_state, or epochs nearer to each other",
+            )
+
+    return check
 
 
 def _check_epoch(epoch: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cairn.web.auth import is_token
-from cairn.web.limits import AT_ONCE_MAX, BODY_BYTES_MAX, URL_BYTES_MAX, Limits, Rate
+from cairn.web.limits import BODY_BYTES_MAX, URL_BYTES_MAX, Rate
 from cairn.web.sessions import SESSION_S, SESSIONS_MAX, Sessions
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
@@ -204,14 +204,64 @@ def test_every_answer_keeps_a_browser_safe(checkpoint: Checkpoint) -> None:
     assert asking.get("/nothing").headers["referrer-policy"] == "no-referrer"
 
 
-def test_requests_at_once_are_bounded(checkpoint: Checkpoint) -> None:
-    limits = Limits(None, site_of(checkpoint))  # type: ignore[arg-type]
-    scope = {"type": "http", "path": "/", "raw_path": b"/", "query_string": b""}
-    limits._at_once = AT_ONCE_MAX
-    assert limits._refusal(scope) is None
-    limits._at_once = AT_ONCE_MAX + 1
-    refusal = limits._refusal(scope)
-    assert refusal is not None and refusal.status_code == 429
+def test_requests_at_once_are_bounded(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN), TOKEN)
+    monkeypatch.setattr("cairn.web.limits.AT_ONCE_MAX", 1)
+    assert asking.get("/api/state").status_code == 200
+    monkeypatch.setattr("cairn.web.limits.AT_ONCE_MAX", 0)
+    assert asking.get("/api/state").status_code == 429
+    # What needs no token has bounds of its own.
+    assert asking.get("/login").status_code == 200
+    form = {"token": TOKEN}
+    assert asking.post("/login", data=form).status_code == 303
+    monkeypatch.setattr("cairn.web.limits.OPEN_BODIES_MAX", 0)
+    assert asking.post("/login", data=form).status_code == 429
+    assert asking.post("/static/app.js", data=form).status_code == 429
+    assert asking.get("/login").status_code == 200
+
+
+def test_a_form_with_too_many_fields_is_a_wrong_token(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN))
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    body = "&".join(["a=1"] * 11)
+    assert asking.post("/login", content=body, headers=kind).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/job?x=1",
+        "/api/epochs?limt=5",
+        "/api/epochs?limit=5&limt=5",
+        "/api/epochs?=true",
+        "/api/epochs?limit",
+        "/api/epochs/3?limit=1",
+        "/api/state?limit=5",
+        "/api/state/count/n/5?after=x",
+        "/api/events?x=1",
+        "/api/openapi.json?x",
+    ],
+)
+def test_parameters_that_nobody_described_are_400(checkpoint: Checkpoint, path: str) -> None:
+    asking = client(site_of(checkpoint))
+    answer = asking.get(path)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "bad-request"
+    assert asking.head(path).status_code == 400
+
+
+def test_parameters_that_are_described_are_taken_and_a_slip_is_told_what_there_is(
+    checkpoint: Checkpoint,
+) -> None:
+    asking = client(site_of(checkpoint))
+    assert asking.get("/api/epochs?limit=1&before=9").status_code == 200
+    assert asking.get("/api/epochs?").status_code == 200
+    error = asking.get("/api/epochs?limt=5").json()["error"]
+    assert "'limt'" in error["message"] and error["next"] == "it takes limit, before"
+    assert asking.post("/api/sql?limit=5", json={"sql": "select 1"}).status_code == 400
+    assert asking.post("/api/epochs?limt=5").status_code == 405
 
 
 def test_what_nobody_foresaw_is_answered_without_a_word_about_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import http.client
 import json
@@ -19,8 +20,11 @@ import pytest
 
 import cairn
 from cairn.errors import EpochError, PlanError, QueryError, StaleEpochError, StateNotFoundError
+from cairn.web.events import Watch
+from cairn.web.flight import STREAMS_MAX
 from cairn.web.server import Listening, Served, serve
 from cairn.web.settings import Serve
+from cairn.web.site import Site
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, site_of
 
@@ -290,6 +294,53 @@ def test_listeners_are_bounded(checkpoint: Checkpoint, monkeypatch: pytest.Monke
         assert Listener(served.url).response.status == 429
 
 
+def test_listeners_that_come_beside_each_other_miss_nothing(checkpoint: Checkpoint) -> None:
+    def number(text: bytes) -> int | None:
+        lines = [line for line in text.decode().splitlines() if line.startswith("id: ")]
+        return int(lines[0][4:]) if lines else None
+
+    async def heard(listener: Any, last: int) -> list[int]:
+        found: list[int] = []
+        while not found or found[-1] < last:
+            told = number(await anext(listener))
+            found += [] if told is None else [told]
+        return found
+
+    async def listen() -> None:
+        watch = Watch(site_of(checkpoint, FakeRun(checkpoint)))
+        slow = watch.listen(None)
+        await anext(slow)
+        # Its client has not taken the rest yet when epochs and another listener come.
+        checkpoint.commit({"n": {5: 1}})
+        other = watch.listen(None)
+        await anext(other)
+        checkpoint.commit({"n": {5: 2}})
+        assert await heard(slow, 5) == [3, 4, 5]
+        assert await heard(other, 5) in ([3, 4, 5], [4, 5])
+        await slow.aclose()
+        await other.aclose()
+        # When nobody has listened for a while, one who comes hears of the newest only.
+        while watch._task is not None:
+            await asyncio.sleep(0.05)
+        checkpoint.commit({"n": {5: 3}})
+        checkpoint.commit({"n": {5: 4}})
+        third = watch.listen(None)
+        assert await heard(third, 7) == [7]
+        watch._let_go()
+        await third.aclose()
+
+    asyncio.run(asyncio.wait_for(listen(), 30))
+
+
+def test_a_look_at_the_head_of_events_ends(served: Served) -> None:
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=20)
+    connection.request("HEAD", "/api/events", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.read() == b""
+    connection.request("GET", "/login")
+    assert connection.getresponse().status == 200
+
+
 # Flight
 
 
@@ -374,12 +425,73 @@ def test_groups_beyond_those_there_are_have_no_rows(flying: Any) -> None:
 
 
 def test_nothing_can_be_put_or_called_by_flight(flying: Any) -> None:
-    with pytest.raises((pa.ArrowNotImplementedError, flight.FlightError, pa.ArrowException)):
-        list(flying.do_action(flight.Action("anything", b""), _options()))
-    schema = pa.schema([("a", pa.int64())])
-    with pytest.raises((pa.ArrowNotImplementedError, flight.FlightError, pa.ArrowException)):
-        writer, _ = flying.do_put(flight.FlightDescriptor.for_path("a"), schema, _options())
-        writer.close()
+    at, schema = flight.FlightDescriptor.for_path("a"), pa.schema([("a", pa.int64())])
+    assert list(flying.list_actions(_options())) == []
+    for call in (
+        lambda: list(flying.do_action(flight.Action("anything", b""), _options())),
+        lambda: flying.do_put(at, schema, _options())[0].close(),
+        lambda: flying.do_exchange(at, _options())[1].read_chunk(),
+    ):
+        with pytest.raises(flight.FlightServerError, match="nothing else is done") as error:
+            call()
+        assert "Traceback" not in str(error.value) and ".py" not in str(error.value)
+
+
+def test_a_reader_that_stalls_does_not_keep_the_server_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cairn.web.flight.CLOSE_S", 0.2)
+    checkpoint = Checkpoint({"s": value("string")})
+    # More than what is sent ahead of a reader.
+    checkpoint.commit({"s": {k: f"{k:07d}" * 2000 for k in range(4000)}})
+    served = serve(Site(checkpoint.store.url, Serve(), store=checkpoint.store))
+    with flight.FlightClient(served.flight_url) as client:
+        ticket = flight.Ticket(json.dumps(GOOD | {"state": "s", "epoch": 2}).encode())
+        reader = client.do_get(ticket)
+        reader.read_chunk()
+        closing = threading.Thread(target=served.close, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+        assert not any(each.name == "cairn-flight-end" for each in threading.enumerate())
+        # It is not told that half the rows are all.
+        with pytest.raises(flight.FlightError):
+            reader.read_all()
+    assert not checkpoint.store.list("holds/")
+
+
+def test_more_streams_than_there_are_places_wait_for_their_turn(
+    flying: Any, served: Served
+) -> None:
+    streams = served._flight._streams  # type: ignore[union-attr]
+    while streams.acquire(blocking=False):
+        pass
+    threading.Timer(0.2, lambda: streams.release(STREAMS_MAX)).start()
+    good = flight.Ticket(json.dumps(GOOD).encode())
+    assert flying.do_get(good, _options()).read_all().num_rows == 40
+
+
+def test_an_epoch_that_was_told_of_is_held_until_its_tickets_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = Checkpoint({"n": value("bigint")}, keep=1)
+    checkpoint.commit({"n": dict.fromkeys(range(20), 1)})
+
+    def goes_on() -> None:
+        for _ in range(4):
+            checkpoint.commit({"n": dict.fromkeys(range(20), 2)}, base=True)
+            checkpoint.collector.after_epoch()
+
+    with (
+        serve(Site(checkpoint.store.url, Serve(), store=checkpoint.store)) as served,
+        flight.FlightClient(served.flight_url) as client,
+    ):
+        info = client.get_flight_info(flight.FlightDescriptor.for_path("count", "n"))
+        goes_on()
+        tables = [client.do_get(each.ticket).read_all() for each in info.endpoints]
+        assert {v for table in tables for v in table["value"].to_pylist()} == {1}
+        assert checkpoint.store.list("holds/")
+    assert not checkpoint.store.list("holds/")
 
 
 def test_streams_at_once_are_bounded_and_given_back(
@@ -391,6 +503,7 @@ def test_streams_at_once_are_bounded_and_given_back(
     taken = 0
     while streams.acquire(blocking=False):
         taken += 1
+    monkeypatch.setattr("cairn.web.flight.STREAM_WAIT_S", 0.1)
     with pytest.raises(flight.FlightUnavailableError):
         flying.do_get(good, _options()).read_all()
     streams.release()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+import http.client
 import json
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
+from cairn.web.server import serve
+from cairn.web.states import LOOK_UPS_MAX
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import FakeRun, client, content, site_of
 
@@ -235,6 +240,7 @@ def test_sql_reads_the_states_of_an_epoch_and_says_when_there_is_more(
         "nonsense",
         " ",
         "select " + "(" * 5000,
+        "with a as (" * 9,
     ],
 )
 def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -> None:
@@ -282,3 +288,66 @@ def test_a_key_that_fits_no_type_is_400_or_not_found(type: str) -> None:
             f"{N}/lookup", content=body, headers={"Content-Type": "application/json"}
         )
         assert answer.status_code in (200, 400), (key, answer.text)
+
+
+def test_a_difference_that_takes_too_long_ends(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = client(site_of(checkpoint))
+    path = "/api/diff/count/n?from=2&to=3"
+    monkeypatch.setattr("cairn.web.states.DIFF_S", -1.0)
+    answer = asking.get(path)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "too-large"
+    monkeypatch.setattr("cairn.web.states.DIFF_S", 60.0)
+    assert asking.get(path).status_code == 200
+
+
+def test_one_difference_is_made_at_a_time(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = client(site_of(checkpoint))
+    path = "/api/diff/count/n?from=2&to=3"
+    found: list[int] = []
+
+    def and_another(*args: Any, **settings: Any) -> list[Any]:
+        if not found:
+            found.append(asking.get(path).status_code)
+        return []
+
+    monkeypatch.setattr("cairn.snapshots.diff.diff_epochs", and_another)
+    assert asking.get(path).status_code == 200
+    assert found == [429]
+
+
+def test_while_slots_do_not_answer_all_but_look_ups_is_served(checkpoint: Checkpoint) -> None:
+    run, answers = FakeRun(checkpoint), threading.Event()
+    was = run.query_many
+
+    def slow(*args: Any) -> Any:
+        answers.wait(20)
+        return was(*args)
+
+    run.query_many = slow  # type: ignore[method-assign]
+    with serve(site_of(checkpoint, run, flight=False)) as served:
+
+        def ask(path: str) -> int:
+            asking = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
+            try:
+                asking.request("GET", path)
+                return asking.getresponse().status
+            finally:
+                asking.close()
+
+        with ThreadPoolExecutor(60) as threads:
+            try:
+                asked = [threads.submit(ask, f"{N}/5") for _ in range(60)]
+                # Those beyond what may wait are told at once; the others are still there.
+                done, waiting = wait(asked, return_when=FIRST_COMPLETED)
+                assert {each.result() for each in done} == {429} and waiting
+                for path in ("/static/app.js", "/login", "/metrics", "/api/job", N):
+                    assert ask(path) == 200
+            finally:
+                answers.set()
+            statuses = [each.result() for each in asked]
+    assert statuses.count(200) == 2 * LOOK_UPS_MAX and statuses.count(429) == 12
