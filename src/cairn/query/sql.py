@@ -7,7 +7,8 @@ Always true here:
 - a query is one SELECT over states: what it names besides is refused before it runs;
 - DuckDB can reach no file, no network, no extension, no setting and no Python variable: by
   what is refused here, and once more by its own locks;
-- memory, time and rows are bounded; all that is wrong with a query is a QueryError.
+- what DuckDB counts of memory and time is bounded, and so are rows; all that is wrong with a
+  query is a QueryError.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cairn.errors import CairnError, QueryError
 from cairn.snapshots.tables import StateSource, StateTable
 
 SQL_CHARS_MAX: Final = 100_000
+THREADS: Final = 2
 _BATCH_ROWS: Final = 1 << 14
 _TRUNCATED: Final = b"cairn.truncated"
 _TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest", "repeat", "repeat_row"})
@@ -39,15 +41,25 @@ _SETTINGS: Final = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "temp_directory": "",
-    "threads": "2",
+    "threads": str(THREADS),
 }
 _LOCKS: Final = ("SET enable_external_access = false", "SET lock_configuration = true")
 
 
 def run_sql(
-    source: StateSource, sql: str, *, rows_max: int, timeout_s: float, memory_mb: int = 512
+    source: StateSource,
+    sql: str,
+    *,
+    rows_max: int,
+    timeout_s: float,
+    memory_mb: int = 512,
+    bytes_max: int | None = None,
 ) -> pa.Table:
-    """The rows of a query, at most `rows_max`: `is_truncated` tells whether there were more."""
+    """The rows of a query, at most `rows_max`: `is_truncated` tells whether there were more.
+
+    The limits are those that DuckDB looks after: a function that makes one huge value, or
+    takes long over it, goes beyond. SQL of others runs in `sql_apart`.
+    """
     # Not at the top: it takes a third of a second, and most commands have no use for it.
     import duckdb
 
@@ -61,7 +73,7 @@ def run_sql(
         for lock in _LOCKS:
             connection.execute(lock)
         with clock:
-            return _fetched(connection, sql, rows_max, memory_mb << 20)
+            return _fetched(connection, sql, rows_max, bytes_max or memory_mb << 20)
     except duckdb.Error as error:
         raise clock.failed or _refused(error, clock, memory_mb) from None
     except pa.ArrowException as error:
@@ -122,7 +134,12 @@ def _named(connection: Any, sql: str) -> _Named:
             "  next: run them one by one"
         )
     ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    parsed = json.loads(text)
+    try:
+        parsed = json.loads(text)
+    except RecursionError:
+        raise QueryError(
+            "the query is nested too deeply\n  next: join or nest fewer parts"
+        ) from None
     kind = statements[0].type.name
     if kind != "SELECT" or parsed["error"]:
         raise QueryError(
@@ -344,7 +361,7 @@ def _refused(error: Exception, clock: _Clock, memory_mb: int) -> QueryError:
             "  next: narrow it down, or read the state as a DataFrame"
         )
     text = str(error).strip()
-    if "Out of Memory" in text:
+    if "Out of Memory" in text or "bad_alloc" in text or isinstance(error, MemoryError):
         return QueryError(
             f"the query needs more than {memory_mb} MiB of memory\n"
             "  next: narrow it down, or read the state as a DataFrame"
