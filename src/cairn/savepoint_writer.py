@@ -11,7 +11,7 @@ gives the writer back, so calls can be chained. Rows have the columns that `cair
 gives them; `key_group` is not looked at.
 
 Always true here:
-- what the savepoint is made of is not changed;
+- what the savepoint is made of is not changed, but for a note in a checkpoint of where it is;
 - rows that do not fit their state are refused, by their columns at once, by what is in them
   when they are written; then nothing is left behind;
 - a savepoint that is made of nothing has no offsets: a job started from it reads its sources from
@@ -62,7 +62,8 @@ class SavepointWriter:
         """Edit a savepoint, or an epoch of a checkpoint (by default the newest).
 
         Positions of sources, clocks and all state that is not named stay as they are.
-        `spark_checkpoint` is that of the job, if it was started with one.
+        `spark_checkpoint` is that of the job, if it was started with one. The epoch of a running
+        job is held for an hour after the last call, or for as long as the writer is there.
         Without Spark (None) all is done in this process, with Arrow tables as rows.
         """
         return cls(draft_of(str(url), epoch, spark_checkpoint), spark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import operator
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,6 +40,7 @@ from cairn.snapshots.savepoint import SAVEPOINT_PATH, UNFINISHED_PATH, SavedOper
 from cairn.snapshots.tables import open_state
 from cairn.storage.log import Log
 from cairn.storage.manifest import Scope, StateDecl
+from cairn.storage.saved import saved_points
 from cairn.storage.store import open_store
 from cairn.testing import FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
@@ -53,6 +55,7 @@ from tests.unit.snapshots.checkpoints import (
     state_of,
     value,
 )
+from tests.unit.snapshots.test_reading import go_on, running
 from tests.unit.test_codec import SCALARS, typed
 
 SHOP = {"total": value("double"), "items": listed("string"), "seen": mapped("string", "bigint")}
@@ -799,3 +802,23 @@ def test_an_epoch_made_of_nothing_is_saved_branched_and_shown_like_any_other(
     assert newest is not None and newest.spark.offsets == ""
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "checkpoint")])
     assert shown.exit_code == 0, shown.output
+
+
+def test_the_epoch_of_a_running_job_is_held_until_the_writer_is_gone(tmp_path: Path) -> None:
+    job = running(open_store(str(tmp_path / "ckpt")))
+    writer = SavepointWriter.of(None, str(tmp_path / "ckpt"))
+    epoch = job.log.last
+    go_on(job, 30)
+    for name in ("once", "again"):
+        assert writer.write(str(tmp_path / name)).epoch == epoch
+    del writer
+    gc.collect()
+    assert not job.store.list("holds")
+
+
+def test_the_savepoint_that_was_written_is_noted_and_no_other(tmp_path: Path) -> None:
+    job = running(open_store(str(tmp_path / "ckpt")))
+    info = SavepointWriter.of(None, str(tmp_path / "ckpt")).write(str(tmp_path / "saved"))
+    (noted,) = saved_points(job.store)
+    url = open_store(str(tmp_path / "saved")).url
+    assert (noted["id"], noted["url"], noted["bytes"]) == (info.id, url, info.bytes)
