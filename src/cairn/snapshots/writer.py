@@ -41,7 +41,7 @@ from cairn.snapshots.savepoint import (
     saved_state,
 )
 from cairn.snapshots.saving import note_written, write_savepoint
-from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows
+from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows, one_batch
 from cairn.state import TTL
 from cairn.storage.manifest import StateDecl
 from cairn.storage.store import open_store
@@ -312,12 +312,9 @@ class _Writing:
         staged = list(task.kept_rows())
         for rank, table in enumerate(given, start=task.first_rank):
             staged += [rows.stage(batch, rank) for batch in table.to_batches()]
-        table = pa.Table.from_batches(staged, schema=rows.staged).combine_chunks()
-        return task.write(
-            [in_order(task, batch) for batch in table.to_batches()],
-            self._dest.put_file,
-            self._folder,
-        )
+        whole = one_batch(pa.Table.from_batches(staged, schema=rows.staged))
+        batches = [in_order(task, whole)] if whole.num_rows else []
+        return task.write(batches, self._dest.put_file, self._folder)
 
 
 def in_order(task: StateTask, staged: pa.RecordBatch) -> pa.RecordBatch:
