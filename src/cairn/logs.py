@@ -36,6 +36,7 @@ logger = logging.getLogger("cairn")
 
 _scope: ContextVar[Mapping[str, Any]] = ContextVar("cairn_log_scope", default=MappingProxyType({}))
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_OURS: Final = frozenset({"time", "level", "message", "logger", "error", "stack"})
 
 
 @contextlib.contextmanager
@@ -66,14 +67,18 @@ class JsonFormatter(logging.Formatter):
         said: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "message": _message(record),
             "logger": record.name,
         }
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        said |= {name: value for name, value in extra.items() if value is not None}
+        for name, value in extra.items():
+            if value is not None:
+                said[f"extra_{name}" if name in _OURS else name] = value
         if record.exc_info:
             said["error"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+        if record.stack_info:
+            said["stack"] = self.formatStack(record.stack_info)
+        return _json(said)
 
 
 class TextFormatter(logging.Formatter):
@@ -82,11 +87,11 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         where = " ".join(_where(record))
         head = f"{_time(record)} {record.levelname}"
-        line = (
-            f"{head} {where}: {record.getMessage()}" if where else f"{head} {record.getMessage()}"
-        )
+        line = f"{head} {where}: {_message(record)}" if where else f"{head} {_message(record)}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
+        if record.stack_info:
+            line += "\n" + self.formatStack(record.stack_info)
         return line
 
 
@@ -147,6 +152,32 @@ def _check(format: str) -> None:
         raise PlanError(
             f"logs: there is no format {format!r}\n  expected: one of {', '.join(FORMATS)}"
         )
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:
+        # The arguments do not fit the text, or cannot be shown.
+        return f"{_text(record.msg)} {_text(record.args)}"
+
+
+def _json(said: Mapping[str, Any]) -> str:
+    try:
+        line = json.dumps(said, ensure_ascii=False, default=str, allow_nan=False)
+        line.encode()
+    except Exception:
+        plain = {name: v if isinstance(v, str | int) else _text(v) for name, v in said.items()}
+        # Half a character can only be written as an escape.
+        line = json.dumps(plain)
+    return line
+
+
+def _text(value: Any) -> str:
+    try:
+        return value if isinstance(value, str) else repr(value)
+    except Exception:
+        return f"<{type(value).__name__} that cannot be shown>"
 
 
 def _time(record: logging.LogRecord) -> str:

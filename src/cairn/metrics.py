@@ -12,13 +12,15 @@ go on from one run of a job to the next.
 
 Always true here:
 - a total is of committed epochs only; rolled back with the state, it is as of that epoch;
-- what is collected are plain finite numbers, which any format can take;
+- what is collected are plain finite numbers, which any format can take: what would be larger
+  than the largest one stays there;
 - with a journal, what a row has counted is taken back with everything else it did.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -34,6 +36,8 @@ a bucket is [upper bound, how many were not above it]."""
 
 NAMES_MAX: Final = 100
 BUCKETS_MAX: Final = 50
+INT_MAX: Final = 2**63 - 1
+FLOAT_MAX: Final = sys.float_info.max
 DEFAULT_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
@@ -59,7 +63,8 @@ class Counter:
     def inc(self, n: float = 1) -> None:
         if not 0 <= n < inf:
             raise FunctionError(f"a counter goes up by a number from 0 on, found {n!r}")
-        self.value += n
+        # A number of numpy's would stay of its few bits, and a sum would overflow.
+        self.value += n if type(n) is int or type(n) is float else _plain(n)
 
     def reset(self) -> None:
         self.value = 0
@@ -95,7 +100,7 @@ class Histogram:
         if not isfinite(value):
             raise FunctionError(f"a histogram observes finite numbers, found {value!r}")
         self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+        self.sum += float(value)
 
     def reset(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
@@ -241,7 +246,7 @@ def followed(before: Mapping[str, Any], last: Collected) -> Collected:
         return dict(before)
     counters = dict(before.get("counters", {}))
     for name, value in last["counters"].items():
-        counters[name] = counters.get(name, 0) + value
+        counters[name] = _plus(counters.get(name), value)
     histograms = dict(before.get("histograms", {}))
     for name, histogram in last["histograms"].items():
         histograms[name] = _added(histograms.get(name), histogram)
@@ -256,7 +261,7 @@ def _added(before: dict[str, Any] | None, last: dict[str, Any]) -> dict[str, Any
     counts = zip(bounds, before["buckets"], last["buckets"], strict=True)
     return {
         "count": before["count"] + last["count"],
-        "sum": before["sum"] + last["sum"],
+        "sum": _plus(before["sum"], last["sum"]),
         "buckets": [[bound, first + second] for bound, (_, first), (_, second) in counts],
     }
 
@@ -267,12 +272,19 @@ def _collected(histogram: Histogram) -> dict[str, Any]:
         below += count
         buckets.append([bound, below])
     count = below + histogram.counts[-1]
-    return {"count": count, "sum": float(histogram.sum), "buckets": buckets}
+    return {"count": count, "sum": _plain(histogram.sum), "buckets": buckets}
 
 
 def _plain(value: Any) -> int | float:
-    """Without numpy's types, which no format knows."""
-    return int(value) if isinstance(value, Integral) else float(value)
+    """Without numpy's types, which no format knows, and within what every format can hold."""
+    if isinstance(value, Integral):
+        return min(max(int(value), -INT_MAX), INT_MAX)
+    return min(max(float(value), -FLOAT_MAX), FLOAT_MAX)
+
+
+def _plus(before: float | None, last: float) -> int | float:
+    """A total. None is what JSON has made of one that was not finite: counted anew."""
+    return _plain((before or 0) + last)
 
 
 def _check_name(name: str) -> None:

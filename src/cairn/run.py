@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.changes import Changes
-from cairn.coordinator.measured import summary
+from cairn.coordinator.measured import slender, summary
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
@@ -231,7 +231,8 @@ class Run:
     def _remember(self) -> None:
         measured = self.metrics()
         if measured and (not self._history or self._history[-1]["epoch"] < measured["epoch"]):
-            self._history.append(measured)
+            # A thousand of them: what is long would take the driver's memory.
+            self._history.append({**measured, "operators": slender(measured["operators"])})
 
     # Epochs without a batch, on threads of our own
 
@@ -518,7 +519,8 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """What the last thousand epochs of this run measured, oldest first.
 
-        Longer than `epochs()`, which gives those that are kept.
+        Longer than `epochs()`, which gives those that are kept. Rows by subtask and key group, hot
+        keys and what functions counted are left out: `metrics()` has those of the newest.
         """
         return list(self._history)
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from cairn.codec import codec
 from cairn.coordinator.epoch import Outcome
 from cairn.crash import crash_point
 from cairn.errors import EpochError
@@ -124,7 +125,8 @@ class Cluster:
             except SimulatedCrash:
                 self.kill(number)
                 return []
-        report = slot.level(level.index).report(executor="", log="", started_ms=0)
+        found = slot.level(level.index)
+        report = found.report(found._newest, executor="", log="", started_ms=0)
         return [report_decoder.decode(msgspec.msgpack.encode(report))]
 
     # Routing
@@ -153,8 +155,12 @@ class Cluster:
         if not edge.keys:
             at = np.arange(len(rows), dtype=np.int32)
             return np.zeros(len(rows), np.int32), at % parallelism
-        hash_key = key_hasher([edge.schema.field(name).type for name in edge.keys])
-        columns = [rows.field(edge.schema.names.index(name)).to_pylist() for name in edge.keys]
+        types = [edge.schema.field(name).type for name in edge.keys]
+        hash_key = key_hasher(types)
+        columns = [
+            codec(type).decode_keys(rows.field(edge.schema.names.index(name)))
+            for name, type in zip(edge.keys, types, strict=True)
+        ]
         count = self.graph.group_count
         groups = [hash_key(key) % count for key in zip(*columns, strict=True)]
         subtasks = [subtask_of(group, parallelism, count) for group in groups]

@@ -131,3 +131,44 @@ def test_what_a_function_logs_says_where_it_comes_from(
     (line,) = [line for line in lines(out) if line["logger"] == "mine"]
     assert line["message"] == "row a" and line["operator"] == "harness"
     assert (line["job"], line["epoch"], line["subtask"]) == ("fraud", 2, 0)
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise RuntimeError("not shown")
+
+
+def test_no_record_is_lost_for_what_it_carries() -> None:
+    logs.configure("json", stream=(out := io.TextIOWrapper(io.BytesIO(), encoding="utf-8")))
+    loop: list[Any] = []
+    loop.append(loop)
+    extras: list[dict[str, Any]] = [
+        {"odd": {(1, 2): 3}},
+        {"odd": loop},
+        {"odd": Shy()},
+        {"odd": float("nan")},
+        {"odd": "\ud800"},
+    ]
+    for extra in extras:
+        logs.logger.info("told", extra={**extra, "rows": 7})
+    logs.logger.info("%d of %s", "two", Shy())
+    out.seek(0)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    found = [json.loads(line, parse_constant=refuse) for line in out.read().splitlines()]
+    assert [(line["message"], line["rows"]) for line in found[:-1]] == [("told", 7)] * len(extras)
+    assert [line["odd"] for line in found[:-1]] == [
+        "{(1, 2): 3}", "[[...]]", "<Shy that cannot be shown>", "nan", "\ud800"
+    ]  # fmt: skip
+    assert found[-1]["message"].startswith("%d of %s")
+
+
+def test_what_a_record_carries_does_not_hide_when_and_how_grave_it_was() -> None:
+    logs.configure("json", stream=(out := io.StringIO()))
+    logs.logger.warning("told", extra={"time": "never", "level": 3}, stack_info=True)
+    (line,) = lines(out)
+    assert line["level"] == "warning" and line["time"].endswith("Z")
+    assert (line["extra_time"], line["extra_level"]) == ("never", 3)
+    assert "test_logs" in line["stack"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -218,3 +220,44 @@ def test_a_gauge_that_is_not_set_again_keeps_its_value_and_may_go_down() -> None
 def test_a_histogram_with_other_buckets_is_counted_anew() -> None:
     found = followed(_counted(1, None), _counted(3, None, (1.0, 2.0)))["histograms"]["h"]
     assert found == {"count": 1, "sum": 3.0, "buckets": [[1.0, 0], [2.0, 0]]}
+
+
+def test_numbers_of_numpy_are_added_up_as_plain_ones() -> None:
+    metrics = Metrics()
+    for _ in range(3):
+        metrics.counter("short").inc(np.int16(20_000))  # type: ignore[arg-type]
+        metrics.counter("byte").inc(np.uint8(200))  # type: ignore[arg-type]
+        metrics.counter("float").inc(np.float32(1 << 24))
+        metrics.counter("float").inc(np.float32(1))
+    for _ in range(1000):
+        metrics.histogram("h").observe(np.float32(16_777.25))
+    found = metrics.collected()
+    assert found["counters"] == {"short": 60_000, "byte": 600, "float": 3.0 * ((1 << 24) + 1)}
+    assert found["histograms"]["h"]["sum"] == 16_777_250.0
+
+
+def _sentinels() -> Any:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.counter("whole").inc(2**64)
+        metrics.counter("real").inc(sys.float_info.max)
+        metrics.histogram("h").observe(sys.float_info.max)
+    return metrics.collected()
+
+
+def test_sums_beyond_the_largest_number_stay_at_it() -> None:
+    for found in (_sentinels(), united([_sentinels(), _sentinels()])):
+        assert found["counters"] == {"whole": 2**63 - 1, "real": sys.float_info.max}
+        assert found["histograms"]["h"]["sum"] == sys.float_info.max
+        msgspec.msgpack.encode(found)
+    total = followed(_sentinels(), _sentinels())
+    assert msgspec.json.decode(msgspec.json.encode(total)) == total
+
+
+def test_a_total_that_was_stored_as_null_is_counted_anew() -> None:
+    before = _counted(1, None)
+    before["histograms"]["h"]["sum"] = None
+    before["counters"]["seen"] = None
+    found = followed(before, _counted(3, None))
+    assert found["counters"] == {"seen": 3}
+    assert found["histograms"]["h"] == {"count": 2, "sum": 3.0, "buckets": [[1.0, 1]]}

@@ -26,11 +26,12 @@ class Chains:
         self._next = np.empty(0, np.int64)
         self._count = 0
 
-    def extend(self, index: NameIndex) -> None:
-        """Take in the positions that have come since."""
-        new = np.arange(self._count, len(index))
+    def extend(self, index: NameIndex, count_max: int | None = None) -> bool:
+        """Take in the positions that have come since, or so many; True when all are there."""
+        end = len(index) if count_max is None else min(len(index), self._count + count_max)
+        new = np.arange(self._count, end)
         if not len(new):
-            return
+            return True
         owners, _ = self._keys.place([index.arrays(new)[0]])
         if len(self._keys) > len(self._heads):
             size = len(self._heads)
@@ -48,7 +49,8 @@ class Chains:
         before[is_first] = self._heads[owners[is_first]]
         self._next[new] = before
         self._heads[owners] = new
-        self._count = len(index)
+        self._count = end
+        return end == len(index)
 
     def positions(self, keys: pa.Array) -> tuple[Ints, Ints]:
         """(row of `keys`, position) of every name of these keys."""

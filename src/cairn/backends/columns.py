@@ -40,6 +40,8 @@ from cairn.codec import codec
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration
 
+CHAINED_AT_ONCE = 100_000
+"""By a lookup: how many entries it takes into the lists of their keys."""
 PIECE_ROWS = 32 * 1024
 DEAD_MIN = 4096
 _UNTOUCHED = -1
@@ -166,10 +168,14 @@ class ColumnTable(Table):
 
     def _chained(self, keys: pa.Array) -> tuple[Ints, Ints]:
         """Every position that an entry of these keys has: row of `keys`, position."""
+        self._extend_chains()
+        assert self._chains is not None, "just made"
+        return self._chains.positions(keys)
+
+    def _extend_chains(self, count_max: int | None = None) -> bool:
         if self._chains is None:
             self._chains = Chains(self._types[0])
-        self._chains.extend(self._index)
-        return self._chains.positions(keys)
+        return self._chains.extend(self._index, count_max)
 
     def entries_between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Every entry above `low` and up to `high`: keys, entries, values; by entry, then key."""
@@ -305,13 +311,16 @@ class ColumnTable(Table):
 
     # Looking up, on other threads
 
-    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any]:
+    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any] | None:
         keys = self.keys.encode([key for _, key in places])
         found: list[Any] = [None] * len(places)
         with self._lock:
             if not len(self._index):
                 return found
             if self.is_map:
+                # Whoever writes waits for the lock, and never for all of it.
+                if not self._extend_chains(CHAINED_AT_ONCE):
+                    return None
                 rows, positions = self._chained(keys)
             else:
                 positions = self._index.find([keys])

@@ -118,8 +118,10 @@ class Table(ABC):
             if self.changes[group]:
                 self.changes[group] = {}
 
-    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any]:
+    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any] | None:
         """What is held of keys, each in its key group: copies; None for nothing.
+
+        No list at all: it is not ready yet, and nearer to it than before.
 
         As of the parent epoch; `finished`: as of the epoch at hand, which has finished. On any
         thread, while an epoch runs, but not while it is promoted or undone.

@@ -234,9 +234,9 @@ class SparkDriver:
         for report in reports:
             self.placement[report.subtask] = report.executor
         # Anew: whoever asks meanwhile has the ones of before.
-        told = {report.subtask: report.door for report in reports if report.door}
-        kept = {subtask: door for subtask, door in self.doors.items() if subtask < self.parallelism}
-        self.doors = kept | told
+        doors = self.doors | {report.subtask: report.door for report in reports}
+        # One that could open no door has none, whatever the slot before it had.
+        self.doors = {at: door for at, door in doors.items() if door and at < self.parallelism}
         if not self._is_cluster:
             return
         executors = self._executor_count()

@@ -138,6 +138,9 @@ class Coordinator:
         """What the next batch starts from: committed, or with batches still to come."""
         self.committed: Epoch | None = None
         """The newest epoch in the log."""
+        self.committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None = None
+        """That epoch, if this driver has committed it, and the operators that made it."""
+        self._newest_by: dict[str, OperatorSpec] = {}
         self.batches = 0
         """How many of the epoch under way have run; none: the newest is committed."""
         self.is_published = True
@@ -328,6 +331,7 @@ class Coordinator:
             self._publisher.publish(number, prepared, begin.batch)
             crash_point("driver.batch.published")
         self.newest = epoch
+        self._newest_by = self.operators
         self.batches += 1
         self._settled = [file.stored.id for file in compacted]
         self._rewrite -= frozenset(begin.rewrite)
@@ -357,6 +361,7 @@ class Coordinator:
                 epoch=epoch.number,
             ) from error
         crash_point("driver.manifest.written")
+        self.committed_by = (epoch, self._newest_by)
         self.newest = self.committed = epoch
         self.batches = 0
         self.is_published = False

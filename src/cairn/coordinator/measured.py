@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn.coordinator.alignment import alignment_ms, level_alignment_ms
@@ -163,6 +163,7 @@ def metrics_of(
     }
 
 
+_BULKY = frozenset({"group_rows", "hot_keys", "subtask_rows", "user"})
 _LAST = frozenset({"state_keys", "last_commit_ms"})
 
 
@@ -196,14 +197,10 @@ def _sum(name: str, before: Any, last: Any) -> Any:
 
 def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     """An epoch in figures, as `run.metrics()` gives it."""
-    state_bytes = {
-        uid: sum(part.state_bytes for part in entry.ranges)
-        for uid, entry in epoch.operators.items()
-    }
-    operators = {
-        uid: {**measured, "state_bytes": state_bytes.get(uid, 0)}
-        for uid, measured in epoch.metrics.get("operators", {}).items()
-    }
+    state_bytes = sum(
+        part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
+    )
+    operators = epoch.metrics.get("operators", {})
     total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
     rows_in = _total(operators, "rows_in")
     return {
@@ -218,7 +215,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
         "state_keys": _total(operators, "state_keys"),
         "in_flight": in_flight(epoch),
-        "state_bytes": sum(state_bytes.values()),
+        "state_bytes": state_bytes,
         "delta_bytes": _total(operators, "delta_bytes"),
         "epoch_ms": round(total_ms, 1),
         "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
@@ -231,6 +228,14 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         },
         "totals": epoch.metrics.get("totals", {}),
         "timings": epoch.timings,
+    }
+
+
+def slender(operators: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The figures of operators without those that are long."""
+    return {
+        uid: {name: value for name, value in measured.items() if name not in _BULKY}
+        for uid, measured in operators.items()
     }
 
 

@@ -3,13 +3,18 @@
 Always true here:
 - a connection has one question under way; a thread takes one for itself and gives it back;
 - one that failed, or was late with an answer, is closed: its next answer could be another's;
-- no question waits longer than `TIMEOUT_S` for its slot.
+- however many slots are silent, a query waits for them together: `TIMEOUT_S` for those it has to
+  knock at, and once `TIMEOUT_S` for an answer that does not come;
+- a slot that did not open in time is left alone for a while, longer each time.
 """
 
 from __future__ import annotations
 
+import select
 import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -19,6 +24,12 @@ from cairn.slot.door import TOLD_BYTES_MAX, Ask, Channel, Told, ask_encoder, kno
 TIMEOUT_S: Final = 1.0
 IDLE_MAX: Final = 32
 """So many connections to a slot are kept."""
+KNOCKS_MAX: Final = 32
+"""At once, for one query."""
+AWAY_S: Final = 10.0
+AWAY_S_MAX: Final = 80.0
+# An end of the time that the system was given to read or write is told as "again".
+_LATE: Final = (TimeoutError, BlockingIOError)
 
 
 class Doors:
@@ -29,44 +40,110 @@ class Doors:
         self._places = places
         self._key = key
         self._idle: dict[str, list[Channel]] = {}
+        self._away: dict[str, tuple[float, float]] = {}
+        """Where nobody opened: for how long it is left alone, and until when."""
         self._lock = threading.Lock()
 
     def ask(self, asked: Mapping[int, Ask]) -> dict[int, Told]:
         """What each subtask's slot says; of those that say nothing there is no answer."""
         places = self._places()
-        waiting: list[tuple[int, str, Channel]] = []
-        told: dict[int, Told] = {}
+        waiting: dict[int, Channel] = {}
+        to_knock: dict[int, bytes] = {}
         for subtask, ask in asked.items():
-            place = places.get(subtask)
-            channel = None if place is None else self._sent(place, ask_encoder.encode(ask))
-            if place is not None and channel is not None:
-                waiting.append((subtask, place, channel))
-        for subtask, place, channel in waiting:
+            if subtask in places:
+                question = ask_encoder.encode(ask)
+                channel = self._sent_again(places[subtask], question)
+                if channel is not None:
+                    waiting[subtask] = channel
+                elif not self._is_away(places[subtask]):
+                    to_knock[subtask] = question
+        waiting |= self._knocked(places, to_knock)
+        told: dict[int, Told] = {}
+        is_late = False
+        for subtask, channel in waiting.items():
+            place = places[subtask]
+            if is_late and not _has_answered(channel):
+                self._was_late(place, channel)
+                continue
             try:
                 told[subtask] = told_decoder.decode(channel.receive(TOLD_BYTES_MAX))
+            except _LATE:
+                # All were asked at once: from now on only what is here already counts.
+                is_late = True
+                self._was_late(place, channel)
             except (OSError, msgspec.MsgspecError):
                 channel.close()
             else:
                 self._give_back(place, channel)
         return told
 
-    def _sent(self, place: str, question: bytes) -> Channel | None:
-        """A connection with the question on its way."""
+    def _sent_again(self, place: str, question: bytes) -> Channel | None:
+        """A connection that was used before, with the question on its way."""
         while True:
             with self._lock:
                 idle = self._idle.get(place)
                 channel = idle.pop() if idle else None
-            is_new = channel is None
+            if channel is None:
+                return None
             try:
-                if channel is None:
-                    channel = knock(place, self._key, TIMEOUT_S)
                 channel.send(question)
                 return channel
+            except _LATE:
+                self._was_late(place, channel)
             except OSError:
-                if channel is not None:
-                    channel.close()
-                if is_new:
-                    return None
+                channel.close()
+
+    def _knocked(
+        self, places: Mapping[int, str], questions: Mapping[int, bytes]
+    ) -> dict[int, Channel]:
+        """New connections, with the questions on their way; all of them are made at once."""
+        end_s = time.monotonic() + TIMEOUT_S
+
+        def sent(subtask: int) -> Channel | None:
+            return self._sent(places[subtask], questions[subtask], end_s)
+
+        if len(questions) < 2:
+            made = [sent(subtask) for subtask in questions]
+        else:
+            with ThreadPoolExecutor(min(len(questions), KNOCKS_MAX)) as threads:
+                made = list(threads.map(sent, questions))
+        return {at: channel for at, channel in zip(questions, made, strict=True) if channel}
+
+    def _sent(self, place: str, question: bytes, end_s: float) -> Channel | None:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            return None
+        channel = None
+        try:
+            channel = knock(place, self._key, left_s)
+            channel.send(question)
+            channel.limit(TIMEOUT_S)
+        except OSError as error:
+            if channel is not None:
+                channel.close()
+            if isinstance(error, _LATE):
+                self._is_silent(place)
+            return None
+        with self._lock:
+            self._away.pop(place, None)
+        return channel
+
+    def _is_silent(self, place: str) -> None:
+        with self._lock:
+            known = self._away.get(place)
+            for_s = AWAY_S if known is None else min(2 * known[0], AWAY_S_MAX)
+            self._away[place] = (for_s, time.monotonic() + for_s)
+
+    def _is_away(self, place: str) -> bool:
+        known = self._away.get(place)
+        return known is not None and time.monotonic() < known[1]
+
+    def _was_late(self, place: str, late: Channel) -> None:
+        """It may be gone, or busy: the next question has to knock, which tells."""
+        with self._lock:
+            idle = self._idle.pop(place, [])
+        for channel in (late, *idle):
+            channel.close()
 
     def _give_back(self, place: str, channel: Channel) -> None:
         with self._lock:
@@ -82,3 +159,9 @@ class Doors:
         for channels in idle.values():
             for channel in channels:
                 channel.close()
+
+
+def _has_answered(channel: Channel) -> bool:
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

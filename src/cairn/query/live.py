@@ -13,7 +13,8 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -34,6 +35,8 @@ from cairn.storage.store import Store
 Source = Literal["slot", "checkpoint"]
 
 TRIES_MAX: Final = 4
+READERS_MAX: Final = 4
+"""So many read the checkpoint at once."""
 KEYS_MAX: Final = 100_000
 """Of one query."""
 
@@ -54,7 +57,7 @@ class Answers:
 
     epoch: int
     values: dict[Any, Any]
-    """By key, as it was asked for; keys without state are left out."""
+    """By key, as it was asked for (a list as a tuple); keys without state are left out."""
     source: Source
     """"slot" if none of it had to be read from the checkpoint."""
 
@@ -63,6 +66,8 @@ class Leader(Protocol):
     """What is asked of the coordinator."""
 
     committed: Epoch | None
+    committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None
+    """That epoch and the operators that made it, as far as this run has."""
     operators: dict[str, OperatorSpec]
 
     @property
@@ -82,9 +87,12 @@ class LiveState:
         self._ask = ask
         self._job = job
         self._lookups: dict[tuple[str, str], Lookup] = {}
-        self._results: dict[tuple[str, str], tuple[OperatorSpec, Folds | None]] = {}
-        self._reader: EpochReader | None = None
-        self._reading = threading.Lock()
+        self._results: dict[tuple[str, str], tuple[OperatorSpec, Aggregating[Any, Any] | None]] = {}
+        self._readers: list[EpochReader] = []
+        """Of the checkpoint, and of one epoch: those that nobody reads with at the moment."""
+        self._lock = threading.Lock()
+        self._reading = threading.BoundedSemaphore(READERS_MAX)
+        self._is_closed = False
 
     def query(self, operator: str, state: str, key: Any) -> Answer:
         """State of one key."""
@@ -105,14 +113,16 @@ class LiveState:
                 state=state,
             )
         lookup, found, source = self._look_up(operator, state, keys)
-        values = {k: value for k, value in zip(keys, found, strict=True) if value is not ABSENT}
+        pairs = zip(keys, found, strict=True)
+        values = {lookup.hashable(k): value for k, value in pairs if value is not ABSENT}
         return Answers(lookup.epoch.number, values, source)
 
     def close(self) -> None:
-        with self._reading:
-            if self._reader is not None:
-                self._reader.close()
-                self._reader = None
+        with self._lock:
+            self._is_closed = True
+            readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.close()
 
     def _look_up(
         self, operator: str, state: str, keys: list[Any]
@@ -135,12 +145,11 @@ class LiveState:
                     failure = error
                     continue
                 source = "checkpoint"
-            found = [
-                ABSENT
-                if place is None
-                else lookup.visible(held.get((place.group, place.key)), floor_ms)
-                for place in places
-            ]
+            seen: dict[Any, Any] = {}
+            for place in places:
+                if place is not None and place.at not in seen:
+                    seen[place.at] = lookup.visible(place.key, held.get(place.at), floor_ms)
+            found = [ABSENT if place is None else seen[place.at] for place in places]
             return lookup, found, source
         raise QueryError(
             f"state {state!r} of operator {operator!r} could be read neither from the slots nor "
@@ -150,7 +159,9 @@ class LiveState:
         ) from failure
 
     def _lookup(self, operator: str, state: str) -> Lookup:
-        epoch = self._leader.committed
+        # Both at once: the operators of the epochs to come may be others.
+        by = self._leader.committed_by
+        epoch, operators = (self._leader.committed, self._leader.operators) if by is None else by
         if epoch is None:
             raise EpochError(
                 f"job {self._job!r} has no committed epoch yet\n"
@@ -158,31 +169,42 @@ class LiveState:
             )
         known = self._lookups.get((operator, state))
         if known is None or known.epoch is not epoch:
-            result = self._result(operator, state)
-            known = Lookup(epoch, operator, state, self._group_count, result)
+            known = Lookup(epoch, operator, state, self._group_count)
+            if known.decl.kind == Aggregating.kind:
+                known.result = self._result(operators.get(operator), known)
             self._lookups[operator, state] = known
         return known
 
-    def _result(self, operator: str, state: str) -> Folds | None:
+    def _result(self, spec: OperatorSpec | None, lookup: Lookup) -> Folds:
         """Of aggregating state: what users get of what is held."""
-        spec = self._leader.operators.get(operator)
-        if spec is None:
-            return None
-        known = self._results.get((operator, state))
-        if known is None or known[0] is not spec:
-            declared = declared_state(spec.load()).get(state)
-            result = declared.aggregate.result if isinstance(declared, Aggregating) else None
-            known = self._results[operator, state] = (spec, result)
-        return known[1]
+        name = lookup.operator, lookup.state
+        known = self._results.get(name)
+        if spec is not None and (known is None or known[0] is not spec):
+            declared = declared_state(spec.load()).get(lookup.state)
+            known = self._results[name] = (
+                spec,
+                declared if isinstance(declared, Aggregating) else None,
+            )
+        declared = None if spec is None or known is None else known[1]
+        if declared is None or declared.ddl != lookup.decl.type:
+            # From a start with another function to its first epoch.
+            raise QueryError(
+                f"epoch {lookup.epoch.number} was made by another version of operator "
+                f"{lookup.operator!r}, which aggregated {lookup.state!r} in another way\n"
+                "  next: wait for the next epoch, or read what is held with cairn.read_state(...)",
+                operator=lookup.operator,
+                state=lookup.state,
+            )
+        return declared.aggregate.result
 
     def _from_slots(
         self, lookup: Lookup, places: list[Place | None]
     ) -> tuple[dict[Any, Any], int | None, list[Place]]:
         """(what is held by group and key, as of when expired state is gone, what no slot has)."""
         by_subtask: dict[int, list[Place]] = {}
-        for place in places:
-            if place is not None:
-                by_subtask.setdefault(place.subtask, []).append(place)
+        # A key that is asked for twice is looked up once.
+        for place in {place.at: place for place in places if place is not None}.values():
+            by_subtask.setdefault(place.subtask, []).append(place)
         asked = {
             subtask: Ask(
                 lookup.uid,
@@ -208,7 +230,7 @@ class LiveState:
                 floor_ms = max(answer.floor_ms, answer.floor_ms if floor_ms is None else floor_ms)
             for place, raw in zip(theirs, answer.values, strict=True):
                 if raw is not None:
-                    held[place.group, place.key] = unpack_held(lookup.packing, raw)
+                    held[place.at] = unpack_held(lookup.packing, raw)
         return held, floor_ms, missing
 
     def _from_checkpoint(self, lookup: Lookup, places: list[Place]) -> dict[Any, Any]:
@@ -216,19 +238,42 @@ class LiveState:
         for place in places:
             by_group.setdefault(place.group, []).append(place.key)
         held: dict[Any, Any] = {}
-        with self._reading:
-            if self._reader is None or self._reader.epoch is not lookup.epoch:
-                if self._reader is not None:
-                    self._reader.close()
-                self._reader = EpochReader(self._leader.store, lookup.epoch)
+        with self._reader(lookup.epoch) as reader:
+            # They come range by range, and the reader has the files of one range open at a time.
             for group, keys in by_group.items():
                 narrowed = None
                 if lookup.columns.is_ordered_by_arrow and None not in keys:
-                    narrowed = {lookup.state: pa.array(keys, lookup.columns.keys.arrow)}
-                chunks = self._reader.chunks(
+                    try:
+                        wanted = pa.array(keys, lookup.columns.keys.arrow)
+                    except (pa.ArrowException, OverflowError) as error:
+                        raise lookup.misfit(keys[0] if len(keys) == 1 else keys, error) from None
+                    narrowed = {lookup.state: wanted}
+                chunks = reader.chunks(
                     lookup.uid, range(group, group + 1), [lookup.state], narrowed
                 )
                 for chunk in chunks:
                     found = lookup.stored_rows(chunk.rows[lookup.state])
                     held |= {(group, key): found[key] for key in keys if key in found}
         return held
+
+    @contextmanager
+    def _reader(self, epoch: Epoch) -> Iterator[EpochReader]:
+        """One of the readers of an epoch, for this thread. Its files stay open for the next."""
+        with self._reading:
+            with self._lock:
+                mine = [reader for reader in self._readers if reader.epoch is epoch]
+                reader = mine[0] if mine else EpochReader(self._leader.store, epoch)
+                if mine:
+                    self._readers.remove(reader)
+            try:
+                yield reader
+            except BaseException:
+                reader.close()
+                raise
+            with self._lock:
+                newest = self._leader.committed
+                unused = [old for old in self._readers if old.epoch is not newest]
+                self._readers = [kept for kept in self._readers if kept not in unused]
+                (unused if self._is_closed else self._readers).append(reader)
+            for old in unused:
+                old.close()

@@ -9,10 +9,13 @@ Always true here:
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT
@@ -27,6 +30,9 @@ from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import entry_with
 from cairn.storage.manifest import Epoch, OperatorEntry, entry_uids
 from cairn.types import parse_type, type_ddl
+
+# What codecs, hashes and formats say of a value that is not of the type, or beyond its range.
+_MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)
 
 
 class Folds(Protocol):
@@ -45,13 +51,15 @@ class Place(NamedTuple):
     """As it is found in a dict."""
     packed: bytes
 
+    @property
+    def at(self) -> tuple[int, Any]:
+        return self.group, self.key
+
 
 class Lookup:
     """One state as of one epoch."""
 
-    def __init__(
-        self, epoch: Epoch, operator: str, state: str, group_count: int, result: Folds | None
-    ) -> None:
+    def __init__(self, epoch: Epoch, operator: str, state: str, group_count: int) -> None:
         self.epoch = epoch
         self.uid, self.entry = _entry(epoch, operator, state)
         self.state = state
@@ -66,41 +74,59 @@ class Lookup:
         self.packing = Packing(declared.layout, self.columns.keys, values, self.columns.entries)
         decl = self.decl
         self.form: Form = (decl.kind, decl.type, decl.entry_type or "", decl.ttl or "")
-        self._result = result
+        self.result: Folds | None = None
+        """Of aggregating state: of what is held, what users get."""
         self._group_count = group_count
         types = [parse_type(ddl) for ddl in self.entry.key_types.values()]
         self._hash = key_hasher(types) if self.entry.scope == "keyed" else None
         self._is_wrapped = len(types) == 1 and not pa.types.is_struct(types[0])
-        self._ranges = [
-            (part.first_group, part.first_group + part.group_count, at, part.version)
-            for at, part in enumerate(self.entry.ranges)
-        ]
+        self._is_array = len(types) == 1 and pa.types.is_list(types[0])
+        ranges = sorted(enumerate(self.entry.ranges), key=lambda part: part[1].first_group)
+        self._firsts = [part.first_group for _, part in ranges]
+        self._ranges = ranges
 
     def place(self, key: Any) -> Place | None:
         """Where a key is, given as users give it; None: there can be nothing."""
-        stored = self._stored(key)
-        group = self._group(stored)
-        for first, end, subtask, version in self._ranges:
-            if group is not None and first <= group < end:
-                return Place(subtask, version, group, stored, self.packing.key(stored))
-        return None
+        try:
+            stored = self._stored(key)
+            group = self._group(stored)
+            packed = self.packing.key(stored)
+        except _MISFITS as error:
+            raise self.misfit(key, error) from None
+        at = -1 if group is None else bisect_right(self._firsts, group) - 1
+        if group is None or at < 0:
+            return None
+        subtask, part = self._ranges[at]
+        if group >= part.first_group + part.group_count:
+            return None
+        return Place(subtask, part.version, group, stored, packed)
+
+    def misfit(self, key: Any, error: BaseException) -> QueryError:
+        """A key that none of this state can be."""
+        names = ", ".join(self.columns.key_names)
+        return QueryError(
+            f"operator {self.operator!r}: {key!r} is no key of it: {error}\n"
+            f"  expected: {names} of type {type_ddl(self.columns.key_type)}"
+            + ("; of several columns a tuple" if len(self.columns.key_names) > 1 else ""),
+            operator=self.operator,
+            state=self.state,
+        )
+
+    def hashable(self, key: Any) -> Any:
+        """A key that fits, to be found by: itself if it can be hashed."""
+        try:
+            hash(key)
+        except TypeError:
+            return self._stored(key)
+        return key
 
     def _stored(self, key: Any) -> Any:
         if self._is_wrapped and isinstance(key, tuple) and len(key) == 1:
-            key = key[0]
-        if key is None:
-            return None
-        try:
-            return self.columns.keys.normalise_key(key)
-        except (ValueTypeError, TypeError, ValueError) as error:
-            names = ", ".join(self.columns.key_names)
-            raise QueryError(
-                f"operator {self.operator!r}: {key!r} is no key of it: {error}\n"
-                f"  expected: {names} of type {type_ddl(self.columns.key_type)}"
-                + ("; of several columns a tuple" if len(self.columns.key_names) > 1 else ""),
-                operator=self.operator,
-                state=self.state,
-            ) from None
+            inner = key[0]
+            # Of an array with one element the tuple is the array.
+            if not self._is_array or inner is None or isinstance(inner, list | tuple | np.ndarray):
+                key = inner
+        return None if key is None else self.columns.keys.normalise_key(key)
 
     def _group(self, stored: Any) -> int | None:
         if self._hash is not None:
@@ -115,8 +141,8 @@ class Lookup:
             return None
         return groups_of(stored, count, self._group_count).start
 
-    def visible(self, held: Any, floor_ms: int | None) -> Any:
-        """What users see of what is held, without what had expired; ABSENT: nothing."""
+    def visible(self, key: Any, held: Any, floor_ms: int | None) -> Any:
+        """What users see of what is held of a key, without what had expired; ABSENT: nothing."""
         if held is not None and self.ttl is not None:
             held = _later_than(held, None if floor_ms is None else floor_ms - self.ttl.ms)
         if held is None:
@@ -131,7 +157,19 @@ class Lookup:
             }
         if self.decl.kind == "list":
             return [restore(item) for item in held]
-        return restore(held) if self._result is None else self._result(restore(held))
+        if self.result is None:
+            return restore(held)
+        try:
+            return self.result(restore(held))
+        except Exception as error:
+            raise QueryError(
+                f"operator {self.operator!r}, state {self.state!r}: the aggregate's result() of "
+                f"key {key!r} failed: {type(error).__name__}: {error}\n"
+                "  next: see to it that result() takes whatever create() and add() make",
+                operator=self.operator,
+                state=self.state,
+                key=key,
+            ) from error
 
     def stored_rows(self, batches: Sequence[pa.RecordBatch]) -> dict[Any, Any]:
         """What rows of a checkpoint hold of each key, as slots hold it."""

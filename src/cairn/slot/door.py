@@ -6,11 +6,14 @@
 A frame is four bytes of length and then the message, in msgpack. Who connects proves first
 that it has the key of the run, and so does the slot: each answers the other's random bytes. On
 the machine of the driver the door is a Unix socket in the slot's directory; elsewhere it is a
-port at the address by which the driver is reached.
+port at the address by which the driver is reached. There every frame ends in a code made with a
+key of this connection alone and the number of the frame: who is in between can read, not change.
 
 Always true here:
 - nothing is read from a stranger but one short frame, and nothing is unpickled from anybody;
+- over a port, a frame that was changed, repeated or left out ends the connection unread;
 - a frame has a largest size, a door a largest number of guests, a handshake a longest time;
+- strangers take no place of guests: of too many, the one that has waited longest has to go;
 - a guest has one question at a time, and gets the answers in the order of the questions.
 """
 
@@ -25,7 +28,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +36,14 @@ from typing import Final
 import msgspec
 
 from cairn.backends.held import Form
+from cairn.logs import logger
 
 ASK_BYTES_MAX: Final = 8 << 20
 TOLD_BYTES_MAX: Final = 64 << 20
 GUESTS_MAX: Final = 64
+STRANGERS_MAX: Final = 16
+QUEUE_MAX: Final = 128
+"""So many wait to be looked at."""
 HANDSHAKE_S: Final = 5.0
 # While rows are processed Python hands the interpreter over only this often. Its own interval is
 # five milliseconds, which every question would wait once or more.
@@ -48,6 +54,11 @@ _READ_BYTES: Final = 4096
 _LENGTH: Final = struct.Struct(">I")
 _GUEST: Final = b"cairn guest"
 _HOST: Final = b"cairn slot"
+_GUEST_FRAMES: Final = b"cairn frames of the guest"
+_HOST_FRAMES: Final = b"cairn frames of the slot"
+_CODE_BYTES: Final = 32
+# After an error of the listening socket: of files there are too many open, say.
+_PAUSE_S: Final = 0.1
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -97,9 +108,25 @@ class Channel:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._end_s: float | None = None
+        self._sent: _Codes | None = None
+        self._received: _Codes | None = None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def seal(self, mine: bytes, theirs: bytes) -> None:
+        """From now on frames carry codes: those sent with one key, those received with another."""
+        self._sent, self._received = _Codes(mine), _Codes(theirs)
+
+    def until(self, end_s: float) -> None:
+        """By when (of time.monotonic) all that is read and written from now on has to be."""
+        self.limit(max(end_s - time.monotonic(), 0.001))
+        self._end_s = end_s
 
     def limit(self, seconds: float) -> None:
         """How long each read and write may take; 0: for ever."""
+        self._end_s = None
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.settimeout(None)
         # Left to the system: a timeout of Python's asks it twice for every read.
@@ -107,9 +134,20 @@ class Channel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, message: bytes) -> None:
-        self._socket.sendall(_LENGTH.pack(len(message)) + message)
+        code = b"" if self._sent is None else self._sent.next(message)
+        self._socket.sendall(_LENGTH.pack(len(message) + len(code)) + message + code)
 
     def receive(self, bytes_max: int) -> bytes:
+        if self._received is None:
+            return self._frame(bytes_max)
+        data = self._frame(bytes_max + _CODE_BYTES)
+        message, code = data[:-_CODE_BYTES], data[-_CODE_BYTES:]
+        if not hmac.compare_digest(code, self._received.next(message)):
+            self.close()
+            raise ConnectionError("a frame that the other end has not sent, or not now")
+        return message
+
+    def _frame(self, bytes_max: int) -> bytes:
         data = self._socket.recv(_READ_BYTES)
         while len(data) < _LENGTH.size:
             data += self._more()
@@ -128,6 +166,10 @@ class Channel:
         return data[_LENGTH.size :]
 
     def _more(self, count: int = _READ_BYTES) -> bytes:
+        if self._end_s is not None:
+            if time.monotonic() >= self._end_s:
+                raise TimeoutError("the other end takes too long")
+            self.until(self._end_s)
         data = self._socket.recv(min(count, 1 << 20))
         if not data:
             raise ConnectionError("the other end is gone")
@@ -137,12 +179,27 @@ class Channel:
         self._socket.close()
 
 
+class _Codes:
+    """The codes of the frames of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def next(self, message: bytes) -> bytes:
+        # Not put together first: an answer may be large.
+        made = hmac.new(self._key, self._count.to_bytes(8, "big"), "sha256")
+        made.update(message)
+        self._count += 1
+        return made.digest()
+
+
 def _proof(key: bytes, who: bytes, nonces: bytes) -> bytes:
     return hmac.digest(key, who + nonces, "sha256")
 
 
-def _let_in(channel: Channel, key: bytes) -> None:
-    """Of the slot: whoever is there must know the key."""
+def _let_in(channel: Channel, key: bytes, *, sealed: bool, has_place: Callable[[], bool]) -> None:
+    """Of the slot: whoever is there must know the key, and wait for a place."""
     mine = secrets.token_bytes(_NONCE_BYTES)
     channel.send(mine)
     answer = channel.receive(_PROOF_BYTES + _NONCE_BYTES)
@@ -150,11 +207,17 @@ def _let_in(channel: Channel, key: bytes) -> None:
     is_known = hmac.compare_digest(proof, _proof(key, _GUEST, mine + theirs))
     if not is_known or len(theirs) != _NONCE_BYTES:
         raise ConnectionRefusedError("a guest without the key of the run")
+    if not has_place():
+        raise ConnectionRefusedError("too many guests")
     channel.send(_proof(key, _HOST, mine + theirs))
+    if sealed:
+        nonces = mine + theirs
+        channel.seal(_proof(key, _HOST_FRAMES, nonces), _proof(key, _GUEST_FRAMES, nonces))
 
 
 def knock(address: str, key: bytes, timeout_s: float) -> Channel:
     """Connect to a door; raises OSError when it is not opened."""
+    end_s = time.monotonic() + timeout_s
     kind, _, place = address.partition(":")
     if kind == "unix":
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -163,19 +226,26 @@ def knock(address: str, key: bytes, timeout_s: float) -> Channel:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel = Channel(connected)
     try:
-        connected.settimeout(timeout_s)
         if kind == "unix":
+            # The system waits: with a timeout of Python's a full queue would be an error at once.
+            channel.until(end_s)
             connected.connect(place)
         else:
+            connected.settimeout(timeout_s)
             host, _, port = place.rpartition(":")
             connected.connect((host, int(port)))
-        channel.limit(timeout_s)
+        channel.until(end_s)
         theirs = channel.receive(_NONCE_BYTES)
         mine = secrets.token_bytes(_NONCE_BYTES)
-        channel.send(_proof(key, _GUEST, theirs + mine) + mine)
+        nonces = theirs + mine
+        channel.until(end_s)
+        channel.send(_proof(key, _GUEST, nonces) + mine)
         answer = channel.receive(_PROOF_BYTES)
-        if not hmac.compare_digest(answer, _proof(key, _HOST, theirs + mine)):
+        if not hmac.compare_digest(answer, _proof(key, _HOST, nonces)):
             raise ConnectionRefusedError("a slot without the key of the run")
+        if kind != "unix":
+            channel.seal(_proof(key, _GUEST_FRAMES, nonces), _proof(key, _HOST_FRAMES, nonces))
+        channel.limit(timeout_s)
     except BaseException:
         channel.close()
         raise
@@ -194,26 +264,58 @@ class Door:
         self._key = key
         self._look_up = look_up
         self._guests = threading.BoundedSemaphore(GUESTS_MAX)
+        self._strangers: list[socket.socket] = []
+        """Who has not shown the key yet, or has no place yet; the longest there come first."""
+        self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._listen, daemon=True, name="door").start()
 
     def _listen(self) -> None:
         while not self._closed:
-            self._guests.acquire()
             try:
                 connected, _ = self._listening.accept()
             except OSError:
-                return  # Closed.
-            threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
+                if not self._closed:
+                    time.sleep(_PAUSE_S)
+                continue
+            with self._lock:
+                self._strangers.append(connected)
+                if len(self._strangers) > STRANGERS_MAX:
+                    # Its thread closes it.
+                    with contextlib.suppress(OSError):
+                        self._strangers.pop(0).shutdown(socket.SHUT_RDWR)
+            try:
+                threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
+            except RuntimeError:
+                # There are too many threads on this machine. Whoever asks is answered elsewhere.
+                self._is_stranger_no_more(connected)
+                connected.close()
+                time.sleep(_PAUSE_S)
+
+    def _is_stranger_no_more(self, connected: socket.socket) -> bool:
+        with self._lock:
+            if connected not in self._strangers:
+                return False
+            self._strangers.remove(connected)
+            return True
 
     def _serve(self, connected: socket.socket) -> None:
         channel = Channel(connected)
+        is_guest = False
+
+        def has_place() -> bool:
+            nonlocal is_guest
+            is_guest = self._guests.acquire(timeout=max(end_s - time.monotonic(), 0))
+            return is_guest and self._is_stranger_no_more(connected)
+
         # An error ends the connection; whoever asked takes that for an answer.
         try:
-            if connected.family != socket.AF_UNIX:
+            is_port = connected.family != socket.AF_UNIX
+            if is_port:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel.limit(HANDSHAKE_S)
-            _let_in(channel, self._key)
+            end_s = time.monotonic() + HANDSHAKE_S
+            channel.until(end_s)
+            _let_in(channel, self._key, sealed=is_port, has_place=has_place)
             channel.limit(0)
             sys.setswitchinterval(SWITCH_S)
             while True:
@@ -226,10 +328,12 @@ class Door:
         except (OSError, msgspec.MsgspecError):
             pass
         except Exception:
-            traceback.print_exc()
+            logger.exception("a question about state failed")
         finally:
+            self._is_stranger_no_more(connected)
             channel.close()
-            self._guests.release()
+            if is_guest:
+                self._guests.release()
 
     def close(self) -> None:
         self._closed = True
@@ -252,7 +356,7 @@ def open_door(spec: DoorSpec, directory: str, look_up: Callable[[Ask], Told]) ->
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listening.bind((own, 0))
         address = f"tcp:{own}:{listening.getsockname()[1]}"
-    listening.listen(GUESTS_MAX)
+    listening.listen(QUEUE_MAX)
     return Door(listening, address, spec.key, look_up)
 
 

@@ -11,6 +11,7 @@ Always true here:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -154,11 +155,17 @@ def hottest(keys: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def _text(key: tuple[Any, ...]) -> str:
-    """As it is looked up: the value, or a JSON array of several."""
+    """As it is looked up: the value, or a JSON array of several. A long one is cut short."""
+    if key == (None,):
+        return "[null]"  # Not to be taken for the text "null".
     text = json_text(key[0] if len(key) == 1 else list(key))
     if text.startswith('"'):
         text = json.loads(text)
-    return text if len(text) <= KEY_CHARS_MAX else text[: KEY_CHARS_MAX - 1] + "…"
+    if len(text) <= KEY_CHARS_MAX:
+        return text
+    # Two long keys that begin alike are two.
+    code = hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+    return f"{text[: KEY_CHARS_MAX - 1 - len(code)]}…{code}"
 
 
 __all__ = ["BUCKETS_MAX", "HOT_KEYS_MAX", "Heat", "bucket_rows", "hottest"]

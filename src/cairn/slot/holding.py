@@ -16,6 +16,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +31,7 @@ from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.plan.keygroups import groups_of
+from cairn.slot.door import TOLD_BYTES_MAX
 from cairn.slot.protocol import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
@@ -40,6 +42,11 @@ INCOMPLETE: Final = ""
 """A version that no epoch names."""
 LOOK_UP_S: Final = 0.5
 """How long a lookup waits while rows change; then it is answered elsewhere."""
+ANSWER_S: Final = 1.0
+"""How long a lookup may take: nobody waits for it any longer."""
+PIECE_KEYS: Final = 512
+PIECE_BYTES: Final = 1 << 20
+"""Of so much the lock is held at a time, about."""
 
 
 class Holding:
@@ -249,26 +256,46 @@ class Holding:
     ) -> tuple[list[bytes | None], int | None] | None:
         """What a version holds of keys, each given with its key group, all of it packed.
 
-        With it, by what time expired state may be gone. None: this version is not here.
+        With it, by what time expired state may be gone. None: this version is not here, or it
+        would be more than an answer holds. Rows may change between one piece and the next: a
+        version names its content, so what is found under the same name fits together.
         """
         known = self._known(state)
         if known is None or known.form != form:
             return None
         table, packing = known.table, known.packing
-        keys = [(group, packing.key_of(key)) for group, key in places]
-        if not self.lock.acquire(timeout=LOOK_UP_S):
-            return None
-        try:
-            is_here = version in (self.version, self.pending) and version != INCOMPLETE
-            if not is_here or self.is_adopted or self.tables.get(state) is not table:
+        expiry = table.expiry
+        floor_ms = None if expiry is None else expiry.floor_ms
+        told: list[bytes | None] = []
+        told_bytes, end_s, step = 0, time.monotonic() + ANSWER_S, 1
+        while len(told) < len(places):
+            few = places[len(told) : len(told) + step]
+            keys = [(group, packing.key_of(key)) for group, key in few]
+            if not self.lock.acquire(timeout=LOOK_UP_S):
                 return None
-            if any(group not in self.groups for group, _ in keys):
+            try:
+                is_here = version in (self.version, self.pending) and version != INCOMPLETE
+                if not is_here or self.is_adopted or self.tables.get(state) is not table:
+                    return None
+                if any(group not in self.groups for group, _ in keys):
+                    return None
+                found = table.look_up(keys, finished=version != self.version)
+                # It only rises: with the last one, all of the answer is as of one time.
+                floor_ms = None if expiry is None else expiry.floor_ms
+            finally:
+                self.lock.release()
+            if found is None:
+                if time.monotonic() > end_s:
+                    return None
+                continue
+            packed = [None if held is None else pack_held(packing, held) for held in found]
+            piece_bytes = sum(len(raw) for raw in packed if raw is not None)
+            told += packed
+            told_bytes += piece_bytes
+            if told_bytes > TOLD_BYTES_MAX or time.monotonic() > end_s:
                 return None
-            found = table.look_up(keys, finished=version != self.version)
-            floor_ms = None if table.expiry is None else table.expiry.floor_ms
-        finally:
-            self.lock.release()
-        return [None if held is None else pack_held(packing, held) for held in found], floor_ms
+            step = min(2 * step, PIECE_KEYS) if piece_bytes < PIECE_BYTES else max(1, step // 4)
+        return told, floor_ms
 
     def _known(self, state: str) -> _Asked | None:
         table = self.tables.get(state)

@@ -456,6 +456,7 @@ class LevelRuntime:
 
     def report(
         self,
+        token: Token,
         *,
         executor: str,
         log: str,
@@ -464,6 +465,14 @@ class LevelRuntime:
         door: str = "",
     ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
+        with self._lock:
+            # A later one may have begun: what it has counted so far is not to go by this name.
+            self.check(token)
+            return self._report(executor, log, started_ms, stage, door)
+
+    def _report(
+        self, executor: str, log: str, started_ms: int, stage: int | None, door: str
+    ) -> Report:
         uids = {holding.uid for holding in self.holdings}
         written = [file for file in self.compactor.announced() if file.uid in uids]
         heats = {op.spec.uid: op.heat for op in self.operators if op.heat is not None}

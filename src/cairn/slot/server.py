@@ -133,7 +133,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 self._door = open_door(spec.door, self._directory, self.runtime.look_up)
             except OSError as error:
                 # Epochs run without it, and the checkpoint answers.
-                print(f"no door: {error}", flush=True)
+                logger.warning("no door for queries of state: %s", error)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._in_use(), scope(job=self._job_name()):
@@ -160,6 +160,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                     level.run(token, chunk.data)
             ack = level.finish(token)
             report = level.report(
+                token,
                 executor=self.executor,
                 log=self.log,
                 started_ms=started_ms,

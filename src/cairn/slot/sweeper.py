@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable
+
+from cairn.logs import logger
 
 SLICE_S = 0.003
 REST_S = 0.006
@@ -54,7 +55,7 @@ class Sweeper:
                         break
                 except Exception:
                     # The next epoch meets the same state and says what is wrong with it.
-                    traceback.print_exc()
+                    logger.exception("expired state could not be removed")
                     break
                 time.sleep(REST_S)
             if self._closed:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cairn.coordinator.measured import summary
+from cairn.coordinator.measured import slender, summary
 from cairn.errors import RestoreError
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
@@ -24,7 +24,6 @@ Facts = dict[str, Any]
 
 REMEMBERED_MAX: Final = 2000
 PARTS: Final = ("begin", "process", "alignment", "snapshot", "commit", "other")
-_BULKY: Final = frozenset({"group_rows", "hot_keys", "subtask_rows", "user"})
 
 
 class Trail:
@@ -114,10 +113,7 @@ def _lean(facts: Facts) -> Facts:
     lean = {name: value for name, value in facts.items() if name != "totals"}
     lean["commit_ms"] = facts.get("commit_ms")
     lean["timings"] = {k: v for k, v in facts["timings"].items() if k != "subtasks"}
-    lean["operators"] = {
-        uid: {name: value for name, value in measured.items() if name not in _BULKY}
-        for uid, measured in facts["operators"].items()
-    }
+    lean["operators"] = slender(facts["operators"])
     lean["rows_out"] = sum(each.get("rows_out", 0) for each in lean["operators"].values())
     lean["parts"] = parts_ms(lean)
     return lean

@@ -109,7 +109,7 @@ class Lead:
             mine = [r for r in rows if group_of(r[0]) * begin.parallelism // 6 == subtask]
             acks.append(run(level, begin, mine, subtask=subtask))
             level.compactor.work()
-            reports.append(level.report(executor="", log="", started_ms=0))
+            reports.append(level.report(level._newest, executor="", log="", started_ms=0))
         return Outcome(acks, reports)
 
     def run_epoch(self, *rows: tuple[int, int | None]) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cairn.coordinator.epoch import Outcome
-from cairn.coordinator.measured import latest, summary
+from cairn.coordinator.measured import latest, slender, summary
 from cairn.errors import EpochError
 from cairn.slot.protocol import Begin
 from cairn.storage.manifest import decode_record, encode_epoch
@@ -48,6 +48,8 @@ def test_an_epoch_says_where_its_rows_fell(tmp_path: Path) -> None:
     assert len(measured["subtask_rows"]) == 2 and len(measured["group_rows"]) == 6
     assert measured["hot_keys"][0] == {"key": "7", "rows": 61}
     assert summary(epoch)["operators"]["count"]["hot_keys"] == measured["hot_keys"]
+    (kept,) = slender(summary(epoch)["operators"]).values()
+    assert "rows_in" in kept and not kept.keys() & {"hot_keys", "group_rows", "user"}
 
 
 def test_totals_go_on_over_epochs_and_drivers(lead: Lead, tmp_path: Path) -> None:

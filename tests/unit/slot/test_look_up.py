@@ -17,8 +17,9 @@ from cairn.backends import make_backend
 from cairn.backends.base import BaseCancelledError, BaseTarget
 from cairn.backends.batch_handles import make_batch_handle
 from cairn.backends.handles import make_handle
-from cairn.backends.held import form_of, packing_of, unpack_held
+from cairn.backends.held import form_of, pack_held, packing_of, unpack_held
 from cairn.plan.keygroups import key_hasher
+from cairn.slot import holding as slot_holding
 from cairn.slot.holding import INCOMPLETE, Holding
 from cairn.slot.protocol import Piece
 from cairn.storage.manifest import EMPTY_VERSION
@@ -307,3 +308,78 @@ def test_looking_up_leaves_no_trace_in_what_rocksdb_remembers(tmp_path: Path) ->
         assert found is not None and None not in found
         assert backend.cached_bytes == cached
         assert all(not dict.__len__(rows) and not rows.old for rows in backend.all_rows())
+
+
+@pytest.mark.parametrize(("kind", "backend"), CASES)
+def test_a_large_lookup_lets_epochs_begin_between_its_pieces(
+    kind: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_holding, "PIECE_KEYS", 30)
+    monkeypatch.setattr("cairn.backends.columns.CHAINED_AT_ONCE", 100)
+    written = Written(kind, backend, tmp_path)
+    written.write(1, range(PAIRS))
+    written.finish(1)
+    written.commit(1)
+    version, pieces = written.committed[0], []
+    look_up = written.table.look_up
+
+    def watched(places: Any, *, finished: bool) -> Any:
+        pieces.append((len(places), finished))
+        return look_up(places, finished=finished)
+
+    def pack(packing: Any, held: Any) -> bytes:
+        # Not locked: the next epoch begins, which promotes what is being asked for.
+        if written.holding.version != version:
+            written.begin()
+        return pack_held(packing, held)
+
+    monkeypatch.setattr(written.table, "look_up", watched)
+    monkeypatch.setattr(slot_holding, "pack_held", pack)
+    found = written.look_up(version, list(range(2 * PAIRS)))
+    held: dict[str, Any] = {"value": 1, "list": [1], "map": {0: 1, 1: 1}}
+    assert found == [held[kind]] * (2 * PAIRS)
+    assert max(count for count, _ in pieces) == 30
+    assert {finished for _, finished in pieces} == {True, False}
+
+
+def test_a_lookup_whose_version_goes_half_way_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written("value", "heap", tmp_path)
+    written.write(1, range(PAIRS))
+    written.finish(1)
+    pending = written.holding.pending
+    assert pending is not None
+
+    def pack(packing: Any, held: Any) -> bytes:
+        written.begin()  # From the parent: the attempt is undone.
+        return pack_held(packing, held)
+
+    monkeypatch.setattr(slot_holding, "pack_held", pack)
+    assert written.look_up(pending, list(range(100))) is None
+
+
+def test_a_lookup_stops_when_it_is_too_large_or_nobody_waits_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written("map", "heap", tmp_path)
+    written.write(1, range(PAIRS))
+    written.finish(1)
+    written.commit(1)
+    packed = []
+
+    def pack(packing: Any, held: Any) -> bytes:
+        packed.append(held)
+        return pack_held(packing, held)
+
+    monkeypatch.setattr(slot_holding, "pack_held", pack)
+    version = written.committed[0]
+    for name, limit in (("TOLD_BYTES_MAX", 10), ("ANSWER_S", 0.0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(slot_holding, name, limit)
+            packed.clear()
+            assert written.look_up(version, list(range(2 * PAIRS))) is None
+            assert 0 < len(packed) <= 16
+    with monkeypatch.context() as patch:
+        patch.setattr(slot_holding, "PIECE_BYTES", 1)
+        assert len(written.look_up(version, list(range(2 * PAIRS))) or ()) == 2 * PAIRS

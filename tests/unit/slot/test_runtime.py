@@ -185,6 +185,17 @@ def test_a_base_is_of_the_epoch_it_was_asked_in_however_late_it_is_written(
     assert held([SimpleNamespace(operators=[fresh])]) == model(done)
 
 
+def test_an_attempt_that_is_superseded_makes_no_report_of_the_next_one(
+    checkpoint: Checkpoint, slot: LevelRuntime
+) -> None:
+    begin = checkpoint.begin()
+    run(slot, begin, [(1, 1)], task_attempt=1)
+    assert slot.report(token_of(begin, 1), executor="", log="", started_ms=0).epoch == begin.epoch
+    slot.begin(token_of(begin, 2), begin, 0)
+    with pytest.raises(StaleTokenError):
+        slot.report(token_of(begin, 1), executor="", log="", started_ms=0)
+
+
 def test_an_announcement_is_repeated_until_it_is_settled(
     checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
@@ -194,10 +205,10 @@ def test_an_announcement_is_repeated_until_it_is_settled(
     slot.compactor.work()
     for attempt in (1, 2):
         run(slot, begin, [], task_attempt=attempt)
-        assert len(slot.report(executor="", log="", started_ms=0).compacted) == 1
+        assert len(slot.report(slot._newest, executor="", log="", started_ms=0).compacted) == 1
     settled = [file.stored.id for file in slot.compactor.announced()]
     run(slot, msgspec.structs.replace(begin, settled=settled), [], task_attempt=3)
-    assert slot.report(executor="", log="", started_ms=0).compacted == ()
+    assert slot.report(slot._newest, executor="", log="", started_ms=0).compacted == ()
 
 
 def test_a_base_that_cannot_be_written_fails_no_epoch(
@@ -210,7 +221,9 @@ def test_a_base_that_cannot_be_written_fails_no_epoch(
         patched.setattr(type(checkpoint.store), "put", _full_disk)
         patched.setattr(type(checkpoint.store), "put_file", _full_disk)
         slot.compactor.work()
-    assert "No space left" in slot.report(executor="", log="", started_ms=0).base_failed
+    assert (
+        "No space left" in slot.report(slot._newest, executor="", log="", started_ms=0).base_failed
+    )
     checkpoint.publish(begin, [ack])
     checkpoint.run_epoch([slot], [])
     assert seen(slot) == model([(1, 1), (2, 2)])
@@ -525,7 +538,7 @@ def test_state_of_another_form_is_read_anew_and_written_as_a_base(
     begin = msgspec.structs.replace(checkpoint.begin(), rewrite=["count"])
     run(slot, begin, [])
     assert slot.restored
-    (file,) = slot.report(executor="", log="", started_ms=0).compacted
+    (file,) = slot.report(slot._newest, executor="", log="", started_ms=0).compacted
     assert (file.kind, file.as_of) == ("base", begin.parent)
     assert [rows.get(1) for rows in slot.operators[0].tables["n"].rows if 1 in rows] == ["2"]
 

@@ -50,7 +50,7 @@ def test_it_does_nothing_while_the_slot_is_busy_or_closed() -> None:
     assert calls == []
 
 
-def test_an_error_ends_the_sweep_and_not_the_slot(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_the_sweep_and_not_the_slot(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[float] = []
     failed = threading.Event()
 
@@ -68,4 +68,4 @@ def test_an_error_ends_the_sweep_and_not_the_slot(capsys: pytest.CaptureFixture[
     swept.wake()
     assert failed.wait(PATIENCE_S)
     swept.close()
-    assert "as told" in capsys.readouterr().err
+    assert "ValueError: as told" in caplog.text
