@@ -1,7 +1,8 @@
 """SQL over state, by DuckDB over Arrow: no Spark, no server, nothing but reading.
 
 Each state is a table, called `operator.state`; also `operator_state` and `state`, where no
-other state has that name. A state is read when the query scans it, and not before.
+other state has that name; of states whose names differ by case only each has a number. A state
+is read when the query scans it, and not before.
 
 Always true here:
 - a query is one SELECT over states: what it names besides is refused before it runs;
@@ -35,6 +36,10 @@ _TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest", "repe
 _REFUSED: Final = frozenset(
     {"current_setting", "getenv", "write_log", "query", "query_table", "parse_duckdb_log"}
 )
+_QUERY_NODES: Final = frozenset(
+    {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+)
+_SCHEMAS: Final = frozenset({"memory", "temp", "system", "pg_catalog", "information_schema"})
 _SETTINGS: Final = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -89,21 +94,37 @@ def is_truncated(table: pa.Table) -> bool:
 
 def table_names(source: StateSource) -> dict[tuple[str, ...], StateTable]:
     """What states are called in SQL, in lower case: as it is written, by its parts."""
-    tables = source.tables()
     found: dict[tuple[str, ...], StateTable] = {}
+    named = _told_apart(source.tables())
     names = [
         [
-            (f"{table.operator}.{table.state}",),
-            (table.operator, table.state),
-            (re.sub(r"\W", "_", f"{table.operator}_{table.state}"),),
-            (table.state,),
+            (f"{table.operator}.{state}",),
+            (table.operator, state),
+            (re.sub(r"\W", "_", f"{table.operator}_{state}"),),
+            (state,),
         ]
-        for table in tables
+        for table, state in named
     ]
     lowered = [[tuple(part.lower() for part in name) for name in each] for each in names]
     counts = Counter(name for each in lowered for name in set(each))
-    for table, each in zip(tables, lowered, strict=True):
+    for (table, _), each in zip(named, lowered, strict=True):
         found |= {name: table for name in each if counts[name] == 1}
+    return found
+
+
+def _told_apart(tables: list[StateTable]) -> list[tuple[StateTable, str]]:
+    """Each with a name for its state: SQL does not tell `Total` from `total`, so they are
+    `Total_1` and `total_2`."""
+    lowered = [(table.operator.lower(), table.state.lower()) for table in tables]
+    counts, taken = Counter(lowered), set(lowered)
+    found = []
+    for table, (operator, state) in zip(tables, lowered, strict=True):
+        shown, number = table.state, 0
+        while counts[operator, state] > 1 and (operator, shown.lower()) in taken:
+            number += 1
+            shown = f"{table.state}_{number}"
+        taken.add((operator, shown.lower()))
+        found.append((table, shown))
     return found
 
 
@@ -141,6 +162,11 @@ def _named(connection: Any, sql: str) -> _Named:
             "the query is nested too deeply\n  next: join or nest fewer parts"
         ) from None
     kind = statements[0].type.name
+    if kind == "MULTI":
+        raise QueryError(
+            "a query is one SELECT\n  found: a PIVOT that first looks for its columns\n"
+            "  next: name them: PIVOT ... ON column IN (...)"
+        )
     if kind != "SELECT" or parsed["error"]:
         raise QueryError(
             f"a query only reads\n  expected: one SELECT\n  found: {kind}\n"
@@ -189,6 +215,10 @@ def _look(node: dict[str, Any], found: _Named) -> None:
         if name in _REFUSED:
             raise QueryError(f"{name}() cannot be used here\n  next: leave it out")
     if isinstance(node.get("cte_map"), dict):
+        if kind not in _QUERY_NODES:
+            raise QueryError(
+                f"a query only reads\n  expected: SELECT in all its parts\n  found: {kind}"
+            )
         found.ctes |= {str(each["key"]).lower() for each in node["cte_map"].get("map", ())}
 
 
@@ -197,9 +227,14 @@ def _found(source: StateSource, named: _Named) -> dict[tuple[str, ...], StateTab
     found = {}
     for name in named.tables:
         if name in known:
+            if len(name) > 1 and name[0] in _SCHEMAS:
+                raise QueryError(
+                    f"{name[0]!r} is also a name of DuckDB's own\n"
+                    f'  next: write both parts in one pair of double quotes: "{".".join(name)}"'
+                )
             found[name] = known[name]
         elif len(name) != 1 or name[0] not in named.ctes:
-            names = sorted({f"{t.operator}.{t.state}" for t in known.values()})
+            names = sorted({f"{t.operator}.{state}" for t, state in _told_apart(source.tables())})
             raise QueryError(
                 f"there is no table {'.'.join(name)!r}\n"
                 f"  found: {', '.join(names) or 'no state at all'}\n"
@@ -287,7 +322,11 @@ def _add(connection: Any, name: tuple[str, ...], scan: _Scan) -> None:
 
 
 def _fetched(connection: Any, sql: str, rows_max: int, bytes_max: int) -> pa.Table:
-    reader = connection.sql(sql).limit(rows_max + 1).to_arrow_reader(_BATCH_ROWS)
+    asked = connection.sql(sql)
+    if any("UHUGEINT" in str(type) for type in asked.types):
+        # On its way to Arrow it becomes a negative number.
+        raise QueryError("a UHUGEINT cannot be shown\n  next: cast it to varchar or hugeint")
+    reader = asked.limit(rows_max + 1).to_arrow_reader(_BATCH_ROWS)
     batches: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in reader:

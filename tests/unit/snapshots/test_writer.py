@@ -875,3 +875,10 @@ def test_a_time_that_no_table_can_show_is_not_shown_as_another() -> None:
     assert times(pa.array([1, None])).cast(pa.int64()).to_pylist() == [1000, None]
     with pytest.raises(QueryError, match="beyond all"):
         times(pa.array([2**63 - 1]))
+
+
+def test_after_rows_that_are_refused_no_folder_of_state_is_left(tmp_path: Path) -> None:
+    dest = Destination(open_store(str(tmp_path)), "an-id", 1)
+    dest.store.put("state/op/v/part.parquet", b"by an executor")
+    dest.undo()
+    assert not list(tmp_path.iterdir())
