@@ -9,6 +9,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -28,8 +29,9 @@ from cairn.snapshots.tables import open_state
 NICE: Final = 10
 VALUES_MAX: Final = 4_000_000
 """Of an answer, in lists too: each is an object to whoever shows it, however small it is here."""
-_SPARE_MB: Final = 256
+_SPARE_MB: Final = 512
 """Of addresses, besides what the query may have: stacks of threads, what is read of a state."""
+_FIRST_TO_GO: Final = "1000"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,9 @@ def _own_output() -> BinaryIO:
 def _limit(asked: Asked) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        # Where memory is short nevertheless, it is not the job that the kernel ends.
+        score.write(_FIRST_TO_GO)
     pa.set_cpu_count(THREADS)
     pa.set_io_thread_count(THREADS)
     memory = (_address_mb() + asked.memory_mb + _SPARE_MB) << 20

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,3 +138,22 @@ def test_the_process_knows_how_to_reach_stores_and_no_other_secret(
     assert found["AWS_SECRET_ACCESS_KEY"] == "for the store" and found["https_proxy"]
     assert "DATABASE_PASSWORD" not in found
     assert all(found["PYTHONPATH"].split(os.pathsep)), "not the folder it runs in"
+
+
+def test_the_process_has_its_limits_before_it_looks_at_the_query(tmp_path: Path) -> None:
+    program = """
+import os, resource, signal, sys
+import cairn.query.sql_child as child
+asked = dict(url="", epoch=1, sql="", rows_max=1, timeout_s=9, memory_mb=64, bytes_max=1)
+child._limit(child.Asked(**asked))
+limits = [resource.getrlimit(each)[1] for each in (resource.RLIMIT_CPU, resource.RLIMIT_CORE)]
+alarm = signal.getitimer(signal.ITIMER_REAL)[0]
+try:
+    bytes(2 << 30)
+except MemoryError:
+    print(limits, 5 < alarm <= 10, os.nice(0) >= child.NICE)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=child_environment()
+    )
+    assert done.stdout.split("\n")[0] == "[23, 0] True True", done.stderr
