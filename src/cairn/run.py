@@ -24,6 +24,7 @@ from cairn.plan.graph import Graph
 from cairn.query.doors import Doors
 from cairn.query.live import Answer, Answers, LiveState
 from cairn.sinks.base import close_all
+from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.start import start
@@ -424,11 +425,7 @@ class Run:
 
         With `savepoint`, the state as of the last epoch is written there, once the run has ended.
         """
-        if savepoint is not None and self._options.on_stop == "delete":
-            raise PlanError(
-                "the checkpoint is deleted when this run stops (on_stop='delete')\n"
-                "  next: take run.savepoint(path) first, then stop"
-            )
+        self.check_stop(savepoint)
         self._stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._turn.take_at_once(STOP_PATIENCE_S)
@@ -448,6 +445,17 @@ class Run:
                 "  next: start the job on this checkpoint again, then stop it with a savepoint"
             )
         self.savepoint(savepoint)
+
+    def check_stop(self, savepoint: str | None = None) -> None:
+        """Raises what `stop` would refuse, before anything is stopped."""
+        if savepoint is None:
+            return
+        if self._options.on_stop == "delete":
+            raise PlanError(
+                "the checkpoint is deleted when this run stops (on_stop='delete')\n"
+                "  next: take run.savepoint(path) first, then stop"
+            )
+        check_destination(savepoint)
 
     def savepoint(self, path: str) -> SavepointInfo:
         """Write the newest committed epoch to a folder: full, self-contained, movable.

@@ -87,6 +87,57 @@ def test_a_key_without_state_says_so(url: str, open_page: OpenPage) -> None:
     page.get_by_text("No state for this key.").wait_for()
 
 
+def test_a_key_of_several_columns_is_looked_up_to_its_last_digit(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    large = 2**53 + 1
+    made = Checkpoint(
+        {"n": value("bigint")},
+        {"k": "string", "id": "bigint"},
+        store=open_store(str(tmp_path / "two")),
+    )
+    made.commit({"n": {("a", large): 7, ("a", large - 1): 8, ("12345678901234567", 3): 9}})
+    with serve(Site(made.store.url, Serve(flight=False))) as served:
+        page = open_page(served.url)
+        page.goto(f"{served.url}/#/state?operator={UID}&state=n")
+        asked = page.get_by_label("Key (k string, id bigint)")
+        for text, key, found in (
+            (f'["a", {large}]', f"a, {large}", "7"),
+            (f'["a", {large - 1}]', f"a, {large - 1}", "8"),
+            ('["12345678901234567", 3]', "12345678901234567, 3", "9"),
+        ):
+            asked.fill(text)
+            page.keyboard.press("Enter")
+            page.locator(".answer code", has_text=re.compile(f"^{key}$")).wait_for()
+            assert page.locator(".answer .big").inner_text() == found
+
+
+def test_a_page_of_a_retired_epoch_leads_back_to_the_start(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    page.goto(f"{url}/#/state?operator={UID}&state=n&way=browse")
+    page.get_by_text("page 1").wait_for()
+    gone = {"error": {"code": "gone", "message": "epoch 3 is retired", "next": "begin again"}}
+    page.route("**/api/state/**after=**", lambda route: route.fulfill(status=410, json=gone))
+    page.get_by_role("button", name="Next").click()
+    page.get_by_text("epoch 3 is retired").wait_for()
+    page.get_by_role("button", name="From the start").click()
+    page.get_by_text("page 1").wait_for()
+    assert all("410" in said for said in page.complaints)
+    page.complaints.clear()
+
+
+def test_only_epochs_that_are_kept_are_offered_to_compare(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+
+    def all_but_one_retired(route: Any) -> None:
+        route.fulfill(json={**route.fetch().json(), "oldest_kept": 3})
+
+    page.route("**/api/epochs?**", all_but_one_retired)
+    page.goto(f"{url}/#/state?operator={UID}&state=n&way=diff")
+    page.reload()
+    page.get_by_text("Only one epoch is kept").wait_for()
+
+
 def test_states_are_paged_through_and_asked_in_sql_and_compared(
     url: str, open_page: OpenPage
 ) -> None:

@@ -33,7 +33,7 @@ from cairn.snapshots.savepoint import (
     state_folder,
 )
 from cairn.storage.manifest import seal
-from cairn.storage.store import NotFoundError, Store
+from cairn.storage.store import NotFoundError, Store, open_store
 
 FILE_ROWS: Final = 1 << 20
 FILE_BYTES: Final = 256 << 20
@@ -43,6 +43,17 @@ _COPY_BYTES: Final = 4 << 20
 
 Put = Callable[[str, str], SavedFile]
 """Puts a local file under a path."""
+
+
+def check_destination(url: str) -> None:
+    """Raises when no savepoint can be written there: something is there, or it cannot be read."""
+    try:
+        store = open_store(url, create=False)
+    except NotFoundError:
+        return
+    there = store.list()
+    if there:
+        raise _refused(store, [found.path for found in there])
 
 
 class Destination:

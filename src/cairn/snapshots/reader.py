@@ -31,6 +31,8 @@ from cairn.storage.store import Store
 CHUNK_ROWS: Final = 1 << 18
 # Arrow sorts a column of text only as long as it fits in 2 GiB.
 SORT_BYTES_MAX: Final = 512 << 20
+# Fibonacci hashing: the high bits of a product with it are spread well.
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Chunk(NamedTuple):
@@ -257,12 +259,43 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
         # A large base and what has changed since: its own rows need not be told apart.
         return [*_unchanged(columns, files)[0], *_last_words(columns, later)]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    codes = _codes(columns.places(whole))
-    last = np.empty(codes.max(initial=-1) + 1, np.int64)
+    keep = _are_last(columns.places(whole))
+    keep &= whole["live"].to_numpy(zero_copy_only=False)
+    return [columns.of_stored(whole.filter(pa.array(keep)))]
+
+
+def _are_last(places: list[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows no later one replaces."""
+    count = len(places[0])
+    if len(places) > 1 or not pa.types.is_integer(places[0].type) or places[0].null_count:
+        return _are_last_by(_codes(places), count)
+    # Most rows of different files are of different keys. Those whose hash no later row has are
+    # the last of their key, for sure; the others are compared. That costs a fraction.
+    keys = places[0].to_numpy().astype(np.uint64, copy=False)
+    bits = max(8, int(count).bit_length() + 3)
+    hashes = ((keys * _ODD) >> np.uint64(64 - bits)).astype(np.int64)
+    rows = np.arange(count, dtype=np.int32)
+    newest = np.empty(1 << bits, np.int32)
     # Where an index occurs several times, the last assignment counts.
-    last[codes] = np.arange(len(codes))
-    live = whole["live"].to_numpy(zero_copy_only=False)[last]
-    return [columns.of_stored(whole.take(pa.array(last[live])))]
+    newest[hashes] = rows
+    is_last: np.ndarray[Any, np.dtype[np.bool_]] = newest[hashes] == rows
+    if not is_last.all():
+        is_shared = np.zeros(1 << bits, np.bool_)
+        is_shared[hashes[~is_last]] = True
+        unsure = np.flatnonzero(is_shared[hashes])
+        codes = _codes([places[0].take(pa.array(unsure))])
+        is_last[unsure] = _are_last_by(codes, len(unsure))
+    return is_last
+
+
+def _are_last_by(
+    codes: np.ndarray[Any, np.dtype[np.int64]], count: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    rows = np.arange(count)
+    newest = np.empty(codes.max(initial=-1) + 1, np.int64)
+    newest[codes] = rows
+    is_last: np.ndarray[Any, np.dtype[np.bool_]] = newest[codes] == rows
+    return is_last
 
 
 def _row_count(*files: list[pa.RecordBatch]) -> int:

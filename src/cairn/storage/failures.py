@@ -70,16 +70,13 @@ class Failures:
             self._current = name, facts
             before = self._writer
             self._writer = threading.Thread(
-                target=self._write, args=(before,), daemon=True, name="cairn-failure"
+                target=self._write, args=(before, name, facts), daemon=True, name="cairn-failure"
             )
             self._writer.start()
 
-    def _write(self, before: threading.Thread | None) -> None:
+    def _write(self, before: threading.Thread | None, name: str, facts: Facts) -> None:
         if before is not None:
             before.join()
-        with self._lock:
-            assert self._current is not None
-            name, facts = self._current
         write_note(self._store, FAILURES_FOLDER, name, facts, keep=FAILURES_KEPT)
 
 

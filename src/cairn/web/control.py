@@ -5,7 +5,8 @@ configured, or `<checkpoint>-savepoints`, beside the checkpoint.
 
 Always true here:
 - no path of a client's is ever written to: a name is one plain part of a path;
-- a savepoint that was asked for together with the stop is written before the process ends.
+- a savepoint that was asked for together with the stop is written before the process ends;
+- what a stop is refused for, as far as it can be known, is told before anything is stopped.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cairn.errors import CairnError
 from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
 from cairn.web.errors import ApiError
@@ -97,14 +99,35 @@ class _Control:
 
     def _stop(self, asked: _Stop) -> Response:
         url = None if asked.savepoint is None else savepoint_url(self._site, asked.savepoint)
-        with self._one_at_a_time() as run:
+        run = self._take_turn()
+        try:
+            _check_stop(run, url)
             _logger.info("a client stops job %r", run.name)
             # Not waited for: the server ends with the run. No daemon: a savepoint is finished.
-            threading.Thread(target=_stop, args=(run, url), name="cairn-stop").start()
+            threading.Thread(target=self._stop_run, args=(run, url), name="cairn-stop").start()
+        except BaseException:
+            self._turn.release()
+            raise
         return json_response({"stopping": True, "savepoint": url}, 202)
+
+    def _stop_run(self, run: LiveRun, savepoint: str | None) -> None:
+        try:
+            run.stop(savepoint=savepoint)
+        except Exception:
+            _logger.exception("job %r could not be stopped as a client asked", run.name)
+        finally:
+            self._turn.release()
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[LiveRun]:
+        run = self._take_turn()
+        try:
+            yield run
+        finally:
+            self._turn.release()
+
+    def _take_turn(self) -> LiveRun:
+        """Who takes it gives it back."""
         run = self._site.run
         if run is None or run.status not in ("running", "paused"):
             raise ApiError(
@@ -115,17 +138,22 @@ class _Control:
             )
         if not self._turn.acquire(blocking=False):
             raise ApiError(409, "busy", "Another change is under way", "try again when it is done")
-        try:
-            yield run
-        finally:
-            self._turn.release()
+        return run
 
 
-def _stop(run: LiveRun, savepoint: str | None) -> None:
+def _check_stop(run: LiveRun, savepoint: str | None) -> None:
     try:
-        run.stop(savepoint=savepoint)
-    except Exception:
-        _logger.exception("job %r could not be stopped as a client asked", run.name)
+        run.check_stop(savepoint)
+    except CairnError:
+        raise
+    except Exception as error:  # Stores fail in many ways.
+        _logger.warning("no savepoint can be written to %s: %s", savepoint, error)
+        raise ApiError(
+            409,
+            "conflict",
+            "No savepoint can be written there; the job goes on",
+            "see the log of the server, and Serve(savepoints=...)",
+        ) from None
 
 
 def savepoint_url(site: Site, name: str) -> str:

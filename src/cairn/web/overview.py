@@ -9,6 +9,7 @@ Always true here:
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Final
 
@@ -118,8 +119,11 @@ def groups(site: Site, operator: str | None, number: int | None) -> Facts:
 def points(store: Store, log: Log) -> Facts:
     """What happened to the checkpoint as a whole, newest first."""
     about = job_of(store)
-    current = {each.number for each in log.lineage()}
-    records = list(log.records())[-POINTS_MAX:][::-1]
+    # Only so many are read: each is an object of the store.
+    start = min(log.numbers()[-POINTS_MAX:], default=0)
+    records = list(log.records(start))[::-1]
+    lineage = itertools.takewhile(lambda each: each.number >= start, log.lineage())
+    current = {each.number for each in lineage}
     return {
         "origin": None if about is None else job_facts(about)["origin"],  # type: ignore[index]
         "savepoints": saved_points(store),

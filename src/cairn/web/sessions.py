@@ -38,7 +38,3 @@ class Sessions:
         # Found by its hash, so the time it takes says nothing about how much of it fits.
         with self._lock:
             return session is not None and self._ends_at.get(session, 0.0) > self._clock()
-
-    def close(self, session: str | None) -> None:
-        with self._lock:
-            self._ends_at.pop(session or "", None)

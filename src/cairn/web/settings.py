@@ -8,6 +8,7 @@ Always true here:
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,7 +41,12 @@ class Serve:
     """Where savepoints go that are asked for over HTTP; default: `<checkpoint>-savepoints`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.address, str):
+            raise PlanError(f"serve: an address is HOST:PORT, found {self.address!r}")
         host, port = self.host_port()
+        rate = self.requests_per_s
+        if not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            raise PlanError(f"serve: requests_per_s must be a number above 0, found {rate!r}")
         if not is_loopback(host) and self.token is None:
             raise PlanError(
                 f"serve: {host}:{port} can be reached from other machines, and there is no token\n"
@@ -80,4 +86,4 @@ def as_serve(serve: Serve | str | bool | None) -> Serve | None:
         return None
     if serve is True:
         return Serve()
-    return Serve(address=serve) if isinstance(serve, str) else serve
+    return serve if isinstance(serve, Serve) else Serve(address=serve)

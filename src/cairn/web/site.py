@@ -1,7 +1,8 @@
 """What is served: one checkpoint, and the run that writes it, if that is here.
 
 Always true here:
-- nothing is changed through the store of a site: it only reads;
+- nothing of the job is changed through the store of a site: it only reads, and of what may
+  last it writes a hold beside the epochs, so that the job keeps the epoch meanwhile;
 - a thread has a Log of its own.
 """
 
@@ -67,6 +68,7 @@ class LiveRun(Protocol):
     def query_many(self, operator: str, state: str, keys: Any) -> LiveAnswers: ...
     def savepoint(self, path: str) -> SavepointInfo: ...
     def rescale(self, parallelism: int) -> None: ...
+    def check_stop(self, savepoint: str | None = None) -> None: ...
     def stop(self, savepoint: str | None = None) -> None: ...
 
 

@@ -7,11 +7,15 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cairn.snapshots.reader as reader_module
 from cairn.errors import CorruptFileError, StateNotFoundError
 from cairn.snapshots import EpochReader
+from cairn.snapshots.reader import _are_last
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 from tests.unit.snapshots.checkpoints import (
@@ -238,3 +242,13 @@ def test_a_missing_file_is_named() -> None:
     checkpoint.store.delete([path])
     with pytest.raises(CorruptFileError, match=path):
         read(checkpoint)
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=300),
+    st.sampled_from([pa.int64(), pa.string()]),
+)
+def test_of_rows_of_one_place_the_last_one_counts(keys: list[int], type: pa.DataType) -> None:
+    column = pa.array(keys if type == pa.int64() else [str(key) for key in keys], type)
+    last = {key: at for at, key in enumerate(keys)}
+    assert _are_last([column]).tolist() == [last[key] == at for at, key in enumerate(keys)]

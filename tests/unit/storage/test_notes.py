@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
-from cairn.errors import CommitConflictError
+from cairn.errors import CommitConflictError, EpochError
 from cairn.storage.failures import Failures, read_failures
 from cairn.storage.notes import FAILURES_FOLDER, NOTE_FOLDERS, read_notes, write_note
 from cairn.storage.removal import delete_checkpoint
@@ -69,3 +70,21 @@ def test_notes_go_with_their_checkpoint(tmp_path: Path) -> None:
         write_note(store, folder, "1", {}, keep=3)
     delete_checkpoint(store)
     assert not (tmp_path / "c").exists()
+
+
+def test_failures_that_come_faster_than_the_store_takes_them_are_all_kept() -> None:
+    may_write = threading.Event()
+
+    class Slow(FaultyStore):
+        def put(self, path: str, data: bytes) -> None:
+            may_write.wait(20)
+            super().put(path, data)
+
+    store = open_store("memory:")
+    failures = Failures(Slow(store), "job")
+    for attempt, cause in enumerate("AABCC", 1):
+        failures.note(EpochError(cause), 1, attempt)
+    may_write.set()
+    failures.settle()
+    found = [(each["message"], each["attempts"]) for each in read_failures(store)]
+    assert found == [("C", 5), ("B", 3), ("A", 2)]

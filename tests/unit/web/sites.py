@@ -11,6 +11,7 @@ from typing import Any
 
 from cairn.coordinator.measured import summary
 from cairn.errors import EpochError
+from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
 from cairn.web.settings import Serve
@@ -84,6 +85,10 @@ class FakeRun:
 
     def rescale(self, parallelism: int) -> None:
         self.asked.append(("rescale", parallelism))
+
+    def check_stop(self, savepoint: str | None = None) -> None:
+        if savepoint is not None:
+            check_destination(savepoint)
 
     def stop(self, savepoint: str | None = None) -> None:
         self.asked.append(("stop", savepoint))

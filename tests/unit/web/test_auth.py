@@ -99,8 +99,6 @@ def test_sessions_end_and_are_bounded() -> None:
     assert not sessions.knows(first)
     opened = [sessions.open() for _ in range(SESSIONS_MAX + 1)]
     assert not sessions.knows(opened[0]) and sessions.knows(opened[1])
-    sessions.close(opened[1])
-    assert not sessions.knows(opened[1])
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", "", "10.0.0.1"])

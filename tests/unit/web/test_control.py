@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cairn.errors import PlanError
+from cairn.storage.store import open_store
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
 
@@ -130,4 +132,52 @@ def test_a_second_change_at_once_is_told_to_wait(
     monkeypatch.setattr(run, "savepoint", savepoint)
     assert asking.post("/api/control/savepoint", json={}).status_code == 200
     assert seen == [409]
+    assert asking.post("/api/control/rescale", json={"parallelism": 3}).status_code == 202
+
+
+def test_a_stop_whose_savepoint_cannot_be_is_refused_and_nothing_stops(
+    checkpoint: Checkpoint, run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path / "saved")
+    site = site_of(checkpoint, run, control_token=CONTROL, savepoints=folder)
+    open_store(f"{folder}/friday").put("savepoint.json", b"{}")
+    asking = client(site, CONTROL)
+    taken = asking.post("/api/control/stop", json={"savepoint": "friday"})
+    assert taken.status_code == 409 and "another savepoint" in taken.json()["error"]["message"]
+
+    def deleted(savepoint: str | None = None) -> None:
+        raise PlanError("the checkpoint is deleted when this run stops\n  next: save first")
+
+    def away(savepoint: str | None = None) -> None:
+        raise OSError("secret-host is away")
+
+    monkeypatch.setattr(run, "check_stop", deleted)
+    assert asking.post("/api/control/stop", json={"savepoint": "x"}).status_code == 400
+    monkeypatch.setattr(run, "check_stop", away)
+    away_now = asking.post("/api/control/stop", json={"savepoint": "x"})
+    assert away_now.status_code == 409 and "secret-host" not in away_now.text
+    assert run.asked == [] and run.status == "running"
+    assert not (tmp_path / "saved" / "x").exists()
+    assert asking.post("/api/control/rescale", json={"parallelism": 3}).status_code == 202
+
+
+def test_nothing_else_is_changed_until_the_stop_is_done(
+    checkpoint: Checkpoint, run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+
+    def stop(savepoint: str | None = None) -> None:
+        may_end.wait(20)
+        raise OSError("it could not be stopped")
+
+    monkeypatch.setattr(run, "stop", stop)
+    asking = client(site_of(checkpoint, run, control_token=CONTROL), CONTROL)
+    assert asking.post("/api/control/stop", json={}).status_code == 202
+    for action, body in ACTIONS:
+        busy = asking.post(f"/api/control/{action}", json=body)
+        assert (busy.status_code, busy.json()["error"]["code"]) == (409, "busy")
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "cairn-stop":
+            thread.join()
     assert asking.post("/api/control/rescale", json={"parallelism": 3}).status_code == 202

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -81,3 +82,15 @@ def test_settings_that_are_not_safe_are_refused_without_showing_a_token(
     with pytest.raises(PlanError, match=says) as error:
         Serve(**settings)  # type: ignore[arg-type]
     assert TOKEN not in str(error.value) and TOKEN not in repr(Serve(token=TOKEN))
+
+
+@pytest.mark.parametrize("serve", [8080, 3.5, ("127.0.0.1", 80), "8080", "127.0.0.1:99999"])
+def test_what_is_no_address_is_told_at_once(serve: Any) -> None:
+    with pytest.raises(PlanError, match="HOST:PORT"):
+        as_serve(serve)
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "fast"])
+def test_a_rate_that_would_refuse_everybody_is_told_at_once(rate: Any) -> None:
+    with pytest.raises(PlanError, match="requests_per_s"):
+        Serve(requests_per_s=rate)

@@ -14,6 +14,7 @@ from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log
 from cairn.storage.saved import note_savepoint
 from cairn.storage.store import open_store
+from cairn.web import overview
 from cairn.web.trail import PARTS, Trail, parts_ms
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
 from tests.unit.web.sites import CONTROL, FakeRun, client, site_of
@@ -124,6 +125,27 @@ def test_savepoints_and_starts_and_rollbacks_are_told(checkpoint: Checkpoint) ->
     assert [each["kind"] for each in found["records"]] == ["restore", "takeover"]
     assert [each["epoch"] for each in found["rolled_back"]] == [3]
     assert found["branches"] == [] and found["origin"] is None
+
+
+def test_of_a_long_log_only_the_newest_records_are_read_for_its_points(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        checkpoint.commit({"n": {0: 1}})
+    rollback(checkpoint.store, 22)
+    read: list[int] = []
+    was = Log.read
+
+    def counted(log: Log, number: int) -> Any:
+        read.append(number)
+        return was(log, number)
+
+    monkeypatch.setattr(Log, "read", counted)
+    monkeypatch.setattr(overview, "POINTS_MAX", 5)
+    found = overview.points(checkpoint.store, Log(checkpoint.store))
+    assert [each["epoch"] for each in found["rolled_back"]] == [23]
+    assert [each["kind"] for each in found["records"]] == ["restore"]
+    assert min(read) == 19, "the one before the five says that it is"
 
 
 def test_an_epoch_that_was_rolled_back_leaves_the_trail(checkpoint: Checkpoint) -> None:

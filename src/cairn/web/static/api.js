@@ -39,6 +39,8 @@ const POLL_MS = 3000;
 // The job and its epochs, kept up to date: by events, and by asking where there are none.
 export class Live extends EventTarget {
   job = null;
+  // Epochs before this one are retired: what was measured is known, their state is gone.
+  oldestKept = 0;
   link = "connecting";
   #epochs = new Map();
   #busy = null;
@@ -85,7 +87,7 @@ export class Live extends EventTarget {
 
   async #fetch() {
     try {
-      const [job, { epochs }] = await Promise.all([
+      const [job, { epochs, oldest_kept: oldestKept }] = await Promise.all([
         get("/api/job"),
         get(`/api/epochs?limit=${this.#epochs.size ? EPOCHS_MORE : EPOCHS_FIRST}`),
       ]);
@@ -93,6 +95,7 @@ export class Live extends EventTarget {
       const oldest = epochs.at(-1);
       const isGap = this.#epochs.size && oldest && oldest.parent !== null && !this.#epochs.has(oldest.epoch) && !this.#epochs.has(oldest.parent);
       this.job = job;
+      this.oldestKept = oldestKept;
       this.#merge(isGap ? (await get(`/api/epochs?limit=${EPOCHS_FIRST}`)).epochs : epochs);
       this.failed = null;
     } catch (error) {

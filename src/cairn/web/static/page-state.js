@@ -70,6 +70,8 @@ export function shown(value) {
   return String(value);
 }
 
+const spelled = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
 const isNumber = (type) => /^(tinyint|smallint|int|integer|bigint|long|short|byte|float|double|decimal)/i.test(type);
 
 function rows(columns, found, read, caption) {
@@ -77,12 +79,17 @@ function rows(columns, found, read, caption) {
   return table(columns.map((each, index) => ({ name: each.name, note: each.type, head: false, align: isNumber(each.type) ? "right" : null, cell: (row) => shown(read(row, each, index)) })), found, { caption, cls: "data" });
 }
 
+// Texts, so that nothing in them is taken for a number, and numbers.
+const TOKENS = /"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g;
+// A number of more digits may lose some in a browser: it travels as text.
+const DIGITS_EXACT = 15;
+
 // A key as it is typed: a value per key column, as a JSON array where there are several.
 export function typedKey(text, types) {
   if (types.length > 1) {
     let parsed;
     try {
-      parsed = JSON.parse(text);
+      parsed = JSON.parse(text.replace(TOKENS, (part) => (/^-?[\d.]+$/.test(part) && part.length > DIGITS_EXACT ? `"${part}"` : part)));
     } catch {
       parsed = null;
     }
@@ -108,7 +115,7 @@ function lookup(state) {
   return asking(h("label", { class: "field grow" }, h("span", null, `Key (${name})`), input), "Look up", async () => {
     const found = await post(`${pathOf(state)}/lookup`, { keys: [typedKey(input.value, types)] });
     const [answer] = found.answers;
-    return [at(found), answer.found
+    return [at(found), h("p", { class: "soft" }, "key ", h("code", { class: "wrap" }, answer.key.map(spelled).join(", "))), answer.found
       ? h("div", { class: "value" }, h("span", { class: "soft" }, [state.kind, found.type].filter(Boolean).join(", ")), entries(answer.value))
       : empty("No state for this key.")];
   }).element;
@@ -135,7 +142,9 @@ function browse(state) {
           h("span", { class: "soft" }, `page ${pages.length}, at most ${plural(state.rows, "row")}`),
           h("button", { type: "button", disabled: found.after === null, onclick: () => { pages.push(found.after); load(); } }, "Next")));
     } catch (error) {
-      replace(body, h("p", { class: "failed", role: "alert" }, error.message));
+      // The epoch of the first page may be retired by now: there is a newer one to look at.
+      replace(body, h("p", { class: "failed", role: "alert" }, error.message),
+        h("div", { class: "pager" }, h("button", { type: "button", onclick: () => { pages.length = 1; load(); } }, "From the start")));
     }
   }
   load();
@@ -164,8 +173,8 @@ function sql(state) {
 }
 
 function diff(state, live) {
-  const kept = live.epochs.map((each) => each.epoch).toReversed();
-  if (kept.length < 2) return empty("There is only one epoch: nothing to compare yet.");
+  const kept = live.epochs.map((each) => each.epoch).filter((each) => each >= live.oldestKept).toReversed();
+  if (kept.length < 2) return empty("Only one epoch is kept: nothing to compare yet.");
   let [to, from] = kept;
   const options = kept.map((each) => [String(each), count(each)]);
   const fields = [
@@ -179,7 +188,7 @@ function diff(state, live) {
       h("p", { class: "stamp" }, `${count(found.added)} added, ${count(found.changed)} changed, ${count(found.removed)} removed`),
       found.rows.length ? table([
         { name: "Change", head: false, cell: (row) => h("span", { class: `change is-${row.change}` }, row.change) },
-        { name: "Key", head: false, cell: (row) => h("code", null, row.key.map((each) => (typeof each === "string" ? each : JSON.stringify(each))).join(", ")) },
+        { name: "Key", head: false, cell: (row) => h("code", null, row.key.map(spelled).join(", ")) },
         ...(hasEntries ? [{ name: "Entry", head: false, cell: (row) => shown(row.entry) }] : []),
         { name: "Before", head: false, align: "right", cell: (row) => (row.change === "added" ? "" : shown(row.before)) },
         { name: "After", head: false, align: "right", cell: (row) => (row.change === "removed" ? "" : shown(row.after)) },
