@@ -11,7 +11,7 @@ gives the writer back, so calls can be chained. Rows have the columns that `cair
 gives them; `key_group` is not looked at.
 
 Always true here:
-- what the savepoint is made of is not changed;
+- what the savepoint is made of is not changed, but for a note in a checkpoint of where it is;
 - rows that do not fit their state are refused, by their columns at once, by what is in them
   when they are written; then nothing is left behind;
 - a savepoint that is made of nothing has no offsets: a job started from it reads its sources from
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import Function, declared_state
+from cairn.plan.check import check_name
 from cairn.plan.graph import MAX_GROUP_COUNT
 from cairn.plan.keygroups import key_hasher
 from cairn.query.state_writing import InExecutors
@@ -62,7 +63,8 @@ class SavepointWriter:
         """Edit a savepoint, or an epoch of a checkpoint (by default the newest).
 
         Positions of sources, clocks and all state that is not named stay as they are.
-        `spark_checkpoint` is that of the job, if it was started with one.
+        `spark_checkpoint` is that of the job, if it was started with one. The epoch of a running
+        job is held for an hour after the last call, or for as long as the writer is there.
         Without Spark (None) all is done in this process, with Arrow tables as rows.
         """
         return cls(draft_of(str(url), epoch, spark_checkpoint), spark)
@@ -94,6 +96,7 @@ class SavepointWriter:
         Without keys it has lists of subtasks (`state.OperatorList`). States are given by name,
         or taken from a function. A state that is there and is declared alike keeps its rows.
         """
+        check_name("operator", operator)
         declared = _declared(operator, states, function)
         shared = {n: d for n, d in declared.items() if isinstance(d, Broadcast)}
         own = {n: d for n, d in declared.items() if n not in shared}
@@ -146,6 +149,7 @@ class SavepointWriter:
 
     def rename(self, operator: str, new_uid: str) -> SavepointWriter:
         """The state of an operator goes to another uid."""
+        check_name("operator", new_uid)
         self._draft.rename(operator, new_uid)
         return self
 
@@ -172,14 +176,23 @@ class SavepointWriter:
 
 
 def _check_group_count(groups: int) -> None:
-    if not 1 <= groups <= MAX_GROUP_COUNT:
-        raise PlanError(f"max_parallelism must be between 1 and {MAX_GROUP_COUNT}, found {groups}")
+    if type(groups) is not int or not 1 <= groups <= MAX_GROUP_COUNT:
+        raise PlanError(
+            f"max_parallelism must be between 1 and {MAX_GROUP_COUNT}, found {groups!r}"
+        )
 
 
 def _key_types(operator: str, keys: Any) -> dict[str, str]:
     schema = parse_schema(keys)
     if not len(schema):
         raise PlanError(f"operator {operator!r}: a key needs at least one column, found none")
+    if len({name.lower() for name in schema.names}) < len(schema):
+        raise PlanError(
+            f"operator {operator!r}: two key columns have one name\n"
+            f"  found: {', '.join(schema.names)}\n"
+            "  next: give each a name of its own, different by more than case",
+            operator=operator,
+        )
     key_hasher(schema.types)  # Refuses what has no key group.
     return {field.name: type_ddl(field.type) for field in schema}
 
@@ -207,6 +220,14 @@ def _declared(
             )
         found |= declared_state(made)
     for name, declaration in (states or {}).items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise PlanError(
+                f"operator {operator!r}: no function can have a state {name!r}\n"
+                "  expected: a name that an attribute of a class can have\n"
+                "  next: give it another one; timers need no declaration",
+                operator=operator,
+                state=name,
+            )
         if not isinstance(declaration, Declaration):
             raise PlanError(
                 f"operator {operator!r}: state {name!r} is declared as {declaration!r}\n"

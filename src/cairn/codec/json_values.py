@@ -37,8 +37,8 @@ SAFE_INTEGER: Final = 2**53 - 1
 """The largest that a browser's numbers hold exactly, with all below it."""
 _SECOND: Final = dt.timedelta(seconds=1)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
-_INTERVAL: Final = re.compile(r"(-?)PT(\d+)(?:\.(\d{1,6}))?S")
-_INTEGER: Final = re.compile(r"[+-]?\d{1,40}")
+_INTERVAL: Final = re.compile(r"(-?)PT([0-9]+)(?:\.([0-9]{1,6}))?S")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _is: Final = pa.types
 
 

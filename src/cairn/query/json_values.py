@@ -16,13 +16,21 @@ from cairn.codec.json_values import json_value, python_value, text_value
 from cairn.errors import PlanError
 from cairn.types import type_ddl
 
-__all__ = ["json_columns", "json_rows", "json_table", "json_value", "python_value", "text_value"]
+__all__ = [
+    "json_column",
+    "json_columns",
+    "json_rows",
+    "json_table",
+    "json_value",
+    "python_value",
+    "text_value",
+]
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
     """The rows of a batch, as objects."""
     names = batch.schema.names
-    columns = [_json_column(batch.column(at)) for at in range(len(names))]
+    columns = [json_column(batch.column(at)) for at in range(len(names))]
     if not columns:
         return [{} for _ in range(batch.num_rows)]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -39,7 +47,8 @@ def json_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str
     return {"columns": json_columns(schema), "rows": rows}
 
 
-def _json_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def json_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of a column."""
     try:
         return [json_value(value, column.type) for value in column.to_pylist()]
     except (ValueError, OverflowError):
@@ -51,7 +60,15 @@ def _far_value(value: pa.Scalar, type: pa.DataType) -> Any:
     try:
         return json_value(value.as_py(), type)
     except (ValueError, OverflowError):
-        return "out of range" if pa.types.is_nested(type) else str(value.cast(pa.string()))
+        pass  # Some of it is: the rest is shown as ever.
+    if pa.types.is_struct(type):
+        return {f.name: _far_value(value[at], f.type) for at, f in enumerate(type)}
+    if pa.types.is_map(type):
+        parts = [json_column(value.values.field(at)) for at in (0, 1)]
+        return [list(pair) for pair in zip(*parts, strict=True)]
+    if pa.types.is_nested(type):
+        return json_column(value.values)
+    return str(value.cast(pa.string()))
 
 
 def _ddl(type: pa.DataType) -> str:

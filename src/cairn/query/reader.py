@@ -12,6 +12,7 @@ Always true here:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import math
@@ -30,7 +31,7 @@ from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.shape import TIME, Shape, key_columns, times
 from cairn.snapshots.tables import StateSource, open_epoch, open_state
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.store import open_store
+from cairn.storage.store import Store, open_store
 from cairn.types import schema_ddl
 
 if TYPE_CHECKING:
@@ -58,21 +59,22 @@ def read_state(
     `timers.processing`) `time`; and `written_at` of state that expires. The value of `object`
     state is its pickle.
 
-    The job may go on meanwhile: the epoch is held for as long as `hold` says.
+    The job may go on meanwhile: the epoch is held for as long as `hold` says, or until this
+    process ends. As long, the job keeps that epoch and all after it: who reads often, or
+    reads a job with short epochs, gives no more than the DataFrame is used for.
     """
-    source = open_state(checkpoint, epoch, hold_ms=duration_ms(hold, "hold"))
-    atexit.register(source.close)
-    try:
+    with contextlib.ExitStack() as opened:
+        hold_ms = duration_ms(hold, "hold")
+        source = opened.enter_context(open_state(checkpoint, epoch, hold_ms=hold_ms))
         table = source.table(operator, state)
         groups = table.splits(_part_count(spark, table.rows))
-    except BaseException:
-        source.close()
-        raise
-    slim = None
-    if isinstance(source.origin, EpochOrigin):
-        slim = _slim(source.origin.epoch, [table.entry])
-    read = _ReadGroups(source, table.entry, state, groups, slim)
-    return _mapped(spark, len(groups), read, table.schema)
+        slim = None
+        if isinstance(source.origin, EpochOrigin):
+            slim = _slim(source.origin.epoch, [table.entry])
+        read = _ReadGroups(source, table.entry, state, groups, slim)
+        frame = _mapped(spark, len(groups), read, table.schema)
+        _keep(opened, [source])
+    return frame
 
 
 def diff_state(
@@ -93,21 +95,46 @@ def diff_state(
     """
     hold_ms = duration_ms(hold, "hold")
     sides = []
-    for number in (from_epoch, to_epoch):
-        source = open_state(checkpoint, number, hold_ms=hold_ms)
-        atexit.register(source.close)
+    with contextlib.ExitStack() as opened:
+        for number in (from_epoch, to_epoch):
+            source = opened.enter_context(open_state(checkpoint, number, hold_ms=hold_ms))
+            if not isinstance(source.origin, EpochOrigin):
+                raise QueryError(
+                    f"{checkpoint} is a savepoint, which has one epoch only\n"
+                    "  next: give a checkpoint, or compare two DataFrames of cairn.read_state"
+                )
+            sides.append(source)
+        entry, shape, before, after = _comparable(sides, operator, state)
+        epochs = [_slim(_epoch(source), [entry]) for source in sides]
+        pieces = diff_pieces(epochs[0], epochs[1], entry)
+        parts = max(1, min(pieces, 4 * spark.sparkContext.defaultParallelism))
+        read = _ReadChanges(sides[0].url, epochs, entry, state, pieces, parts)
+        frame = _mapped(spark, parts, read, _diff_schema(shape, before, after))
+        _keep(opened, sides)
+    return frame
+
+
+_holds: dict[str, tuple[Store, list[str]]] = {}
+"""Those of DataFrames, by the checkpoint they are in."""
+
+
+def _keep(opened: contextlib.ExitStack, sources: list[StateSource]) -> None:
+    """Their holds stay until they are over, or this process ends."""
+    for source in sources:
         if not isinstance(source.origin, EpochOrigin):
-            raise QueryError(
-                f"{checkpoint} is a savepoint, which has one epoch only\n"
-                "  next: give a checkpoint, or compare two DataFrames of cairn.read_state"
-            )
-        sides.append(source)
-    entry, shape, before, after = _comparable(sides, operator, state)
-    epochs = [_slim(_epoch(source), [entry]) for source in sides]
-    pieces = diff_pieces(epochs[0], epochs[1], entry)
-    parts = max(1, min(pieces, 4 * spark.sparkContext.defaultParallelism))
-    read = _ReadChanges(sides[0].url, epochs, entry, state, pieces, parts)
-    return _mapped(spark, parts, read, _diff_schema(shape, before, after))
+            source.close()
+        elif source.origin.hold_path is not None:
+            _, paths = _holds.setdefault(source.url, (source.origin.store, []))
+            paths.append(source.origin.hold_path)
+    opened.pop_all()
+
+
+@atexit.register
+def _let_go() -> None:
+    while _holds:
+        _, (store, paths) = _holds.popitem()
+        with contextlib.suppress(Exception):
+            store.delete(paths)
 
 
 @functools.cache

@@ -1,19 +1,21 @@
 """SQL over state, by DuckDB over Arrow: no Spark, no server, nothing but reading.
 
 Each state is a table, called `operator.state`; also `operator_state` and `state`, where no
-other state has that name. A state is read when the query scans it, and not before.
+other state has that name; of states whose names differ by case only each has a number. A state
+is read when the query scans it, and not before.
 
 Always true here:
 - a query is one SELECT over states: what it names besides is refused before it runs;
 - DuckDB can reach no file, no network, no extension, no setting and no Python variable: by
   what is refused here, and once more by its own locks;
-- memory, time (also that of the parser) and rows are bounded; all that is wrong with a query
-  is a QueryError.
+- what DuckDB counts of memory and time is bounded, and so are rows; all that is wrong with a
+  query is a QueryError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 import time
@@ -24,31 +26,45 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cairn.errors import CairnError, QueryError
-from cairn.query.sql_parser import parse
 from cairn.snapshots.tables import StateSource, StateTable
 
 SQL_CHARS_MAX: Final = 100_000
+THREADS: Final = 2
 _BATCH_ROWS: Final = 1 << 14
 _TRUNCATED: Final = b"cairn.truncated"
 _TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest", "repeat", "repeat_row"})
 _REFUSED: Final = frozenset(
     {"current_setting", "getenv", "write_log", "query", "query_table", "parse_duckdb_log"}
 )
+_QUERY_NODES: Final = frozenset(
+    {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+)
+_SCHEMAS: Final = frozenset({"memory", "temp", "system", "pg_catalog", "information_schema"})
 _SETTINGS: Final = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "temp_directory": "",
-    "threads": "2",
+    "threads": str(THREADS),
 }
 _LOCKS: Final = ("SET enable_external_access = false", "SET lock_configuration = true")
 
 
 def run_sql(
-    source: StateSource, sql: str, *, rows_max: int, timeout_s: float, memory_mb: int = 512
+    source: StateSource,
+    sql: str,
+    *,
+    rows_max: int,
+    timeout_s: float,
+    memory_mb: int = 512,
+    bytes_max: int | None = None,
 ) -> pa.Table:
-    """The rows of a query, at most `rows_max`: `is_truncated` tells whether there were more."""
+    """The rows of a query, at most `rows_max`: `is_truncated` tells whether there were more.
+
+    The limits are those that DuckDB looks after: a function that makes one huge value, or
+    takes long over it, goes beyond. SQL of others runs in `sql_apart`.
+    """
     # Not at the top: it takes a third of a second, and most commands have no use for it.
     import duckdb
 
@@ -62,7 +78,7 @@ def run_sql(
         for lock in _LOCKS:
             connection.execute(lock)
         with clock:
-            return _fetched(connection, sql, rows_max, memory_mb << 20)
+            return _fetched(connection, sql, rows_max, bytes_max or memory_mb << 20)
     except duckdb.Error as error:
         raise clock.failed or _refused(error, clock, memory_mb) from None
     except pa.ArrowException as error:
@@ -78,21 +94,37 @@ def is_truncated(table: pa.Table) -> bool:
 
 def table_names(source: StateSource) -> dict[tuple[str, ...], StateTable]:
     """What states are called in SQL, in lower case: as it is written, by its parts."""
-    tables = source.tables()
     found: dict[tuple[str, ...], StateTable] = {}
+    named = _told_apart(source.tables())
     names = [
         [
-            (f"{table.operator}.{table.state}",),
-            (table.operator, table.state),
-            (re.sub(r"\W", "_", f"{table.operator}_{table.state}"),),
-            (table.state,),
+            (f"{table.operator}.{state}",),
+            (table.operator, state),
+            (re.sub(r"\W", "_", f"{table.operator}_{state}"),),
+            (state,),
         ]
-        for table in tables
+        for table, state in named
     ]
     lowered = [[tuple(part.lower() for part in name) for name in each] for each in names]
     counts = Counter(name for each in lowered for name in set(each))
-    for table, each in zip(tables, lowered, strict=True):
+    for (table, _), each in zip(named, lowered, strict=True):
         found |= {name: table for name in each if counts[name] == 1}
+    return found
+
+
+def _told_apart(tables: list[StateTable]) -> list[tuple[StateTable, str]]:
+    """Each with a name for its state: SQL does not tell `Total` from `total`, so they are
+    `Total_1` and `total_2`."""
+    lowered = [(table.operator.lower(), table.state.lower()) for table in tables]
+    counts, taken = Counter(lowered), set(lowered)
+    found = []
+    for table, (operator, state) in zip(tables, lowered, strict=True):
+        shown, number = table.state, 0
+        while counts[operator, state] > 1 and (operator, shown.lower()) in taken:
+            number += 1
+            shown = f"{table.state}_{number}"
+        taken.add((operator, shown.lower()))
+        found.append((table, shown))
     return found
 
 
@@ -116,21 +148,32 @@ def _named(connection: Any, sql: str) -> _Named:
     # Two parsers could read them in two ways: text ends with a zero to some.
     if "\x00" in sql or sql.encode(errors="replace").decode() != sql:
         raise QueryError("the query is no text\n  found: a zero, or half a character in it")
-    parsed = parse(sql)
-    if parsed.error is not None:
-        raise _unusable(parsed.error)
-    if len(parsed.kinds) != 1:
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
         raise QueryError(
-            f"a query is one SELECT\n  found: {len(parsed.kinds)} statements\n"
+            f"a query is one SELECT\n  found: {len(statements)} statements\n"
             "  next: run them one by one"
         )
-    if parsed.tree is None or parsed.tree["error"]:
+    ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    try:
+        parsed = json.loads(text)
+    except RecursionError:
         raise QueryError(
-            f"a query only reads\n  expected: one SELECT\n  found: {parsed.kinds[0]}\n"
+            "the query is nested too deeply\n  next: join or nest fewer parts"
+        ) from None
+    kind = statements[0].type.name
+    if kind == "MULTI":
+        raise QueryError(
+            "a query is one SELECT\n  found: a PIVOT that first looks for its columns\n"
+            "  next: name them: PIVOT ... ON column IN (...)"
+        )
+    if kind != "SELECT" or parsed["error"]:
+        raise QueryError(
+            f"a query only reads\n  expected: one SELECT\n  found: {kind}\n"
             "  next: select from the states, such as: select * from operator.state limit 10"
         )
     found = _Named()
-    _walk(parsed.tree["statements"], found)
+    _walk(parsed["statements"], found)
     internal = connection.execute("SELECT view_name FROM duckdb_views() WHERE internal").fetchall()
     hidden = found.ctes & {name.lower() for (name,) in internal}
     if hidden:
@@ -172,6 +215,10 @@ def _look(node: dict[str, Any], found: _Named) -> None:
         if name in _REFUSED:
             raise QueryError(f"{name}() cannot be used here\n  next: leave it out")
     if isinstance(node.get("cte_map"), dict):
+        if kind not in _QUERY_NODES:
+            raise QueryError(
+                f"a query only reads\n  expected: SELECT in all its parts\n  found: {kind}"
+            )
         found.ctes |= {str(each["key"]).lower() for each in node["cte_map"].get("map", ())}
 
 
@@ -180,9 +227,14 @@ def _found(source: StateSource, named: _Named) -> dict[tuple[str, ...], StateTab
     found = {}
     for name in named.tables:
         if name in known:
+            if len(name) > 1 and name[0] in _SCHEMAS:
+                raise QueryError(
+                    f"{name[0]!r} is also a name of DuckDB's own\n"
+                    f'  next: write both parts in one pair of double quotes: "{".".join(name)}"'
+                )
             found[name] = known[name]
         elif len(name) != 1 or name[0] not in named.ctes:
-            names = sorted({f"{t.operator}.{t.state}" for t in known.values()})
+            names = sorted({f"{t.operator}.{state}" for t, state in _told_apart(source.tables())})
             raise QueryError(
                 f"there is no table {'.'.join(name)!r}\n"
                 f"  found: {', '.join(names) or 'no state at all'}\n"
@@ -270,7 +322,11 @@ def _add(connection: Any, name: tuple[str, ...], scan: _Scan) -> None:
 
 
 def _fetched(connection: Any, sql: str, rows_max: int, bytes_max: int) -> pa.Table:
-    reader = connection.sql(sql).limit(rows_max + 1).to_arrow_reader(_BATCH_ROWS)
+    asked = connection.sql(sql)
+    if any("UHUGEINT" in str(type) for type in asked.types):
+        # On its way to Arrow it becomes a negative number.
+        raise QueryError("a UHUGEINT cannot be shown\n  next: cast it to varchar or hugeint")
+    reader = asked.limit(rows_max + 1).to_arrow_reader(_BATCH_ROWS)
     batches: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in reader:
@@ -344,15 +400,11 @@ def _refused(error: Exception, clock: _Clock, memory_mb: int) -> QueryError:
             "  next: narrow it down, or read the state as a DataFrame"
         )
     text = str(error).strip()
-    if "Out of Memory" in text:
+    if "Out of Memory" in text or "bad_alloc" in text or isinstance(error, MemoryError):
         return QueryError(
             f"the query needs more than {memory_mb} MiB of memory\n"
             "  next: narrow it down, or read the state as a DataFrame"
         )
-    return _unusable(text)
-
-
-def _unusable(text: str) -> QueryError:
     # The rest of it quotes the query, or tells of settings that nobody can change here.
-    lines = [line for line in text.strip().splitlines() if line.strip()][:4]
+    lines = [line for line in text.splitlines() if line.strip()][:4]
     return QueryError("the query cannot be run\n  found: " + "\n  ".join(lines))

@@ -100,7 +100,7 @@ class Destination:
             for path in reversed(self._written):
                 self.store.delete([path])
             # What others wrote and could not tell of; the folder is ours since it was empty.
-            self.store.delete([found.path for found in self.store.list("state")])
+            self.store.delete_folder("state")
             self.store.delete([UNFINISHED_PATH])
 
 

@@ -9,6 +9,7 @@ Always true here:
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,8 @@ import pyarrow as pa
 
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS, timer_states
-from cairn.ids import new_id
 from cairn.snapshots.columns import StateColumns
-from cairn.snapshots.holds import held
+from cairn.snapshots.holds import Reading
 from cairn.snapshots.reader import entry_with
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.snapshots.table_rows import TableRows
@@ -29,6 +29,8 @@ from cairn.storage.manifest import Scope, StateDecl, entry_uids
 from cairn.storage.store import NotFoundError, Store, open_store
 
 TIMERS = (EVENT_TIMERS, PROCESSING_TIMERS)
+HOLD_MS = 3_600_000
+"""For rows to be made, from one call to the next."""
 
 
 @dataclass
@@ -59,12 +61,19 @@ class DraftEntry:
 
 @dataclass
 class CheckpointBase:
-    """An epoch of a checkpoint, saved when the draft is written."""
+    """An epoch of a checkpoint, saved when the draft is written; held until the draft is gone."""
 
     store: Store
-    epoch: int
+    reading: Reading
     spark_store: Store | None = None
     """Has Spark's folder, where that is not the checkpoint."""
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.reading.release)
+
+    @property
+    def epoch(self) -> int:
+        return self.reading.number
 
 
 @dataclass
@@ -133,6 +142,8 @@ class Draft:
 
     def give(self, operator: str, state: str, table: Any, schema: pa.Schema, *, put: bool) -> None:
         """Rows of a state: in place of all that it has, or of the places they name."""
+        if isinstance(self.base, CheckpointBase):
+            self.base.reading.renew()
         entry = self.entry(operator, state)
         if entry.scope == "feedback":
             raise PlanError(
@@ -300,23 +311,24 @@ def draft_of(url: str, epoch: int | None = None, spark_url: str | None = None) -
 
 
 def _of_checkpoint(store: Store, job: str, group_count: int, number: int | None) -> Draft:
-    with held(store, number, f"draft-{new_id()}") as epoch:
-        entries = {}
-        for uid, entry in epoch.operators.items():
-            # As savepoints have them.
-            decls = {n: msgspec.structs.replace(d, delay_ms=0) for n, d in entry.states.items()}
-            entries[uid] = _kept_entry(
-                uid, entry.scope, entry.key_types, decls, entry.function_version, len(entry.ranges)
-            )
-        return Draft(
-            job,
-            group_count,
-            entries,
-            CheckpointBase(store, epoch.number),
-            now_ms=epoch.now_ms,
-            watermark_ms=epoch.watermark_ms,
-            base_group_count=group_count,
+    base = CheckpointBase(store, Reading(store, number, HOLD_MS))
+    epoch = base.reading.epoch
+    entries = {}
+    for uid, entry in epoch.operators.items():
+        # As savepoints have them.
+        decls = {n: msgspec.structs.replace(d, delay_ms=0) for n, d in entry.states.items()}
+        entries[uid] = _kept_entry(
+            uid, entry.scope, entry.key_types, decls, entry.function_version, len(entry.ranges)
         )
+    return Draft(
+        job,
+        group_count,
+        entries,
+        base,
+        now_ms=epoch.now_ms,
+        watermark_ms=epoch.watermark_ms,
+        base_group_count=group_count,
+    )
 
 
 def _kept_entry(

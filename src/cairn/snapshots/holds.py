@@ -18,13 +18,12 @@ import os
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
-from cairn.storage.holds import HOLDS_FOLDER, Hold, write_hold
+from cairn.storage.holds import HOLDS_FOLDER, Hold, reader_hold_path, write_hold
 from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import Store
@@ -62,6 +61,10 @@ class Unheld:
     def renew(self) -> None:
         """Called while reading."""
 
+    @property
+    def hold_path(self) -> str | None:
+        return None
+
     def release(self) -> None:
         """Called at the end."""
 
@@ -94,8 +97,10 @@ class Reading(Unheld):
         self._store = store
         self._hold_ms = hold_ms
         self._now_ms = now_ms
-        self._path = f"{HOLDS_FOLDER}/reader-{uuid.uuid4().hex}.json"
+        self._path = ""
         self._until_ms = 0
+        self._next_ms = 0
+        """Not renewed before."""
         self._lock = threading.Lock()
         self.is_held = hold_ms > 0
         self.number = newest_number(store) if number is None else number
@@ -105,13 +110,13 @@ class Reading(Unheld):
                 self.epoch = self._begin()
                 return
             except StaleEpochError:
-                self.release()
+                self._remove()
                 if attempt == attempts:
                     raise
                 # The job was faster: it has a newer one by now.
                 self.number = newest_number(store)
             except BaseException:
-                self.release()
+                self._remove()
                 raise
 
     def _begin(self) -> Epoch:
@@ -135,32 +140,58 @@ class Reading(Unheld):
             return
         until_ms = self._now_ms() + self._hold_ms
         hold = Hold(epochs=[self.number], by=_by(), until_ms=until_ms)
+        # A new one each time: the collector may just be removing the one before, as over.
+        path, before = reader_hold_path(), self._path
         try:
-            write_hold(self._store, self._path, hold)
-            self._until_ms = until_ms
+            write_hold(self._store, path, hold)
         except AssertionError:
             raise
         except Exception as error:
-            self.is_held = False
-            logger.info("cairn reads %s without a hold: %s", self._store.url, error)
+            if self._until_ms:
+                # It counts for a while yet: the store may be back before it is over.
+                self._next_ms = self._now_ms() + self._hold_ms // _ATTEMPTS_MAX
+                logger.warning("cairn could not renew a hold on %s: %s", self._store.url, error)
+            else:
+                self.is_held = False
+                logger.info("cairn reads %s without a hold: %s", self._store.url, error)
+            # Nobody knows whether it was written.
+            with contextlib.suppress(Exception):
+                self._store.delete([path])
+            return
+        self._path, self._until_ms = path, until_ms
+        self._next_ms = until_ms - self._hold_ms // 2
+        if before:
+            with contextlib.suppress(Exception):
+                self._store.delete([before])
 
     def renew(self) -> None:
         """Called while reading: the hold is written again before it ends."""
         with self._lock:
             now_ms = self._now_ms()
-            if not self.is_held or now_ms < self._until_ms - self._hold_ms // 2:
+            if not self.is_held or now_ms < self._next_ms:
                 return
-            was_over = now_ms >= self._until_ms
+            until_ms = self._until_ms
             self._write()
-            if was_over:
+            # Also when it ended while the new one was written.
+            if self._now_ms() >= until_ms:
                 check_kept(Log(self._store), self.number)
+
+    @property
+    def hold_path(self) -> str | None:
+        """Where the hold is, if there is one."""
+        return self._path if self._until_ms else None
 
     def release(self) -> None:
         """Best effort: what is left ends by itself."""
+        with self._lock:
+            self.is_held = False
+            self._remove()
+
+    def _remove(self) -> None:
         if self._until_ms:
             with contextlib.suppress(Exception):
                 self._store.delete([self._path])
-            self._until_ms = 0
+            self._path, self._until_ms = "", 0
 
 
 def check_kept(log: Log, number: int, *, is_gone: bool = False) -> None:

@@ -1,7 +1,8 @@
 """A key that somebody typed, or that stands in an address.
 
 A key of one column is written plainly: alice, 42, 2024-01-31. A JSON array with a value per
-column always works: ["alice", 3]; it is also how to say null.
+column always works: ["alice", 3]; it is also how to say null, and a text that itself looks like
+such an array: ["[\\"alice\\"]"].
 
 Always true here:
 - what does not fit the types of the key columns is a QueryError, never another key.

@@ -68,7 +68,7 @@ class Origin(ABC):
 
 class EpochOrigin(Origin):
     def __init__(self, store: Store, reading: Unheld) -> None:
-        self._store = store
+        self.store = self._store = store
         self._reading = reading
         self.epoch: Epoch = reading.epoch
         self.entries = self.epoch.operators
@@ -113,6 +113,11 @@ class EpochOrigin(Origin):
         except (CorruptFileError, NotFoundError) as error:
             raise self._reading.lost(error) from error
         return found
+
+    @property
+    def hold_path(self) -> str | None:
+        """Of the hold on the epoch, if there is one."""
+        return self._reading.hold_path
 
     def close(self) -> None:
         self._reading.release()

@@ -31,10 +31,12 @@ def write_savepoint(
     spark_store: Store | None = None,
     progress: Progress | None = None,
     scratch: str | None = None,
+    note: bool = True,
 ) -> SavepointInfo:
     """Write the epoch (default: the newest) to an empty folder. Counts key groups.
 
-    `spark_store` has Spark's folder, where that is not the checkpoint.
+    `spark_store` has Spark's folder, where that is not the checkpoint. With `note` it is noted
+    in the checkpoint where the savepoint is.
     """
     savepoint_id = str(uuid.uuid4())
     job = read_job(store)
@@ -74,15 +76,21 @@ def write_savepoint(
         except BaseException:
             dest.undo()
             raise
+    if note:
+        note_written(store, info, dest.store.url)
+    return info
+
+
+def note_written(store: Store, info: SavepointInfo, url: str) -> None:
+    """In the checkpoint that a savepoint was made of."""
     note_savepoint(
         store,
         id=info.id,
-        url=dest.store.url,
+        url=url,
         epoch=info.epoch,
         created_ms=info.created_ms,
         bytes=info.bytes,
     )
-    return info
 
 
 def _write_operators(

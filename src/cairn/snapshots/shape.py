@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.errors import QueryError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.storage.manifest import Scope
@@ -144,4 +145,11 @@ def _ranks(keys: pa.Array) -> pa.Array:
 
 
 def times(millis: pa.Array) -> pa.Array:
-    return pc.multiply(millis, 1000).cast(TIME)
+    """QueryError for what no column of times can hold: another time would be a lie."""
+    try:
+        return pc.multiply_checked(millis, 1000).cast(TIME)
+    except pa.ArrowInvalid:
+        raise QueryError(
+            "a time lies beyond all that a table can show\n"
+            f"  found: {pc.min_max(millis)} ms since 1970"
+        ) from None

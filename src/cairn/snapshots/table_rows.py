@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.codec import ValueTypeError, codec
+from cairn.durations import MAX_MS
 from cairn.errors import StateSchemaError
 from cairn.evolution import is_wider
 from cairn.snapshots.columns import GROUP, PARQUET_GROUP, StateColumns
@@ -232,7 +233,9 @@ class TableRows:
                     f"{places[at]!r} is deleted by a null, and has other rows",
                     "leave out the one or the others",
                 )
-            if self.kind != "timers":
+            if self.kind == "timers":
+                self._check_times(batch, kept & ~is_null)
+            else:
                 self._check_positions(batch["position"], places, runs, kept & ~is_null)
         elif (counts > 1).any():
             at = int(np.flatnonzero(counts[runs] > 1)[0])
@@ -248,6 +251,15 @@ class TableRows:
             return ["entry"]
         is_shared = self.kind == "operator-list" or self.columns.decl.kind == "broadcast"
         return self.key_names if is_shared else []
+
+    def _check_times(self, batch: pa.RecordBatch, kept: _Flags) -> None:
+        given = kept & (batch[RANK].to_numpy() > KEPT)
+        ms = _ms_up(batch["time"])[given]
+        for at_ms in ms[(ms < -MAX_MS) | (ms > MAX_MS)].tolist():
+            raise self.refused(
+                f"a timer at {at_ms} ms, which is never reached",
+                f"set timers up to {MAX_MS} ms, the end of the year 9999",
+            )
 
     def _check_positions(
         self, positions: pa.Array, places: list[Any], runs: npt.NDArray[np.int64], kept: _Flags
@@ -322,12 +334,24 @@ def _same(left: Any, right: Any) -> bool:
     return left is right or bool(left == right)
 
 
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows in one. What is too much for that would come in parts, each sorted by itself."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise StateSchemaError(
+            f"these rows are too much for one process\n  found: {table.nbytes} bytes\n"
+            "  expected: less than 2 GiB of text in a column\n"
+            "  next: pass a Spark session to the SavepointWriter, and DataFrames as rows"
+        )
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
 def _joined(pieces: list[Piece]) -> Piece:
     pieces = [piece for piece in pieces if piece[0].num_rows]
     if len(pieces) == 1:
         return pieces[0]
-    table = pa.Table.from_batches([batch for batch, _ in pieces]).combine_chunks()
-    return table.to_batches()[0], [place for _, places in pieces for place in places]
+    whole = one_batch(pa.Table.from_batches([batch for batch, _ in pieces]))
+    return whole, [place for _, places in pieces for place in places]
 
 
 def _again(runs: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> _Flags:

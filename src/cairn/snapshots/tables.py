@@ -7,7 +7,8 @@
 Always true here:
 - all tables of a source are of one committed epoch;
 - savepoint, checkpoint and branch of the same epoch give the same rows;
-- only the key groups, and of keys asked for only the rows, that are needed are read;
+- only the key groups, and of keys asked for only the rows, that are needed are read; of a
+  savepoint, whole files of these groups;
 - no code of the user is run: `object` state stays pickled, and the value of aggregating state
   is what is stored, not its result.
 """

@@ -40,8 +40,8 @@ from cairn.snapshots.savepoint import (
     open_savepoint,
     saved_state,
 )
-from cairn.snapshots.saving import write_savepoint
-from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows
+from cairn.snapshots.saving import note_written, write_savepoint
+from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows, one_batch
 from cairn.state import TTL
 from cairn.storage.manifest import StateDecl
 from cairn.storage.store import open_store
@@ -127,6 +127,9 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
     savepoint_id = str(uuid.uuid4())
     now_ms = time.time_ns() // 1_000_000
     base = draft.base
+    checkpoint = base if isinstance(base, CheckpointBase) else None
+    if checkpoint is not None:
+        checkpoint.reading.renew()
     epoch = base.epoch if isinstance(base, CheckpointBase) else base.info.epoch if base else 0
     dest = Destination(open_store(dest_url), savepoint_id, epoch)
     try:
@@ -140,6 +143,7 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
                     base_url,
                     spark_store=base.spark_store,
                     scratch=folder,
+                    note=False,
                 )
                 base = open_savepoint(base_url)
             info = _info(draft, base, savepoint_id, now_ms)
@@ -155,6 +159,8 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
             dest.store.delete_folder(_BASE_FOLDER)
         dest.undo()
         raise
+    if checkpoint is not None:
+        note_written(checkpoint.store, info, dest.store.url)
     return info
 
 
@@ -306,12 +312,9 @@ class _Writing:
         staged = list(task.kept_rows())
         for rank, table in enumerate(given, start=task.first_rank):
             staged += [rows.stage(batch, rank) for batch in table.to_batches()]
-        table = pa.Table.from_batches(staged, schema=rows.staged).combine_chunks()
-        return task.write(
-            [in_order(task, batch) for batch in table.to_batches()],
-            self._dest.put_file,
-            self._folder,
-        )
+        whole = one_batch(pa.Table.from_batches(staged, schema=rows.staged))
+        batches = [in_order(task, whole)] if whole.num_rows else []
+        return task.write(batches, self._dest.put_file, self._folder)
 
 
 def in_order(task: StateTask, staged: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,8 +11,13 @@ one of the two always sees the other.
 Who only reads may be gone any moment, without a word: such a hold says until when it counts,
 and the collector removes it after that.
 
+A reader's hold is never written again: to go on it writes another, under a new name, and removes
+the first one after that. So one that was read once need not be read again, and one that is
+about to be removed, because it is over, is nobody's.
+
 Always true here:
 - holds are read as they were at one moment, even when one is written while another is read;
+- of a hold that gives way to another one of the two is seen;
 - a hold that cannot be read is an error, never an empty hold;
 - a branch's hold only ever shrinks.
 """
@@ -21,15 +26,17 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from cairn.errors import CorruptFileError
+from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage.store import NotFoundError, Store, StoredObject
 
 HOLDS_FOLDER: Final = "holds"
+_READER: Final = f"{HOLDS_FOLDER}/reader-"
 _BRANCH: Final = re.compile(rf"{HOLDS_FOLDER}/branch-(\w+)\.json")
 _READ_ATTEMPTS_MAX: Final = 10
 _GRACE_MS: Final = 60_000
@@ -57,6 +64,10 @@ class Holds(NamedTuple):
 
     epochs: frozenset[int]
     paths: frozenset[str]
+
+
+Known = dict[StoredObject, Hold]
+"""Holds of readers that were read before."""
 
 
 class Found(NamedTuple):
@@ -89,30 +100,55 @@ def branch_of_hold(path: str) -> str | None:
     return match[1] if match else None
 
 
-def read_holds(store: Store, now_ms: int | None = None) -> Holds:
+def reader_hold_path() -> str:
+    """Where nobody has written yet."""
+    return f"{_READER}{uuid.uuid4().hex}.json"
+
+
+def read_holds(store: Store, now_ms: int | None = None, known: Known | None = None) -> Holds:
     """Everything that `holds/` asks to keep."""
-    return find_holds(store, now_ms).all
+    return find_holds(store, now_ms, known).all
 
 
-def find_holds(store: Store, now_ms: int | None = None) -> Found:
-    """All holds. CorruptFileError when one of them cannot be read."""
+def find_holds(store: Store, now_ms: int | None = None, known: Known | None = None) -> Found:
+    """All holds. CorruptFileError when one of them cannot be read.
+
+    `known` are those of readers that the same caller has read before; it is kept up to date.
+    """
+    known = {} if known is None else known
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     listing = store.list(HOLDS_FOLDER)
     for _ in range(_READ_ATTEMPTS_MAX):
-        holds = {}
+        holds, is_one_gone = {}, False
         for found in listing:
             try:
-                holds[found.path] = decode_hold(store.get(found.path), store, found.path)
+                hold = known.get(found) or decode_hold(store.get(found.path), store, found.path)
             except NotFoundError:
-                continue  # Released since it was listed.
+                is_one_gone = True  # Released since it was listed.
+                continue
+            holds[found.path] = hold
+            if found.path.startswith(_READER):
+                known[found] = hold
         # A branch of a branch writes its hold here before that branch gives up its own. Whoever
         # lists before the one and reads after the other would see neither.
         again = store.list(HOLDS_FOLDER) if listing else listing
-        if again == listing:
+        if not is_one_gone and _lasting(again) == _lasting(listing):
             break
         listing = again
+    else:
+        raise RestoreError(
+            f"holds come and go faster than they can be read\n  of: {store.url}\n"
+            "  next: nothing is collected until it is tried again"
+        )
+    for gone in known.keys() - set(listing):
+        del known[gone]
     over = [path for path, hold in holds.items() if hold.is_over(now_ms)]
     return Found(listing, {p: hold for p, hold in holds.items() if p not in over}, over)
+
+
+def _lasting(listing: list[StoredObject]) -> list[StoredObject]:
+    """Without readers, who come and go: one that came later looks for itself, see above."""
+    return [found for found in listing if not found.path.startswith(_READER)]
 
 
 def decode_hold(data: bytes, store: Store, path: str) -> Hold:

@@ -42,6 +42,7 @@ from cairn.errors import RestoreError
 from cairn.storage.holds import (
     HOLDS_FOLDER,
     Found,
+    Known,
     find_holds,
     read_holds,
     shrink_branch_hold,
@@ -167,6 +168,7 @@ class Collector:
         # Objects that no record references and that are still there, and the holds that kept them.
         self._garbage: dict[str, int] = {}
         self._kept_by: Found | None = None
+        self._known_holds: Known = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
         self._holds_to_shrink: set[str] = set()
 
@@ -176,7 +178,7 @@ class Collector:
         if oldest <= retired_below:
             return retired_below
         try:
-            held = read_holds(self._store).epochs
+            held = read_holds(self._store, known=self._known_holds).epochs
         except AssertionError:
             raise
         except Exception as error:
@@ -209,7 +211,7 @@ class Collector:
         self._count()
         listed = self._store.list(STATE_FOLDER)
         retired = self._collect()
-        found = find_holds(self._store)
+        found = find_holds(self._store, known=self._known_holds)
         held = found.all.paths
         orphans = []
         for there in listed:
@@ -242,7 +244,7 @@ class Collector:
         collected = NOTHING
         has_retired = newest is not None and bool(records) and end > records[0].number
         if has_retired or self._may_be_free():
-            found = find_holds(self._store)
+            found = find_holds(self._store, known=self._known_holds)
             epochs_removed = 0
             if has_retired:
                 assert newest is not None

@@ -225,15 +225,13 @@ class _States:
         return await run_in_threadpool(self._sql, asked)
 
     def _sql(self, asked: _Sql) -> Response:
-        from cairn.query.json_values import json_columns, json_value
-        from cairn.query.sql import is_truncated, run_sql
+        from cairn.query.json_values import json_column, json_columns
+        from cairn.query.sql import is_truncated
+        from cairn.query.sql_apart import run_sql_apart
 
         with self._site.heavy(), self._site.open_state(asked.epoch, hold=True) as source:
-            shown = run_sql(source, asked.sql, rows_max=asked.limit, timeout_s=SQL_S)
-            columns = [
-                [json_value(value, column.type) for value in column.to_pylist()]
-                for column in shown.columns
-            ]
+            shown = run_sql_apart(source, asked.sql, rows_max=asked.limit, timeout_s=SQL_S)
+            columns = [json_column(column) for column in shown.columns]
             return json_response(
                 {
                     **_of(source),

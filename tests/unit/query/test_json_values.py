@@ -131,7 +131,28 @@ def test_a_time_that_python_has_no_name_for_is_still_told() -> None:
     times = pa.array([-(2**62), 0, None], pa.timestamp("us", "UTC"))
     lists = pa.array([[2**31 - 1], [0], None], pa.list_(pa.date32()))
     assert json_rows(pa.record_batch({"t": times, "l": lists})) == [
-        {"t": "-13097-06-28 09:59:32.612096Z", "l": "out of range"},
+        {"t": "-13097-06-28 09:59:32.612096Z", "l": ["<value out of range: 2147483647>"]},
         {"t": "1970-01-01T00:00:00Z", "l": ["1970-01-01"]},
         {"t": None, "l": None},
     ]
+
+
+def test_of_a_value_with_a_time_too_far_away_only_the_time_is_told_in_arrows_words() -> None:
+    time = pa.timestamp("us")
+    types = {
+        "s": pa.struct([("n", pa.int64()), ("t", time)]),
+        "l": pa.list_(time),
+        "m": pa.map_(pa.string(), time),
+    }
+    far = 9_000_000_000_000_000_000
+    columns = {
+        "s": pa.StructArray.from_arrays(
+            [pa.array([7]), pa.array([far]).cast(time)], fields=list(types["s"])
+        ),
+        "l": pa.ListArray.from_arrays([0, 2], pa.array([0, far]).cast(time)),
+        "m": pa.MapArray.from_arrays([0, 1], ["x"], pa.array([far]).cast(time)),
+    }
+    (row,) = json_rows(pa.table(columns))
+    assert row["s"]["n"] == 7 and isinstance(row["s"]["t"], str)
+    assert row["l"] == ["1970-01-01T00:00:00", row["s"]["t"]]
+    assert row["m"] == [["x", row["s"]["t"]]]

@@ -123,6 +123,16 @@ def test_the_hold_lasts_as_long_as_was_asked_and_none_is_left_after_an_error() -
     assert not checkpoint.store.list("holds")
     read(checkpoint.store.url, "n", hold="2 days")
     assert len(checkpoint.store.list("holds")) == 1
+    reader_module._let_go()
+    assert not checkpoint.store.list("holds"), "as the process does at its end"
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("nope", 4), ("n", 99)])
+def test_a_difference_that_cannot_be_told_leaves_no_hold(name: str, epoch: int) -> None:
+    checkpoint = grown()
+    with pytest.raises(QueryError):
+        cairn.diff_state(SPARK, checkpoint.store.url, UID, name, 3, epoch)
+    assert not checkpoint.store.list("holds")
 
 
 @settings(max_examples=40, deadline=None)

@@ -47,6 +47,8 @@ def source() -> Iterator[StateSource]:
             "nested": {("a", 1): (1, ["x", None], {"q": 2})},
             "o": {("a", 1): {1}},
             "timers.event": {("a", 1): {5000: True}},
+            "Total": {("a", 1): 1},
+            "total": {("a", 1): 2},
         }
     )
     with open_state(made.store) as opened:
@@ -84,6 +86,10 @@ def test_a_state_is_a_table_by_each_of_its_names(source: StateSource, name: str)
         ("select count(*) from n where value in (select value + 1 from n)", [(99,)]),
         ("select 1::utinyint, 1::hugeint, null, time '10:00'", [(1, "1", None, "10:00:00.000000")]),
         ("from range(2)", [(0,), (1,)]),
+        ("with recursive r as (select 1 a union all select a + 1 from r where a < 3) "
+         "select max(a) from r", [(3,)]),
+        ("pivot (select user, value from n where value < 2) on user in ('u0', 'u1') "
+         "using sum(value)", [("0", "1")]),
         ("select 1 -- a remark", [(1,)]),
     ],
 )  # fmt: skip
@@ -130,6 +136,48 @@ def test_only_states_that_a_query_names_are_read(
 def test_states_whose_names_differ_by_case_only_are_not_mixed_up(source: StateSource) -> None:
     with pytest.raises(QueryError, match="there is no table 'total'"):
         ask(source, "select * from total")
+    with pytest.raises(QueryError, match=r"count\.Total_1[\s\S]*count\.total_2"):
+        ask(source, "select * from count.total")
+    assert rows(source, "select value from count.total_1") == [(1,)]
+    assert rows(source, 'select value from "count.total_2"') == [(2,)]
+
+
+def test_numbers_that_tell_states_apart_are_no_other_states_name() -> None:
+    made = Checkpoint({"a": value("int"), "A": value("int"), "a_1": value("int")})
+    made.commit({"a": {1: 1}, "A": {1: 2}, "a_1": {1: 3}})
+    with open_state(made.store) as opened:
+        assert rows(opened, "select value from count.a_1") == [(3,)]
+        assert rows(opened, "select value from count.a_2") == [(1,)]
+        assert rows(opened, "select value from count.a_3") == [(2,)]
+
+
+@pytest.mark.parametrize("uid", ["memory", "temp", "pg_catalog", "information_schema", "main"])
+def test_an_operator_with_a_name_of_duckdbs_own_can_be_asked(uid: str) -> None:
+    made = Checkpoint({"n": value("int")}, uid=uid)
+    made.commit({"n": {1: 7}})
+    with open_state(made.store) as opened:
+        assert rows(opened, f'select value from "{uid}.n"') == [(7,)]
+        if uid == "main":
+            assert rows(opened, "select value from main.n") == [(7,)]
+        else:
+            with pytest.raises(QueryError, match=f'next: write both parts in .*"{uid}.n"'):
+                ask(opened, f"select value from {uid}.n")
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("pivot n on user using sum(value)", r"ON column IN \(\.\.\.\)"),
+        ("select 340282366920938463463374607431768211455::uhugeint", "cast it to varchar"),
+        ("with x as (insert into n values (1) returning *) from x", "found: INSERT"),
+        ("with x as (delete from n returning *) from x", "found: DELETE"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_by_what_it_is(
+    source: StateSource, sql: str, told: str
+) -> None:
+    with pytest.raises(QueryError, match=told):
+        ask(source, sql)
 
 
 FORBIDDEN = [
@@ -208,6 +256,7 @@ FORBIDDEN = [
     "select * from n limit 'x'",
     "select " + "(" * 3000 + "1" + ")" * 3000,
     "select 1 -- " + "x" * 200_000,
+    "select * from (" * 600 + "select 1" + ")" * 600,
 ]  # fmt: skip
 
 

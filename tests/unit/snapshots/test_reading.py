@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def test_a_reader_that_is_killed_keeps_its_epoch_no_longer_than_it_said() -> Non
     assert record["until_ms"] <= time.time() * 1000 + 1
     go_on(job)
     assert values(source) == {source.epoch}, "clocks of two machines may differ a little"
+    (hold,) = job.store.list("holds")
     record["until_ms"] -= 3_600_000
     job.store.put(hold.path, json.dumps(record).encode())
     assert not find_holds(job.store).holds
@@ -100,9 +102,9 @@ def test_the_hold_is_renewed_while_rows_are_read() -> None:
     job = running()
     now = [10**12]
     reading = Reading(job.store, None, 60_000, now_ms=lambda: now[0])
-    (hold,) = job.store.list("holds")
 
     def until() -> int:
+        (hold,) = job.store.list("holds")
         return int(json.loads(job.store.get(hold.path))["until_ms"])
 
     assert until() == 10**12 + 60_000
@@ -127,6 +129,132 @@ def test_a_hold_renewed_too_late_says_that_the_epoch_is_gone() -> None:
     with pytest.raises(StaleEpochError, match="retired"):
         reading.renew()
     reading.release()
+
+
+def test_a_hold_renewed_while_the_collector_finds_it_over_goes_on_to_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = running()
+    now = [int(time.time() * 1000)]
+    reading = Reading(job.store, None, 1000, now_ms=lambda: now[0])
+    (hold,) = job.store.list("holds")
+    record = json.loads(job.store.get(hold.path)) | {"until_ms": 1}
+    job.store.put(hold.path, json.dumps(record).encode())
+    found = find_holds(job.store)
+    assert found.over == [hold.path]
+    now[0] += 5000
+    reading.renew()
+    job.collector._remove_garbage(found)
+    assert find_holds(job.store).all.epochs == {reading.number}
+    reading.release()
+    assert not job.store.list("holds")
+
+
+def test_a_renewal_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    job = running()
+    now, fails = [int(time.time() * 1000)], [False]
+
+    class Failing(ReadOnly):
+        def put(self, path: str, data: bytes) -> None:
+            if fails[0]:
+                raise OSError("503")
+            self._inner.put(path, data)
+
+        def delete(self, paths: Any) -> None:
+            self._inner.delete(paths)
+
+    reading = Reading(Failing(job.store), None, 600_000, now_ms=lambda: now[0])  # type: ignore[arg-type]
+    fails[0] = True
+    now[0] += 400_000
+    reading.renew()
+    assert reading.is_held and "could not renew" in caplog.text
+    (hold,) = job.store.list("holds")
+    fails[0] = False
+    reading.renew()
+    assert job.store.list("holds") == [hold], "not at once"
+    now[0] += 100_000
+    reading.renew()
+    (after,) = find_holds(job.store).holds.values()
+    assert after.until_ms == now[0] + 600_000
+    go_on(job)
+    assert job.log.retired_below() <= reading.number
+
+
+def test_a_reader_that_has_let_go_holds_no_more() -> None:
+    job = running()
+    reading = Reading(job.store, None, 1)
+    reading.release()
+    reading.renew()
+    assert not job.store.list("holds")
+
+
+def test_holds_of_readers_are_read_once_by_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = running()
+    go_on(job)
+    sources = [open_state(job.store) for _ in range(20)]
+    read: list[str] = []
+    get = type(job.store).get
+
+    def spy(self: Any, path: str) -> bytes:
+        read.extend([path] if path.startswith("holds/") else [])
+        return get(self, path)
+
+    monkeypatch.setattr(type(job.store), "get", spy)
+    go_on(job, 10)
+    assert len(read) == 20 == len(set(read))
+    assert values(sources[0]) == {sources[0].epoch}
+    for source in sources:
+        source.close()
+    go_on(job, 3)
+    assert job.log.retired_below() > sources[0].epoch
+    assert not job.collector._known_holds
+
+
+def test_a_hold_that_gives_way_to_a_new_one_is_seen_in_one_of_the_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = running()
+    now = [int(time.time() * 1000)]
+    reading = Reading(job.store, None, 600_000, now_ms=lambda: now[0])
+    listed = type(job.store).list
+    raced = []
+
+    def slow(self: Any, prefix: str = "") -> Any:
+        found = listed(self, prefix)
+        if not raced:
+            raced.append(prefix)
+            now[0] += 400_000
+            reading.renew()
+        return found
+
+    monkeypatch.setattr(type(job.store), "list", slow)
+    assert find_holds(job.store).all.epochs == {reading.number}
+    assert raced == ["holds"]
+
+
+def test_holds_that_are_gone_each_time_they_are_read_retire_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = running()
+    listed = type(job.store).list
+
+    def busy(self: Any, prefix: str = "") -> Any:
+        if prefix != "holds":
+            return listed(self, prefix)
+        path = f"holds/reader-{uuid.uuid4().hex}.json"
+        self.put(path, b"{}")
+        found = listed(self, prefix)
+        self.delete([path])
+        return found
+
+    before = job.log.retired_below()
+    monkeypatch.setattr(type(job.store), "list", busy)
+    go_on(job)
+    assert job.log.retired_below() == before
+    assert "come and go" in caplog.text
+    monkeypatch.undo()
+    go_on(job)
+    assert job.log.retired_below() > before
 
 
 class ReadOnly:

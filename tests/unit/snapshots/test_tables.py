@@ -412,6 +412,7 @@ def test_a_key_of_several_columns_is_found_and_nothing_that_is_only_like_it() ->
     [
         ("bigint", "x"),
         ("bigint", "1.5"),
+        ("bigint", "\u0661"),
         ("tinyint", "1000"),
         ("bigint", '["a"]'),
         ("boolean", "yes"),

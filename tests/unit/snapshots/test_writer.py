@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import operator
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from cairn import (
     KeyedProcess,
     KeyGroupCountError,
     PlanError,
+    QueryError,
     RestoreError,
     SavepointWriter,
     StateNotFoundError,
@@ -36,9 +38,12 @@ from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.destination import Destination, StateWriter
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import SAVEPOINT_PATH, UNFINISHED_PATH, SavedOperator, saved_state
+from cairn.snapshots.shape import times
+from cairn.snapshots.table_rows import one_batch
 from cairn.snapshots.tables import open_state
 from cairn.storage.log import Log
 from cairn.storage.manifest import Scope, StateDecl
+from cairn.storage.saved import saved_points
 from cairn.storage.store import open_store
 from cairn.testing import FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
@@ -53,6 +58,7 @@ from tests.unit.snapshots.checkpoints import (
     state_of,
     value,
 )
+from tests.unit.snapshots.test_reading import go_on, running
 from tests.unit.test_codec import SCALARS, typed
 
 SHOP = {"total": value("double"), "items": listed("string"), "seen": mapped("string", "bigint")}
@@ -799,3 +805,80 @@ def test_an_epoch_made_of_nothing_is_saved_branched_and_shown_like_any_other(
     assert newest is not None and newest.spark.offsets == ""
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "checkpoint")])
     assert shown.exit_code == 0, shown.output
+
+
+def test_the_epoch_of_a_running_job_is_held_until_the_writer_is_gone(tmp_path: Path) -> None:
+    job = running(open_store(str(tmp_path / "ckpt")))
+    writer = SavepointWriter.of(None, str(tmp_path / "ckpt"))
+    epoch = job.log.last
+    go_on(job, 30)
+    for name in ("once", "again"):
+        assert writer.write(str(tmp_path / name)).epoch == epoch
+    del writer
+    gc.collect()
+    assert not job.store.list("holds")
+
+
+def test_the_savepoint_that_was_written_is_noted_and_no_other(tmp_path: Path) -> None:
+    job = running(open_store(str(tmp_path / "ckpt")))
+    info = SavepointWriter.of(None, str(tmp_path / "ckpt")).write(str(tmp_path / "saved"))
+    (noted,) = saved_points(job.store)
+    url = open_store(str(tmp_path / "saved")).url
+    assert (noted["id"], noted["url"], noted["bytes"]) == (info.id, url, info.bytes)
+
+
+@pytest.mark.parametrize("groups", [8.5, "8", True, 0])
+def test_a_number_of_key_groups_is_a_whole_one(groups: Any) -> None:
+    with pytest.raises(PlanError, match="max_parallelism must be"):
+        SavepointWriter.empty("shop", max_parallelism=groups)
+
+
+@pytest.mark.parametrize(
+    ("uid", "keys", "name"),
+    [
+        ("a:b", "k long", "v"),
+        ("", "k long", "v"),
+        ("a/b", "k long", "v"),
+        ("op", "a long, A long", "v"),
+        ("op", "k long", "timers.event"),
+        ("op", "k long", ""),
+    ],
+)
+def test_what_no_job_can_have_is_not_declared(uid: str, keys: str, name: str) -> None:
+    writer = SavepointWriter.empty("shop")
+    with pytest.raises(PlanError):
+        writer.declare(uid, keys=keys, states={name: state.Value("long")})
+
+
+def test_a_timer_that_is_never_reached_is_refused(tmp_path: Path) -> None:
+    writer = SavepointWriter.empty("shop").declare(
+        "op", keys="k long", states={"v": state.Value("long")}
+    )
+    at = pa.array([2**62], pa.timestamp("us", "UTC"))
+    writer.put("op", EVENT_TIMERS, pa.table({"k": [1], "time": at}))
+    with pytest.raises(StateSchemaError, match=r"never reached[\s\S]*9999"):
+        writer.write(str(tmp_path / "saved"))
+
+
+def test_rows_too_many_for_one_batch_are_refused() -> None:
+    class Halves:
+        nbytes = 3 << 30
+
+        def combine_chunks(self) -> pa.Table:
+            return pa.Table.from_batches([pa.record_batch({"a": [n]}) for n in (1, 2)])
+
+    with pytest.raises(StateSchemaError, match=r"too much[\s\S]*Spark session"):
+        one_batch(Halves())
+
+
+def test_a_time_that_no_table_can_show_is_not_shown_as_another() -> None:
+    assert times(pa.array([1, None])).cast(pa.int64()).to_pylist() == [1000, None]
+    with pytest.raises(QueryError, match="beyond all"):
+        times(pa.array([2**63 - 1]))
+
+
+def test_after_rows_that_are_refused_no_folder_of_state_is_left(tmp_path: Path) -> None:
+    dest = Destination(open_store(str(tmp_path)), "an-id", 1)
+    dest.store.put("state/op/v/part.parquet", b"by an executor")
+    dest.undo()
+    assert not list(tmp_path.iterdir())

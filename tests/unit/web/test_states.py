@@ -249,6 +249,14 @@ def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -
     assert "root:" not in answer.text and "Traceback" not in answer.text
 
 
+def test_sql_shows_times_that_python_has_no_years_for(checkpoint: Checkpoint) -> None:
+    sql = "select timestamp '290000-01-01' a, '-infinity'::date b, [timestamp '290000-01-01'] c"
+    answer = client(site_of(checkpoint)).post("/api/sql", json={"sql": sql})
+    assert answer.status_code == 200, answer.text
+    ((time, date, times),) = answer.json()["rows"]
+    assert isinstance(time, str) and isinstance(date, str) and times == [time]
+
+
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(
     ("type", "key"),
