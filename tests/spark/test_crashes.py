@@ -322,13 +322,14 @@ def faulty(monkeypatch):
     yield wrap
 
 
-# Calls of put_if_absent: job.json, the takeover, then one per epoch. Of put: a pack per epoch.
+# Calls of put_if_absent: job.json, the takeover, then one per epoch. Of put: what the job looks
+# like, then a pack per epoch.
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("put", 2, "before"),
-        Fault("put", 2, "after"),
-        Fault("put", 2, "enospc"),
+        Fault("put", 3, "before"),
+        Fault("put", 3, "after"),
+        Fault("put", 3, "enospc"),
         Fault("put_if_absent", 4, "before"),
         Fault("put_if_absent", 4, "after"),
     ],
@@ -347,7 +348,7 @@ def test_store_that_fails_once_or_does_not_say_is_asked_again(
 def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
     spark, short, tmp_path, faulty, operation
 ):
-    first = {"put": 3, "put_if_absent": 5}[operation]
+    first = {"put": 4, "put_if_absent": 5}[operation]
     faulty(*(Fault(operation, call, "enospc") for call in range(first, first + 99)))
     job = build(spark, short.input.folder, tmp_path)
     run = job.start(checkpoint=str(tmp_path / "checkpoint"), trigger="available-now")
