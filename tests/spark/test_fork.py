@@ -60,7 +60,8 @@ def test_forked_operator_runs_once_and_lost_shuffle_files_change_nothing(
     rows.add_all([[(v % KEYS, v) for v in range(at, ROWS, 3)] for at in range(3)])
     out = {uid: sinks.Collect() for uid in ("one", "two", "three", "odd", "even")}
     lost = tmp_path / "lost"
-    files = spark.conf.get("spark.local.dir") + "/blockmgr-*/*/shuffle_*"
+    # Not of the session, whose settings others may have changed since.
+    files = spark.sparkContext.getConf().get("spark.local.dir") + "/blockmgr-*/*/shuffle_*"
     job = Job("fork", max_parallelism=8)
     first = job.source("rows", rows.stream(spark)).key_by("k")
     counted = first.process(
