@@ -43,6 +43,7 @@ def numbers() -> str:
         *_time(),
         *_streams(),
         *_snapshots(),
+        *_outside(),
     ]
     lines = ["| what | measured | by |", "|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
@@ -144,6 +145,43 @@ def _snapshots() -> list[tuple[str, str, str]]:
             "keys",
             ", ".join(f"{facts['seconds']:.2f} × ({name})" for name, facts in aged.items()),
             "`bench/recovery.py`",
+        ),
+    ]
+
+
+def _outside() -> list[tuple[str, str, str]]:
+    latency, query, tables = result("latency"), result("query"), result("read_state")
+    bare, one, four = latency["p50_of_bare"], *query["busy"]
+    of = result("sinks")["of_plain"]
+    kinds = ["files, parquet", "files, json", "files, csv", "postgres, append"]
+    kinds += ["postgres, prepared", "postgres, upsert", "delta", "spark (wal)", "redis", "foreach"]
+    return [
+        (
+            "Rows into each sink, of what the plain writer does with the same rows: files "
+            "(Parquet, JSON, CSV), PostgreSQL (append, prepared, upsert), Delta, any Spark writer, "
+            "Redis, Foreach",
+            ", ".join(f"{of[kind]:.0%}" for kind in kinds),
+            "`bench/sinks.py`",
+        ),
+        (
+            "From the creation of a row until a reader sees it, median at 1,000 rows/s with a "
+            "trigger of a second: files, PostgreSQL",
+            f"{bare['files']:.2f} × and {bare['postgres']:.2f} × a bare `foreachBatch` that writes "
+            "the same",
+            "`bench/latency.py`",
+        ),
+        (
+            f"State asked for by key while the job runs, {_millions(query['keys'])} keys: one "
+            f"client, four; rows/s that {query['rate']:,} queries/s take from the job",
+            f"{one['queries_per_s']:,} and {four['queries_per_s']:,} queries/s, 99 % within "
+            f"{one['p99_ms']} and {four['p99_ms']} ms; {query['slowdown']:.1%}",
+            "`bench/query.py`",
+        ),
+        (
+            f"State of {_millions(tables['keys'])} keys read as a DataFrame",
+            f"{tables['ratio']:.1f} × Spark's `statestore` reader with {tables['provider']} "
+            f"({tables['rows_per_s']['cairn']:,} rows/s)",
+            "`bench/read_state.py`",
         ),
     ]
 
