@@ -76,5 +76,8 @@ def schedule(
             "hang redis": f"for {chance.uniform(1, 8 if seconds > 120 else 3):.1f} s",
             "rescale": str(chance.randint(1, 4)),
         }.get(kind, "")
-        made.append(Disturbance(round(chance.uniform(0.2, 4), 1), kind, detail))
+        # Some in quick succession; in a long run others late, so that many epochs pass in peace.
+        is_late = seconds > 120 and chance.random() < 0.6
+        after_s = chance.uniform(4, 16) if is_late else chance.uniform(0.2, 4)
+        made.append(Disturbance(round(after_s, 1), kind, detail))
     return made
