@@ -63,7 +63,6 @@ _PAUSE_S: Final = 0.1
 # A socket of Python's gives the interpreter away for every call. Whoever sends would stand in line
 # for it again, behind a thread that processes rows: twice for a question, and each time both pay.
 _send: Final = ctypes.PyDLL(None).send
-_SEND_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True):
@@ -141,7 +140,7 @@ class Channel:
     def send(self, message: bytes) -> None:
         code = b"" if self._sent is None else self._sent.next(message)
         frame = _LENGTH.pack(len(message) + len(code)) + message + code
-        sent = max(_send(self._socket.fileno(), frame, len(frame), _SEND_FLAGS), 0)
+        sent = max(_send(self._socket.fileno(), frame, len(frame), socket.MSG_DONTWAIT), 0)
         if sent < len(frame):
             self._socket.sendall(memoryview(frame)[sent:])
 
