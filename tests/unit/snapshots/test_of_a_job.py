@@ -101,7 +101,9 @@ def start_from(savepoint: Savepoint, parallelism: int) -> Store:
 
 
 def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:
-    for epoch in Log(world.store).lineage():
+    lineage = list(Log(world.store).lineage())
+    assert len(lineage) > 1
+    for epoch in lineage:
         with EpochReader(world.store, epoch) as reader:
             expected = stored_state(world.store, world.graph(), epoch)
             assert by_key(reader, list(epoch.operators)) == expected
@@ -129,6 +131,7 @@ def test_a_job_started_from_a_savepoint_goes_on_as_if_nothing_had_happened(
 
 def test_every_key_lies_in_its_key_group(world: World) -> None:
     savepoint = take(world)
+    seen: set[str] = set()
     for uid, operator in savepoint.info.operators.items():
         types = [parse_type(ddl) for ddl in operator.key_types.values()]
         for name, columns in savepoint.columns(uid).items():
@@ -137,6 +140,8 @@ def test_every_key_lies_in_its_key_group(world: World) -> None:
                 keys = [key for key, _, _ in columns.decode(batch)]
                 parts = [[key] if len(types) == 1 else list(key) for key in keys]
                 assert groups == [key_group(p, types, world.group_count) for p in parts]
+                seen.add(uid)
+    assert seen == set(savepoint.info.operators)
 
 
 def test_a_savepoint_taken_while_the_job_runs_is_of_one_epoch(world: World) -> None:
@@ -171,7 +176,9 @@ def test_diff_finds_what_functions_have_changed(world: World) -> None:
     graph = world.graph()
     before = stored_state(world.store, graph, first)
     after = stored_state(world.store, graph, last)
-    for diff in diff_epochs(world.store, first.number, last.number, limit=1 << 30):
+    found = diff_epochs(world.store, first.number, last.number, limit=1 << 30)
+    assert {diff.operator for diff in found} == set(after)
+    for diff in found:
         expected = list(changes(before, after, diff.operator, diff.state))
         if diff.kind == "map":
             examples = diff.added_examples + diff.changed_examples + diff.removed_examples
