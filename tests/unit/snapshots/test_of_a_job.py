@@ -11,51 +11,13 @@ from typing import Any
 
 import pytest
 
-from cairn.codec import codec
 from cairn.plan.keygroups import key_group
-from cairn.snapshots import (
-    EpochReader,
-    Savepoint,
-    diff_epochs,
-    load_savepoint,
-    open_savepoint,
-    write_savepoint,
-)
-from cairn.storage.log import Log, create_or_open_job
-from cairn.storage.manifest import Epoch
-from cairn.storage.store import Store, open_store
+from cairn.snapshots import EpochReader, diff_epochs, open_savepoint, write_savepoint
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
 from cairn.types import parse_type
 from tests.simulation.world import Driver, World, stored_state
-from tests.unit.snapshots.checkpoints import state_of
-
-State = dict[str, dict[Any, dict[str, Any]]]
-
-
-def by_key(reader: EpochReader | Savepoint, uids: list[str]) -> State:
-    """As `stored_state` gives it: operator, key, state."""
-    found: State = {}
-    for uid in uids:
-        keys: dict[Any, dict[str, Any]] = found.setdefault(uid, {})
-        columns = reader.columns(uid)
-        for name, rows in state_of(reader, uid).items():
-            restore = codec(columns[name].declaration.type).restore
-            for key, held in rows.items():
-                keys.setdefault(key, {})[name] = _restored(columns[name].decl.kind, restore, held)
-    return found
-
-
-def _restored(kind: str, restore: Any, held: Any) -> Any:
-    if kind == "list":
-        return [restore(item) for item in held]
-    if kind == "map":
-        return {entry: None if v is None else restore(v) for entry, v in held.items()}
-    return restore(held)
-
-
-def newest(world: World) -> Epoch:
-    epoch = world.newest()
-    assert epoch is not None
-    return epoch
+from tests.unit.snapshots.jobs import State, by_key, newest, start_from, take
 
 
 @pytest.fixture
@@ -68,36 +30,6 @@ def world(tmp_path: Path) -> World:
         for _ in range(14):
             driver.run_batch()
     return world
-
-
-def take(world: World) -> Savepoint:
-    dest = open_store("memory:")
-    write_savepoint(world.store, None, dest.url)
-    return open_savepoint(dest.url)
-
-
-def start_from(savepoint: Savepoint, parallelism: int) -> Store:
-    """What a driver does before its first epoch, in an empty checkpoint."""
-    store = open_store("memory:")
-    create_or_open_job(store, savepoint.info.job, savepoint.info.max_parallelism)
-    log = Log(store)
-    term = log.take_over(host="", pid=0, wall_ms=0).term
-    folder = f"spark/{term:012d}"
-    epoch = log.append(
-        lambda number: load_savepoint(
-            savepoint,
-            store,
-            number=number,
-            term=term,
-            parallelism=parallelism,
-            spark_folder=folder,
-            wall_ms=0,
-        )
-    )
-    batch_id = epoch.spark.batch_id
-    store.put(f"{folder}/offsets/{batch_id}", epoch.spark.offsets.encode())
-    store.put(f"{folder}/commits/{batch_id}", b"v1\n{}")
-    return store
 
 
 def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:
