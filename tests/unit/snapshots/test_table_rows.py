@@ -113,8 +113,6 @@ def test_columns_that_do_not_fit_are_refused_at_once(
 
 
 LIST = {"k": "bigint", "position": "bigint", "value": "string"}
-
-
 MAP = {"k": "bigint", "entry": "string", "value": "bigint"}
 
 

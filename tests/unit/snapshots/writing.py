@@ -14,8 +14,6 @@ from cairn.snapshots import Savepoint, open_savepoint
 from tests.unit.snapshots.checkpoints import UID, listed, mapped, state_of, value
 
 SHOP = {"total": value("double"), "items": listed("string"), "seen": mapped("string", "bigint")}
-
-
 HELD: dict[str, dict[Any, Any]] = {
     "total": {1: 1.5, 2: 2.5, 3: 3.5, None: 4.5},
     "items": {1: ["a", "b"], 2: ["c"]},
