@@ -29,7 +29,7 @@ from tests.unit.snapshots.checkpoints import (
     value,
 )
 from tests.unit.snapshots.savepoints import OBJECTS, SPARK_FOLDER, load, saved
-from tests.unit.test_codec import typed
+from tests.unit.typed_values import typed
 
 STATES = {**OBJECTS, "never": value("date")}
 

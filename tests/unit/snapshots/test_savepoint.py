@@ -30,7 +30,7 @@ from tests.unit.snapshots.checkpoints import (
     value,
 )
 from tests.unit.snapshots.savepoints import STATES, saved, shop
-from tests.unit.test_codec import SCALARS, typed
+from tests.unit.typed_values import SCALARS, typed
 
 # What is in it
 

@@ -34,7 +34,7 @@ from tests.unit.snapshots.checkpoints import (
     value,
 )
 from tests.unit.snapshots.writing import HELD, SHOP, check_groups, rows_of, table, totals, written
-from tests.unit.test_codec import SCALARS, typed
+from tests.unit.typed_values import SCALARS, typed
 
 # Kept as it was
 

@@ -20,8 +20,7 @@ from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import SavedOperator, saved_state
 from cairn.storage.manifest import Scope
 from cairn.storage.store import open_store
-from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
-from tests.unit.slot.test_operator_lists import feed
+from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob, feed
 from tests.unit.snapshots.checkpoints import mapped
 from tests.unit.snapshots.writing import table, written
 

@@ -32,7 +32,7 @@ from cairn.storage import (
     open_store,
     write_pack,
 )
-from tests.unit.command_line import call, json_of
+from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000
 

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.snapshots import write_savepoint
 from cairn.storage.store import open_store
-from tests.unit import command_line
+from tests.unit.cli import command_line
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.snapshots.savepoints import OBJECTS
 

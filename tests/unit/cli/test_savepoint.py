@@ -18,7 +18,7 @@ from cairn.codec import FrozenMap
 from cairn.snapshots import open_savepoint
 from cairn.storage.store import open_store
 from cairn.types import row_class
-from tests.unit.command_line import call, json_of
+from tests.unit.cli.command_line import call, json_of
 from tests.unit.snapshots.checkpoints import GONE, Checkpoint, same_state, state_of
 from tests.unit.snapshots.savepoints import OBJECTS
 

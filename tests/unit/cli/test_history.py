@@ -18,7 +18,7 @@ from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage import Log, Store, open_store, read_job
 from cairn.storage.verify import verify
-from tests.unit.command_line import call, json_of
+from tests.unit.cli.command_line import call, json_of
 from tests.unit.storage.leading import Driver, lay_spark_folder, new_store
 
 
