@@ -187,7 +187,9 @@ def test_client_threads_have_connections_of_their_own(asking: Any) -> None:
     assert found == [True] * 80
 
 
-def test_everything_by_tls(checkpoint: Checkpoint, certificate: tuple[str, str]) -> None:
+def test_everything_is_there_by_tls_too(
+    checkpoint: Checkpoint, certificate: tuple[str, str]
+) -> None:
     site = site_of(checkpoint, address="localhost:0", token=TOKEN, tls=certificate)
     with serve(site) as served:
         assert served.url.startswith("https://") and str(served.flight_url).startswith("grpc+tls")
