@@ -18,17 +18,8 @@ from cairn.snapshots import EpochReader
 from cairn.snapshots.reader import _are_last
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
-from tests.unit.snapshots.checkpoints import (
-    GONE,
-    UID,
-    Checkpoint,
-    listed,
-    mapped,
-    state_of,
-    value,
-)
-
-STATES = {"n": value("bigint"), "items": listed("string"), "last": mapped("string", "double")}
+from tests.unit.snapshots.checkpoints import GONE, UID, Checkpoint, listed, mapped, state_of, value
+from tests.unit.snapshots.savepoints import STATES
 
 
 def grown(**more: Any) -> Checkpoint:
