@@ -43,7 +43,6 @@ class Paused(NamedTuple):
     sink: str
     epoch: int
     error: str
-    since_ms: int
     tries: int
 
     def __str__(self) -> str:
@@ -161,7 +160,7 @@ class Publisher:
         """Pause, or raise when trying on is of no use."""
         if tries < TRIES_BEFORE_PAUSE:
             return
-        was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), began_ms, tries)
+        was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), tries)
         if self._is_taken_over():
             raise CommitConflictError(
                 f"another driver has taken over, and goes on with epoch {epoch}", epoch=epoch
