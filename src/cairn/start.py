@@ -24,7 +24,7 @@ from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
 from cairn.plan.graph import Graph
-from cairn.sinks.base import Sink, SinkContext, close_all
+from cairn.sinks.base import Sink, SinkContext, closed_on_error
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.failures import Failures
@@ -51,11 +51,8 @@ class Started(NamedTuple):
 def start(graph: Graph, options: Options) -> Started:
     """Become the leader of the job, at its newest epoch."""
     opened: list[Sink] = []
-    try:
+    with closed_on_error(opened):
         return _start(graph, options, opened)
-    except BaseException:
-        close_all(opened)
-        raise
 
 
 def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
