@@ -47,7 +47,6 @@ CLOSE_S: Final = 5.0
 TOLD_S: Final = 30.0
 """How long an epoch is held after it was told of, or read."""
 TOLD_MAX: Final = 16
-_PASSED_ON: Final = (flight.FlightError, StopIteration)
 
 _Epoch = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
 _Group = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
