@@ -98,7 +98,11 @@ class Changes:
         """The next epoch is to run this function in place of the operator's."""
         if uid not in self._coordinator.operators:
             known = ", ".join(self._coordinator.operators)
-            raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
+            raise PlanError(
+                f"there is no operator {uid!r}\n  found: {known}\n"
+                "  next: give the uid of one of these",
+                uid=uid,
+            )
         check_function(function, uid)
         self._check_same_time(uid, function)
         check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)

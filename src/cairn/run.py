@@ -448,7 +448,7 @@ class Run:
 
     def _check_running(self) -> None:
         if self._ended.is_set() or self._stopping:
-            raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
+            raise EpochError(f"the run of job {self.name!r} has ended\n  next: start it anew")
 
     def query(self, operator: str, state: str, key: Any) -> Answer:
         """State of a key as of the last committed epoch, whatever the epoch under way has done.

@@ -339,7 +339,9 @@ class Coordinator:
         """
         if self.store.exists(record_path(number)):
             raise CommitConflictError(
-                f"another driver has taken over job {self.spec.job_name!r}", epoch=number
+                f"another driver has taken over job {self.spec.job_name!r}\n"
+                "  next: leave the job to it, or stop it and start again",
+                epoch=number,
             )
 
     @property

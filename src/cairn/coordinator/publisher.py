@@ -163,13 +163,16 @@ class Publisher:
         was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), tries)
         if self._is_taken_over():
             raise CommitConflictError(
-                f"another driver has taken over, and goes on with epoch {epoch}", epoch=epoch
+                f"another driver has taken over, and goes on with epoch {epoch}\n"
+                "  next: leave the job to it, or stop it and start again",
+                epoch=epoch,
             ) from error
         waited_s = (self._clock() - began_ms) / 1000
         if is_start or (self._timeout_s is not None and waited_s >= self._timeout_s):
             raise CommitError(
                 f"sink {uid!r} did not take epoch {epoch}: {error}\n"
-                f"  tried {tries} times; nothing is lost, the next start goes on with it",
+                f"  found: tried {tries} times; nothing is lost\n"
+                "  next: see to the sink, then start the job again; it goes on with the epoch",
                 sink=uid,
                 epoch=epoch,
             ) from error

@@ -227,7 +227,11 @@ class Redis(Staged):
             )
             is_cluster = self._client.info("cluster").get("cluster_enabled")
         except redis.AuthenticationError:
-            raise PlanError(f"sink {self.context.uid!r}: Redis refuses the password") from None
+            raise PlanError(
+                f"sink {self.context.uid!r}: Redis refuses the password\n"
+                "  next: give the one of the server in the url; its variable is read in the driver "
+                "and in every slot"
+            ) from None
         except (redis.ConnectionError, redis.TimeoutError):
             return  # Not there now. The first commit waits for it, and says so.
         except (redis.RedisError, ValueError) as error:

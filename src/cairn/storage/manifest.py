@@ -311,7 +311,8 @@ def resolve(stored: StoredEpoch, base: Epoch | None, name: str = "") -> Epoch:
     if (stored.base is None) != (base is None) or (base and base.number != stored.base):
         found = base.number if base else None
         raise CorruptFileError(
-            f"epoch {stored.number} was written against {stored.base}, not {found}", file=name
+            f"epoch {stored.number} was written against {stored.base}, not {found}\n  file: {name}",
+            file=name,
         )
     try:
         operators = {

@@ -58,7 +58,9 @@ def read_pending(store: Store, path: str) -> Epoch:
         stored = decode_record(store.get(path), path)
     except NotFoundError:
         raise RestoreError(
-            f"{path} is gone from {store.url}: another driver has taken over", file=path
+            f"{path} is gone from {store.url}: another driver has taken over\n"
+            "  next: leave the job to it, or stop it and start again",
+            file=path,
         ) from None
     assert isinstance(stored, StoredEpoch)
     return resolve(stored, None, path)
