@@ -61,7 +61,7 @@ def json_value(value: Any, type: Any) -> Any:
     if _is.is_timestamp(type):
         return _timestamp_text(value, type)
     if _is.is_duration(type):
-        return _interval_text(value)
+        return interval_text(value)
     if _is.is_struct(type):
         parts = value.values() if isinstance(value, Mapping) else value
         return {
@@ -214,7 +214,8 @@ def _timestamp_text(value: Any, type: pa.DataType) -> str:
     return aware.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
-def _interval_text(value: dt.timedelta) -> str:
+def interval_text(value: dt.timedelta) -> str:
+    """In seconds, as ISO 8601 writes them."""
     micros = value // _MICROSECOND
     seconds, rest = divmod(abs(micros), 1_000_000)
     fraction = f".{rest:06d}".rstrip("0") if rest else ""

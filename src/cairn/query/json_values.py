@@ -12,19 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec.json_values import json_value, python_value, text_value
+from cairn.codec.json_values import json_value
 from cairn.errors import PlanError
 from cairn.types import type_ddl
-
-__all__ = [
-    "json_column",
-    "json_columns",
-    "json_rows",
-    "json_table",
-    "json_value",
-    "python_value",
-    "text_value",
-]
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
