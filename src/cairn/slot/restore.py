@@ -9,6 +9,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -186,7 +187,10 @@ def _merge(
     refs = part.files[-compaction.count :]
     if len(refs) < 2 or any(ref.kind == "base" for ref in refs):
         return None
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-", delete=False) as file:
+    with (
+        tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-", delete=False) as file,
+        contextlib.ExitStack() as opened,
+    ):
         try:
             writer = SegmentWriter(
                 file,
@@ -195,7 +199,7 @@ def _merge(
                 first_epoch=refs[0].first_epoch,
                 last_epoch=refs[-1].last_epoch,
             )
-            readers = [(ref, open_rows(store, ref, scratch)) for ref in refs]
+            readers = [(ref, opened.enter_context(open_rows(store, ref, scratch))) for ref in refs]
             for name in sorted({name for _, reader in readers for name in reader.states}):
                 table = holding.tables.get(name)
                 begun = False

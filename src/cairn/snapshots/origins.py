@@ -167,4 +167,4 @@ class SavepointOrigin(Origin):
         return found
 
     def close(self) -> None:
-        self._files.__exit__()
+        self._files.close()
