@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from cairn.codec.base import ValueTypeError
 from cairn.codec.registry import codec
-from cairn.errors import PlanError, QueryError
-from cairn.types import OBJECT, type_ddl
+from cairn.errors import QueryError
+from cairn.types import OBJECT, shown_type
 
 SAFE_INTEGER: Final = 2**53 - 1
 """The largest that a browser's numbers hold exactly, with all below it."""
@@ -103,10 +103,7 @@ def text_value(text: str, type: Any) -> Any:
 def misfit(json: Any, type: Any) -> QueryError:
     shown = repr(json)
     shown = shown if len(shown) <= 80 else shown[:79] + "…"
-    try:
-        ddl = type_ddl(type)
-    except PlanError:
-        ddl = str(type)
+    ddl = shown_type(type)
     return QueryError(
         f"a value does not fit its type\n  expected: {ddl}{_example(type)}\n  found: {shown}\n"
         "  next: give a value of that type",
