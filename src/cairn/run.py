@@ -18,6 +18,7 @@ from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.history import History
 from cairn.idle import Host, IdleEpochs, Turn
+from cairn.logs import logger
 from cairn.notebook import Plot, RunFacts, run_facts, run_html, timeline
 from cairn.options import Options
 from cairn.plan.graph import Graph
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
-
-_logger = logging.getLogger("cairn")
 
 STOP_PATIENCE_S = 60.0
 
@@ -135,7 +134,7 @@ class Run:
         self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
 
     def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
-        _logger.log(level, message, *args, extra={"job": self.name})
+        logger.log(level, message, *args, extra={"job": self.name})
 
     def _start_query(self) -> Any:
         return self._driver.start_query(self._batches.url, self._options.trigger, self._run_epoch)

@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
@@ -20,6 +19,7 @@ from cairn.coordinator.rewind import Position, give_up, settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.ids import new_id
+from cairn.logs import logger
 from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
@@ -32,8 +32,6 @@ from cairn.storage.graphs import write_graph
 from cairn.storage.manifest import Epoch
 from cairn.storage.spark_log import lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
-
-_logger = logging.getLogger("cairn")
 
 
 class Started(NamedTuple):
@@ -121,7 +119,7 @@ def _write_graph(store: Store, term: int, graph: Graph) -> None:
         write_graph(store, term, explained(graph))
     except Exception:
         # It is for people who look later; the job itself is fine.
-        _logger.warning("what the job looks like could not be written down", exc_info=True)
+        logger.warning("what the job looks like could not be written down", exc_info=True)
 
 
 def _settled(

@@ -12,7 +12,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,11 +19,10 @@ from typing import NamedTuple
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, CommitError
 from cairn.guarantees import Guarantee
+from cairn.logs import logger
 from cairn.sinks.base import Committable, Sink
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
-
-_logger = logging.getLogger("cairn")
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
@@ -125,7 +123,7 @@ class Publisher:
             except Exception as error:
                 tries += 1
                 if self._guarantee == "at-most-once" and sink.promise != "exactly-once":
-                    _logger.warning(
+                    logger.warning(
                         "sink %r failed to publish epoch %d and is not told again "
                         "(at-most-once): %s", uid, epoch, error,
                     )  # fmt: skip
@@ -137,7 +135,7 @@ class Publisher:
     def resume(self) -> None:
         """What the job waited for has come about."""
         if self.paused is not None:
-            _logger.warning("sink %r is back: the job goes on", self.paused.sink)
+            logger.warning("sink %r is back: the job goes on", self.paused.sink)
             self.paused = None
 
     def wait_for(
@@ -177,7 +175,7 @@ class Publisher:
                 epoch=epoch,
             ) from error
         if was_paused is None:
-            _logger.warning("the job is paused until this is over: %s", self.paused)
+            logger.warning("the job is paused until this is over: %s", self.paused)
 
     def _is_taken_over(self) -> bool:
         try:

@@ -33,12 +33,10 @@ from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.snapshots.reader import entry_with
 from cairn.storage.log import JOB_PATH, LOG_FOLDER
 from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
+from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
+from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.verify import Damage
-
-SAVEPOINT_PATH: Final = "savepoint.json"
-UNFINISHED_PATH: Final = "unfinished.json"
-"""There from the first file on, until savepoint.json is: whoever creates it may write here."""
 
 _FETCH_BYTES: Final = 8 << 20
 _READ_ROWS: Final = 1 << 16

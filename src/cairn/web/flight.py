@@ -18,7 +18,6 @@ Always true here:
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import stat
@@ -31,12 +30,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from cairn.errors import CairnError
+from cairn.logs import logger
 from cairn.web.answers import EPOCH_MAX
 from cairn.web.auth import is_control, is_token
 from cairn.web.errors import of_cairn
 from cairn.web.site import Site
-
-_logger = logging.getLogger("cairn")
 
 STREAMS_MAX: Final = 8
 ENDPOINTS_MAX: Final = 16
@@ -312,7 +310,7 @@ class _said:  # noqa: N801
             _, code, message, step = of_cairn(error)
             raise refused(code, f"{message}\n  next: {step}") from None
         if isinstance(error, Exception):
-            _logger.error("a Flight call failed", exc_info=error)
+            logger.error("a Flight call failed", exc_info=error)
             raise flight.FlightInternalError("the server failed; see its log") from None
 
 
