@@ -32,7 +32,7 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
     """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
     wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
     held = [] if entry is None else entry.ranges
-    if [range(r.first_group, r.first_group + r.group_count) for r in held] == wanted:
+    if [part.groups for part in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
 

@@ -31,6 +31,7 @@ import pyarrow.flight as flight
 
 from cairn.errors import CairnError
 from cairn.logs import logger
+from cairn.plan.keygroups import overlap
 from cairn.web.answers import EPOCH_MAX
 from cairn.web.auth import is_control, is_token
 from cairn.web.errors import of_cairn
@@ -261,9 +262,7 @@ class _Stream:
             self._source = site.open_state(asked.epoch, hold=True)
             table = self._source.table(asked.operator, asked.state)
             self.schema: pa.Schema = table.schema
-            wanted = range(
-                max(groups.start, table.groups.start), min(groups.stop, table.groups.stop)
-            )
+            wanted = overlap(groups, table.groups)
             self._batches = table.batches(wanted) if wanted else iter(())
         except BaseException:
             self.close()

@@ -93,7 +93,7 @@ def _stored_rows(
     counts = np.zeros(group_count)
     is_exact, read = True, 0
     for part in parts:
-        mine = range(part.first_group, part.first_group + part.group_count)
+        mine = part.groups
         for ref in part.files:
             read += 1
             if ref.format == "segment" and read <= FILES_READ_MAX:
