@@ -10,7 +10,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from cairn.coordinator.ticker import Pace
 from cairn.crash import crash_point
 from cairn.errors import PlanError
 from cairn.functions import Function
+from cairn.logs import logger
 from cairn.options import check_parallelism
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
@@ -33,8 +33,6 @@ from cairn.slot.entry import entries_of
 
 if TYPE_CHECKING:
     from cairn.coordinator.driver import SparkDriver
-
-_logger = logging.getLogger("cairn")
 
 
 @dataclass
@@ -92,13 +90,17 @@ class Changes:
             self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
         except Exception:
             job = {"job": self._graph.name}
-            _logger.warning("a rescale could not be prepared", exc_info=True, extra=job)
+            logger.warning("a rescale could not be prepared", exc_info=True, extra=job)
 
     def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool) -> None:
         """The next epoch is to run this function in place of the operator's."""
         if uid not in self._coordinator.operators:
             known = ", ".join(self._coordinator.operators)
-            raise PlanError(f"there is no operator {uid!r}\n  found: {known}", uid=uid)
+            raise PlanError(
+                f"there is no operator {uid!r}\n  found: {known}\n"
+                "  next: give the uid of one of these",
+                uid=uid,
+            )
         check_function(function, uid)
         self._check_same_time(uid, function)
         check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)
@@ -149,10 +151,10 @@ class Changes:
         job, parallelism = self._graph.name, change.parallelism
         if parallelism is not None:
             facts = {"job": job, "parallelism": parallelism}
-            _logger.info("rescaled: the job goes on with %d subtasks", parallelism, extra=facts)
+            logger.info("rescaled: the job goes on with %d subtasks", parallelism, extra=facts)
         for uid in change.functions:
             facts = {"job": job, "operator": uid}
-            _logger.info("upgraded: operator %r has another function", uid, extra=facts)
+            logger.info("upgraded: operator %r has another function", uid, extra=facts)
 
     def join(self, timeout_s: float) -> None:
         """Wait for what is being prepared: a slot that is being started hears no goodbye."""

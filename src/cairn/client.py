@@ -54,26 +54,18 @@ def client(
     `control_token` is for what changes the job. `ca` is a PEM file of who signed the server's
     certificate, when it is not one that the machine knows. `flight_url` is asked for if not given.
     """
-    return Client(
-        url, token, control_token=control_token, ca=ca, timeout=timeout, flight_url=flight_url
-    )
+    link = Link(url, token, control_token, ca, timeout)
+    return Client(link, ca=ca, timeout=timeout, flight_url=flight_url)
 
 
 class Client:
     """See `cairn.client`. Threads may share one: each has a connection of its own."""
 
     def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        control_token: str | None = None,
-        ca: str | None = None,
-        timeout: float = 30.0,
-        flight_url: str | None = None,
+        self, link: Link, *, ca: str | None, timeout: float, flight_url: str | None
     ) -> None:
-        self._link = Link(url, token, control_token, ca, timeout)
-        self.url = self._link.url
+        self._link = link
+        self.url = link.url
         self._ca = ca
         self._timeout = timeout
         self._flight_url = flight_url
@@ -190,7 +182,6 @@ class Client:
 
     def table(self, operator: str, state: str, epoch: int | None = None) -> pa.Table:
         """All rows of a state, by Arrow Flight: for bulk."""
-
         from cairn.query.bulk import read_table
 
         bearer = self._link.bearer

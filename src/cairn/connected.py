@@ -99,7 +99,10 @@ def connected(job: Job, streams: dict[str, Any], what: str = "connect") -> Conne
                 "  next: say with .key_by(...) which of its rows belong together"
             )
         if keyed._stream._job is not job:
-            raise PlanError(f"connect: {name!r} is a stream of another job")
+            raise PlanError(
+                f"connect: {name!r} is a stream of another job\n"
+                "  next: build all of them with one Job"
+            )
         inlets.append(Inlet(keyed._stream._ports, keyed._columns, name=name))
     check_same_keys(
         {
@@ -118,7 +121,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
     """The rows of two streams that belong together, as one stream."""
     job = left._job
     if right._job is not job:
-        raise PlanError("join of streams of two jobs")
+        raise PlanError("join of streams of two jobs\n  next: build both with one Job")
     times = []
     for name, stream in (("left", left), ("right", right)):
         time = united_time(job._nodes, stream._ports)

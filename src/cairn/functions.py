@@ -254,7 +254,8 @@ def declared_state(function: Function) -> dict[str, Declaration]:
                 if name in found:
                     raise PlanError(
                         f"{type(function).__name__}.{name} is declared as state and then replaced "
-                        f"by {type(attribute).__name__} in {cls.__name__}"
+                        f"by {type(attribute).__name__} in {cls.__name__}\n"
+                        "  next: give one of them another name"
                     )
                 continue
             if name in found and found[name] is not attribute:
@@ -265,7 +266,10 @@ def declared_state(function: Function) -> dict[str, Declaration]:
                     state=name,
                 )
             if seen.setdefault(id(attribute), name) != name:
-                raise PlanError(f"states {seen[id(attribute)]!r} and {name!r} are the same object")
+                raise PlanError(
+                    f"states {seen[id(attribute)]!r} and {name!r} are the same object\n"
+                    "  next: declare each with a call of its own"
+                )
             found[name] = attribute
     for name in vars(function):
         if isinstance(vars(function)[name], Declaration):

@@ -13,7 +13,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.rounds import in_flight, is_pending
 from cairn.coordinator.ticker import Pace, is_due, is_event_due, is_idleness_due, pending
 from cairn.crash import crash_point
+from cairn.logs import logger
 from cairn.storage.manifest import SparkPosition
-
-_logger = logging.getLogger("cairn")
 
 DRAIN_EPOCHS_MAX = 100
 LOOP_EPOCHS_WARNED = 100
@@ -121,7 +119,7 @@ class IdleEpochs:
                 self._coordinator.commit_epoch()
             return
         except StoppedError as error:
-            _logger.warning("%s", error, extra={"job": self._name})
+            logger.warning("%s", error, extra={"job": self._name})
             return
         except BaseException as error:
             self._host.fail(error)
@@ -153,7 +151,7 @@ class IdleEpochs:
                 return
             idle += 1
         left = ", ".join(pending(self._coordinator.newest))
-        _logger.warning(
+        logger.warning(
             "job %s: after %d epochs of draining, timers are still set by %s; a timer that sets "
             "itself anew never ends",
             self._name, DRAIN_EPOCHS_MAX, left, extra={"job": self._name},
@@ -162,7 +160,7 @@ class IdleEpochs:
     def _warn_of_loops(self, epochs: int) -> None:
         newest = self._coordinator.newest
         if epochs % LOOP_EPOCHS_WARNED == 0 and is_pending(newest):
-            _logger.warning(
+            logger.warning(
                 "job %s: %d epochs after the last batch, %d records still go around in its loops; "
                 "a loop that sends back a record for each one it gets never ends",
                 self._name, epochs, in_flight(newest), extra={"job": self._name},
@@ -198,7 +196,7 @@ class IdleEpochs:
             crash_point("driver.idle.ended")
             return True
         except StoppedError as error:
-            _logger.warning("%s", error, extra={"job": self._name})
+            logger.warning("%s", error, extra={"job": self._name})
             return False
         except BaseException as error:
             self._host.fail(error)

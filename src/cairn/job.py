@@ -63,7 +63,10 @@ class Job:
             )
         for other in self._sources():
             if other.dataframe.sparkSession is not dataframe.sparkSession:
-                raise PlanError(f"sources {other.name!r} and {name!r} are of two Spark sessions")
+                raise PlanError(
+                    f"sources {other.name!r} and {name!r} are of two Spark sessions\n"
+                    "  next: read all sources of a job with one session"
+                )
         schema = dataframe_schema(dataframe)
         where = f"source {name!r}"
         check_event_time(event_time, schema, where)

@@ -17,6 +17,7 @@ from itertools import islice
 from math import ceil, log10
 from typing import Any, NamedTuple, Protocol
 
+from cairn.epoch_time import parts_ms
 from cairn.errors import CairnError
 from cairn.view import count, millis, mishaps, size
 
@@ -43,6 +44,7 @@ PART_MEANINGS = {
     "commit": "the sinks publish",
     "spark": "planning, scheduling and shuffling",
 }
+_SHOWN = {"begin": "restore", "process": "processing", "other": "spark"}
 _STATUS_COLOURS = {
     "running": "#2b8a4b",
     "finished": "#2f66c9",
@@ -100,21 +102,8 @@ def run_facts(
 
 
 def time_parts(epoch: Facts, commit_ms: float) -> dict[str, float]:
-    """Where an epoch's time went. What overlaps counts once: alignment is what others leave."""
-    timings = epoch.get("timings", {})
-    parts = {
-        "restore": float(timings.get("begin_ms", 0.0)),
-        "processing": float(timings.get("process_ms", 0.0)),
-        "alignment": 0.0,
-        "snapshot": float(timings.get("snapshot_ms", 0.0)),
-        "commit": float(commit_ms),
-    }
-    whole = float(timings.get("run_ms", epoch.get("epoch_ms", 0.0))) + parts["commit"]
-    left = max(0.0, whole - sum(parts.values()))
-    waited = sum(ms for ms in timings.get("alignment_ms", {}).values() if ms is not None)
-    parts["alignment"] = min(float(waited), left)
-    parts["spark"] = left - parts["alignment"]
-    return parts
+    """Where an epoch's time went, by the names that people see here."""
+    return {_SHOWN.get(name, name): ms for name, ms in parts_ms(epoch, commit_ms).items()}
 
 
 def split_epochs(

@@ -91,7 +91,9 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
             f"  found: {', '.join(names)}"
         )
     cores = spark.sparkContext.defaultParallelism
-    parallelism = options.parallelism or min(cores, graph.group_count)
+    parallelism = options.parallelism
+    if parallelism is None:
+        parallelism = min(cores, graph.group_count)
     check_parallelism(parallelism, graph.group_count)
     return parallelism
 

@@ -5,40 +5,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.changes import Changes
-from cairn.coordinator.measured import slender, summary
+from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
 from cairn.functions import Function
+from cairn.history import History
 from cairn.idle import Host, IdleEpochs, Turn
+from cairn.logs import logger
 from cairn.notebook import Plot, RunFacts, run_facts, run_html, timeline
 from cairn.options import Options
 from cairn.plan.graph import Graph
 from cairn.query.doors import Doors
 from cairn.query.live import Answer, Answers, LiveState
-from cairn.sinks.base import close_all
+from cairn.sinks.base import close_all, closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
+from cairn.spark_batches import SparkBatches
 from cairn.start import start
 from cairn.storage.log import Log
 from cairn.storage.manifest import SparkPosition
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.spark_log import (
-    SPARK_FOLDER,
-    lay_out_for,
-    leave_unread,
-    read_offsets,
-    same_offsets,
-    spark_folder,
-)
+from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
@@ -46,10 +41,7 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "paused", "finished", "stopped", "failed"]
 
-_logger = logging.getLogger("cairn")
-
 STOP_PATIENCE_S = 60.0
-HISTORY_EPOCHS = 1000
 
 
 class _StoppingError(Exception):
@@ -77,22 +69,29 @@ class Run:
         self._options = options
         # Before anything else: a port that is taken is known before a job is taken over.
         self._web = Web(options.serve)
+        spark = graph.sources[0].dataframe.sparkSession
         with self._web.closed_on_error():
             started = start(graph, options)
+            with closed_on_error(sink.sink for sink in graph.sinks):
+                self._driver = SparkDriver(
+                    graph,
+                    started.coordinator.spec,
+                    spark,
+                    parallelism=started.coordinator.parallelism,
+                    run_id=started.coordinator.run_id,
+                )
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
         self._coordinator.is_stopping = lambda: self._stopping
-        self._position = started.position
-        self._failures = started.failures
-        spark = graph.sources[0].dataframe.sparkSession
-        self._driver = SparkDriver(
-            graph,
-            started.coordinator.spec,
-            spark,
-            parallelism=started.coordinator.parallelism,
-            run_id=started.coordinator.run_id,
+        self._batches = SparkBatches(
+            started.coordinator,
+            started.spark_store,
+            started.position,
+            graph.source_names,
+            gives_up=options.guarantee == "at-most-once",
         )
+        self._failures = started.failures
         self._ended_as: Status | None = None
         self.error: BaseException | None = None
         self._turn = Turn()
@@ -101,9 +100,7 @@ class Run:
         """Spark's query has ended, and what follows it."""
         self._stop_called = threading.Event()
         self._ended = threading.Event()
-        self._spent_ms = (-1, 0.0)
-        """The newest epoch of this run, and how long its batches took."""
-        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_EPOCHS)
+        self._history = History(started.coordinator)
         self._trigger_ms = trigger_ms(spark, options.trigger)
         self._pace = Pace(self._trigger_ms)
         self._changes = Changes(
@@ -121,7 +118,11 @@ class Run:
             stop=self._stop_query,
         )
         self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
-        self._query = self._start_query()
+        try:
+            self._query = self._start_query()
+        except BaseException:
+            self._let_go()
+            raise
         self._ticker: Ticker | None = None
         if not self._is_bounded:
             self._ticker = Ticker(self._idle.tick, self._trigger_ms, graph.name)
@@ -133,16 +134,10 @@ class Run:
         self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
 
     def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
-        _logger.log(level, message, *args, extra={"job": self.name})
+        logger.log(level, message, *args, extra={"job": self.name})
 
     def _start_query(self) -> Any:
-        url = f"{self._spark_store.url}/{self._position.folder}"
-        return self._driver.start_query(url, self._options.trigger, self._run_epoch)
-
-    @property
-    def _gives_up(self) -> bool:
-        """What was read once is not read again, whatever became of it."""
-        return self._options.guarantee == "at-most-once"
+        return self._driver.start_query(self._batches.url, self._options.trigger, self._run_epoch)
 
     @property
     def _is_bounded(self) -> bool:
@@ -154,7 +149,9 @@ class Run:
         self._turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
         try:
             if not self._is_ending:
-                self._run_batch(rows, batch_id)
+                position = self._batches.to_run(batch_id)
+                if position is not None:
+                    self._commit_epoch(position, rows)
                 crash_point("driver.epoch.ended")
                 return
             self._leave_unread(batch_id)
@@ -187,26 +184,8 @@ class Run:
             self._refuse_if_ending()
 
     def _leave_unread(self, batch_id: int) -> None:
-        """Spark has planned a batch that nobody processes: the next run is to read it."""
-        if self._gives_up and self.error is None:
-            leave_unread(self._spark_store, self._position.folder, batch_id)
-
-    def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
-        folder = self._position.folder
-        offsets = read_offsets(self._spark_store, folder, batch_id)
-        position = SparkPosition(
-            folder=folder, batch_id=batch_id, offsets=offsets, sources=self._graph.source_names
-        )
-        newest = self._coordinator.newest
-        if newest is not None and newest.spark.folder == folder:
-            if newest.spark.batch_id == batch_id and same_offsets(newest.spark.offsets, offsets):
-                return  # Committed before a crash; its sinks were committed again at the start.
-            if batch_id != newest.spark.batch_id + 1 and not self._gives_up:
-                raise EpochError(
-                    f"Spark runs batch {batch_id} of {folder} after epoch {newest.number}, "
-                    f"which is batch {newest.spark.batch_id}"
-                )
-        self._commit_epoch(position, rows)
+        if self.error is None:
+            self._batches.leave_unread(batch_id)
 
     def _commit_epoch(
         self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
@@ -219,21 +198,12 @@ class Run:
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
         spent_ms = (time.perf_counter() - started) * 1000
-        number, before_ms = self._spent_ms
-        # An epoch may have several batches.
-        self._spent_ms = epoch.number, spent_ms + (before_ms if number == epoch.number else 0.0)
         self._pace.end()
-        self._remember()
+        self._history.add(epoch.number, spent_ms)
         kept = set(self._coordinator.slots)
         if slots - kept:
             # They would hold their state until their lease ends. Not waited for: one may be stuck.
             threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
-
-    def _remember(self) -> None:
-        measured = self.metrics()
-        if measured and (not self._history or self._history[-1]["epoch"] < measured["epoch"]):
-            # A thousand of them: what is long would take the driver's memory.
-            self._history.append({**measured, "operators": slender(measured["operators"])})
 
     # Epochs without a batch, on threads of our own
 
@@ -332,27 +302,13 @@ class Run:
             self._spark_store.delete_folder(SPARK_FOLDER)
 
     def _go_on_elsewhere(self, failure: BaseException) -> bool:
-        """A driver we have fenced still writes to Spark's folder: leave it that one."""
+        """Where Spark has failed because another driver still writes to its folder."""
         from cairn.coordinator.driver import is_concurrent_use
 
-        coordinator = self._coordinator
-        if not is_concurrent_use(failure) or coordinator.newest is None or self._gives_up:
+        if not is_concurrent_use(failure):
             return False
-        if coordinator.log.newest_number() != coordinator.log.last:
+        if not self._batches.go_elsewhere(self._options.reset_sources):
             return False
-        folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
-        if folder == self._position.folder:
-            return False
-        # An epoch of this run has them behind it: a reset is done once.
-        # One without a batch may have come before, and has not.
-        is_ours = (
-            coordinator.newest.term == coordinator.term
-            and coordinator.newest.spark.folder == self._position.folder
-        )
-        reset = () if is_ours else self._options.reset_sources
-        position = coordinator.newest.spark
-        lay_out_for(position, folder, self._spark_store, self._graph.source_names, reset)
-        self._position = self._position._replace(folder=folder)
         self._query = self._start_query()
         return True
 
@@ -430,8 +386,7 @@ class Run:
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._turn.take_at_once(STOP_PATIENCE_S)
         try:
-            self._stop_called.set()
-            self._query.stop()
+            self._stop_query()
         finally:
             if finished:
                 self._turn.give_up()
@@ -492,7 +447,7 @@ class Run:
 
     def _check_running(self) -> None:
         if self._ended.is_set() or self._stopping:
-            raise EpochError(f"the run of job {self.name!r} has ended; start it anew instead")
+            raise EpochError(f"the run of job {self.name!r} has ended\n  next: start it anew")
 
     def query(self, operator: str, state: str, key: Any) -> Answer:
         """State of a key as of the last committed epoch, whatever the epoch under way has done.
@@ -516,13 +471,7 @@ class Run:
         subtask and key group, its hot keys, and what its function counted (`user`, in all epochs
         so far). docs/metrics.md has every name.
         """
-        committed, (number, spent_ms) = self._coordinator.committed, self._spent_ms
-        if committed is None or committed.term != self._coordinator.term or number < 0:
-            return {}
-        measured = summary(committed, spent_ms if committed.number == number else None)
-        measured["commit_ms"] = round(self._coordinator.last_commit_ms, 1)
-        measured["dropped_batches"] = self._coordinator.dropped_batches
-        return measured
+        return self._history.newest()
 
     def history(self) -> list[dict[str, Any]]:
         """What the last thousand epochs of this run measured, oldest first.
@@ -530,7 +479,7 @@ class Run:
         Longer than `epochs()`, which gives those that are kept. Rows by subtask and key group, hot
         keys and what functions counted are left out: `metrics()` has those of the newest.
         """
-        return list(self._history)
+        return self._history.epochs()
 
     def plot(self) -> Plot:
         """The timeline of the last epochs: where the time of each went. A notebook shows it."""

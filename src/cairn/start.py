@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 from typing import NamedTuple
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
@@ -20,11 +19,12 @@ from cairn.coordinator.rewind import Position, give_up, settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.ids import new_id
+from cairn.logs import logger
 from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
 from cairn.plan.graph import Graph
-from cairn.sinks.base import Sink, SinkContext, close_all
+from cairn.sinks.base import Sink, SinkContext, closed_on_error
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.failures import Failures
@@ -32,8 +32,6 @@ from cairn.storage.graphs import write_graph
 from cairn.storage.manifest import Epoch
 from cairn.storage.spark_log import lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
-
-_logger = logging.getLogger("cairn")
 
 
 class Started(NamedTuple):
@@ -51,11 +49,8 @@ class Started(NamedTuple):
 def start(graph: Graph, options: Options) -> Started:
     """Become the leader of the job, at its newest epoch."""
     opened: list[Sink] = []
-    try:
+    with closed_on_error(opened):
         return _start(graph, options, opened)
-    except BaseException:
-        close_all(opened)
-        raise
 
 
 def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
@@ -124,7 +119,7 @@ def _write_graph(store: Store, term: int, graph: Graph) -> None:
         write_graph(store, term, explained(graph))
     except Exception:
         # It is for people who look later; the job itself is fine.
-        _logger.warning("what the job looks like could not be written down", exc_info=True)
+        logger.warning("what the job looks like could not be written down", exc_info=True)
 
 
 def _settled(

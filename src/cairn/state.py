@@ -275,7 +275,6 @@ class Map(_Mapping[K, V]):
         self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
     ) -> None:
         super().__init__(value, migrate=migrate, ttl=ttl)
-        self.declared_entry = key
         self._entry_type = parse_type(key)
 
     @property
@@ -459,7 +458,6 @@ class Broadcast(_Mapping[K, V]):
     ) -> None:
         _refuse_ttl(self, ttl)
         super().__init__(value, migrate=migrate)
-        self.declared_key = key
         self.key_type = parse_type(key)
 
     @property

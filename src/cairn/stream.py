@@ -119,7 +119,9 @@ class Stream:
         ports = tuple(port for s in (self, *others) for port in s._ports)
         bare = bare_ports(self._job._nodes, ports)
         if len(set(bare)) != len(bare):
-            raise PlanError("union of a stream with itself would double its rows")
+            raise PlanError(
+                "union of a stream with itself would double its rows\n  next: name each stream once"
+            )
         return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
 
     def iterate(
@@ -151,7 +153,11 @@ class Stream:
             result = body(Stream(job, (Port(uid),), schema))
             feedback, output = check_body(uid, result, Stream)
             if feedback._job is not job or output._job is not job:
-                raise PlanError(f"loop {uid!r} has streams of two jobs", uid=uid)
+                raise PlanError(
+                    f"loop {uid!r} has streams of two jobs\n"
+                    "  next: return streams that its body has made of what it is given",
+                    uid=uid,
+                )
             check_same_schema(schema, feedback.schema, f"the feedback of loop {uid!r}")
             check_feedback(job._nodes, uid, feedback._ports)
         except BaseException:
@@ -404,7 +410,10 @@ class ProcessStream(Stream):
                     f"  expected: {', '.join(connected)}"
                 )
             if schema is None and tag != ERRORS:
-                raise PlanError(f"side output {tag!r} of {uid!r} needs a schema")
+                raise PlanError(
+                    f"side output {tag!r} of {uid!r} needs a schema\n"
+                    f"  next: .side({tag!r}, 'name type, ...')"
+                )
             parsed = LETTERS if schema is None else parse_schema(schema)
         known = dict(node.sides).get(tag)
         if known is None:

@@ -130,6 +130,14 @@ def type_ddl(type: Any) -> str:
         raise _refuse(type, "it is not a canonical type") from None
 
 
+def shown_type(type: Any) -> str:
+    """For people: as Spark DDL, or as Arrow calls it where Spark has no word for it."""
+    try:
+        return type_ddl(type)
+    except PlanError:
+        return str(type)
+
+
 def schema_ddl(schema: pa.Schema) -> str:
     """The schema as Spark DDL: 'a bigint, b string NOT NULL'."""
     return ", ".join(_field_ddl(field, " ") for field in schema)

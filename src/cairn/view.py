@@ -1,7 +1,7 @@
 """How epochs look in a terminal: live for people, a line each for logs, JSON for programs.
 
 Always true here:
-- a view only shows facts it is given (see cli.checkpoint.epoch_facts); it reads nothing;
+- a view only shows facts it is given (see query.facts.epoch_facts); it reads nothing;
 - in JSON and in lines, every epoch appears; the live view keeps the last few.
 """
 
@@ -81,7 +81,7 @@ def split_ms(facts: Facts) -> dict[str, float]:
     """Where an epoch's time went. Parts of subtasks are those of the slowest one."""
     timings = facts.get("timings", {})
     parts = {
-        # Until the parent's state is at hand: restoring and compacting it are in here.
+        # Until the parent's state is at hand: restoring it is in here.
         "begin": float(timings.get("begin_ms", 0.0)),
         "process": float(timings.get("process_ms", 0.0)),
         "snapshot": float(timings.get("snapshot_ms", 0.0)),

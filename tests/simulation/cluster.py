@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cairn.codec import codec
-from cairn.coordinator.epoch import Outcome
+from cairn.coordinator.rounds import Outcome
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.plan.graph import Edge, Graph, Level, Port

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cairn import KeyedProcess, state
 from cairn.codec import codec
-from cairn.coordinator.epoch import Outcome
+from cairn.coordinator.rounds import Outcome
 from cairn.plan.graph import (
     Graph,
     Inlet,

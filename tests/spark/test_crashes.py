@@ -490,7 +490,7 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
                 path.unlink()
 
     feed(3)
-    assert finish(job, at)._position.stand is Stand.FRESH
+    assert finish(job, at)._batches.stand is Stand.FRESH
     for stand, change in [
         (Stand.EQUAL, lambda folder, batch: None),
         (Stand.BEHIND, forget_commit),
@@ -505,7 +505,7 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
         change(*newest_folder())
         feed(2 if fed < 11 else 1)
         run = finish(job, at)
-        assert run._position.stand is stand
+        assert run._batches.stand is stand
         assert undisturbed.check_prefix(tmp_path) == fed, stand
     assert fed <= undisturbed.files
     feed(undisturbed.files - fed)

@@ -170,6 +170,7 @@ def test_program_that_does_not_fit_the_checkpoint_neither_runs_nor_stops_the_one
             finish(job_of(spark, rows, **job), at)
     for wrong, message in [
         ({"parallelism": 9}, "between 1 and max_parallelism"),
+        ({"parallelism": 0}, "between 1 and max_parallelism"),
         ({"backend": "tape"}, "no backend 'tape'"),
         ({"retained_epochs": 0}, "at least 1"),
     ]:

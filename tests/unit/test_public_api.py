@@ -34,6 +34,8 @@ LAYERS = [
         "start",
         "idle",
         "changes",
+        "history",
+        "spark_batches",
         "run",
         "job",
         "client",
@@ -47,7 +49,7 @@ LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
     "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
-    "notebook",
+    "notebook", "epoch_time",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -87,12 +87,55 @@ def test_a_start_that_succeeds_leaves_its_sinks_open(options: Options) -> None:
 
 def test_every_sink_is_closed_when_slots_are_not_reached_and_one_cannot_close() -> None:
     def gone() -> None:
+        seen.append("goodbye")
         raise ConnectionError("Spark is gone")
 
     seen: list[str] = []
     run = Run.__new__(Run)
     run._graph = graph_of(seen, "cannot close", "b")
-    run._change = None
+    nothing = SimpleNamespace(join=lambda _: None, close=lambda: None)
+    run._web = run._changes = run._doors = run._live = nothing
     run._driver = SimpleNamespace(say_goodbye=gone)
     run._let_go()
-    assert seen == ["close cannot close", "close b"]
+    assert seen == ["goodbye", "close cannot close", "close b"]
+
+
+def test_a_run_that_cannot_be_planned_leaves_no_sink_open_and_no_port(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PlanError("no table to pin")
+
+    closed: list[bool] = []
+    seen: list[str] = []
+    monkeypatch.setattr("cairn.coordinator.driver.SparkDriver", refuse)
+    monkeypatch.setattr("cairn.run.Web.close", lambda _: closed.append(True))
+    with pytest.raises(PlanError, match="no table to pin"):
+        Run(graph_of(seen, "a"), options)
+    assert seen == ["open a", "close a"] and closed == [True]
+
+
+def test_a_run_whose_query_does_not_start_leaves_no_sink_open_and_no_port(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Driver:
+        door = SimpleNamespace(key=b"")
+        doors: ClassVar[dict[int, str]] = {}
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def start_query(self, *_: Any) -> None:
+            raise PlanError("no query")
+
+        def say_goodbye(self) -> None:
+            seen.append("goodbye")
+
+    closed: list[bool] = []
+    seen: list[str] = []
+    monkeypatch.setattr("cairn.coordinator.driver.SparkDriver", Driver)
+    monkeypatch.setattr("cairn.coordinator.driver.trigger_ms", lambda *_: 1000)
+    monkeypatch.setattr("cairn.run.Web.close", lambda _: closed.append(True))
+    with pytest.raises(PlanError, match="no query"):
+        Run(graph_of(seen, "a"), options)
+    assert seen == ["open a", "goodbye", "close a"] and closed == [True]

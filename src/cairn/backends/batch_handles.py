@@ -24,7 +24,7 @@ from cairn.backends.name_order import name_order
 from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration, Map, Value
-from cairn.types import type_ddl
+from cairn.types import shown_type
 
 
 class _Typed:
@@ -50,8 +50,9 @@ class _Typed:
         """Bounds of a range of entries; of integers none that an entry cannot be."""
         if pa.types.is_nested(self._entry_type) and not low is high is None:
             raise TypeError(
-                f"state {self.name!r}: a range of entries of {type_ddl(self._entry_type)}; nested "
-                "entries have no bounds: use between(None, None) and choose among what it gives"
+                f"state {self.name!r}: a range of entries of {shown_type(self._entry_type)}; "
+                "nested entries have no bounds: use between(None, None) and choose among what it "
+                "gives"
             )
         are_numbers = all(bound is None or isinstance(bound, int) for bound in (low, high))
         if not pa.types.is_integer(self._entry_type) or not are_numbers:
@@ -78,22 +79,15 @@ class _Typed:
             return array if array.type == type else array.cast(type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             found = getattr(array, "type", None)
-            shown = array.__class__.__name__ if found is None else _shown(found)
+            shown = array.__class__.__name__ if found is None else shown_type(found)
             raise TypeError(
-                f"state {self.name!r}: {what} of {shown}; expected {type_ddl(type)} ({error})"
+                f"state {self.name!r}: {what} of {shown}; expected {shown_type(type)} ({error})"
             ) from None
 
     def _counted(self, array: pa.Array, count: int, what: str) -> pa.Array:
         if len(array) != count:
             raise ValueError(f"state {self.name!r}: {len(array)} {what} for {count} keys")
         return array
-
-
-def _shown(type: pa.DataType) -> str:
-    try:
-        return type_ddl(type)
-    except Exception:
-        return str(type)
 
 
 class _ByBatch:

@@ -19,7 +19,6 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from cairn.backends.name_order import is_ordered_as_integers, name_order
 from cairn.backends.name_parts import Ints
 from cairn.backends.overlay import Table, joined
 from cairn.backends.spread import Array, Arrays, Columns, form_of, grown, is_fixed
+from cairn.backends.touched import Mark, Touched
 from cairn.codec import codec
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration
@@ -44,7 +44,6 @@ CHAINED_AT_ONCE = 100_000
 """By a lookup: how many entries it takes into the lists of their keys."""
 PIECE_ROWS = 32 * 1024
 DEAD_MIN = 4096
-_UNTOUCHED = -1
 
 Bools = npt.NDArray[np.bool_]
 
@@ -73,13 +72,7 @@ class ColumnTable(Table):
         self._groups: Array = np.empty(0, self._group_dtype)
         self._live: Bools = np.empty(0, np.bool_)
         self._committed: Bools = np.empty(0, np.bool_)
-        self._touched_at = np.empty(0, np.int32)
-        """When in this epoch a position was first touched, as a number."""
-        self._touched: list[Ints] = []
-        self._touched_count = 0
-        self._aside: list[tuple[Ints, Arrays]] = []
-        self._aside_at: list[npt.NDArray[np.int32]] = []
-        """Of the first of these, when each position was touched: made when somebody looks up."""
+        self._touched = Touched()
         self._chains: Chains | None = None
         self._asked: tuple[Sequence[pa.Array], Ints] | None = None
 
@@ -135,7 +128,7 @@ class ColumnTable(Table):
                 arrays = [None if array is None else array[counts] for array in arrays]
         if self.journal is not None:
             self._keep(self.journal, positions)
-        self._touch(positions)
+        self._touched.add(positions, self._values, self._committed)
         self._values.put(positions, arrays)
         self._live[positions] = True if is_live is None else is_live
 
@@ -211,7 +204,7 @@ class ColumnTable(Table):
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Keys and values that the epoch at hand has set, in the order it first came to them."""
-        touched = self._all_touched()
+        touched = self._touched.positions()
         touched = touched[self._live[touched]]
         return self._index.arrays(touched)[0], self.read(touched)
 
@@ -257,57 +250,18 @@ class ColumnTable(Table):
             self._groups = grown(self._groups, size)
             self._live = grown(self._live, size)
             self._committed = grown(self._committed, size)
-            touched = grown(self._touched_at, size)
-            touched[len(self._touched_at) :] = _UNTOUCHED
-            self._touched_at = touched
-
-    def _touch(self, positions: Ints) -> None:
-        """Put aside what lies there, the first time in an epoch."""
-        first = positions[self._touched_at[positions] < 0]
-        if not len(first):
-            return
-        # Backwards, so that of a name given twice the first touch stays.
-        numbers = np.arange(self._touched_count, self._touched_count + len(first), dtype=np.int32)
-        self._touched_at[first[::-1]] = numbers[::-1]
-        first = first[self._touched_at[first] == numbers]
-        self._touched.append(first)
-        self._touched_count += len(numbers)
-        before = first[self._committed[first]]
-        if len(before):
-            self._aside.append((before, self._values.take(before)))
+            self._touched.reserve(size)
 
     def _keep(self, journal: Journal, positions: Ints) -> None:
         """Before a write: how to undo it. Names that it gave positions keep them."""
-        touched = sum(map(len, self._touched))
-        before = (touched, self._touched_count, len(self._aside))
         held = self._values.take(positions), self._live[positions]
-        journal.call(self._take_back, positions, *held, *before)
+        journal.call(self._take_back, positions, *held, self._touched.mark())
 
-    def _take_back(
-        self,
-        positions: Ints,
-        values: Arrays,
-        is_live: Bools,
-        touched: int,
-        touched_count: int,
-        aside: int,
-    ) -> None:
+    def _take_back(self, positions: Ints, values: Arrays, is_live: Bools, mark: Mark) -> None:
         with self._lock:
             self._values.put(positions, values)
             self._live[positions] = is_live
-            all_touched = self._all_touched()
-            self._touched_at[all_touched[touched:]] = _UNTOUCHED
-            self._touched, self._touched_count = [all_touched[:touched]], touched_count
-            del self._aside[aside:]
-            del self._aside_at[aside:]
-
-    def _all_touched(self) -> Ints:
-        """In the order in which the epoch came to them: a function of its input."""
-        if not self._touched:
-            return np.empty(0, np.int64)
-        if len(self._touched) > 1:
-            self._touched = [np.concatenate(self._touched)]
-        return self._touched[0]
+            self._touched.back_to(mark)
 
     # Looking up, on other threads
 
@@ -329,7 +283,7 @@ class ColumnTable(Table):
             rows, positions = rows[is_held], positions[is_held]
             arrays = self._values.take(positions)
             if not finished:
-                self._take_aside(positions, arrays)
+                self._touched.look_back(positions, arrays)
             entries = self._index.arrays(positions)[1] if self.is_map else None
         values = self.values.decode(self._form.join(arrays))
         if entries is None:
@@ -342,23 +296,6 @@ class ColumnTable(Table):
                 found[row] = {}
             found[row][name] = value
         return found
-
-    def _take_aside(self, positions: Ints, arrays: Arrays) -> None:
-        """Where the epoch has written already: what was there before, of committed positions."""
-        touched_at = self._touched_at[positions]
-        for positions_aside, _ in self._aside[len(self._aside_at) :]:
-            self._aside_at.append(self._touched_at[positions_aside])
-        firsts = [int(numbers[0]) for numbers in self._aside_at]
-        for at in np.flatnonzero(touched_at >= 0).tolist():
-            piece = bisect_right(firsts, touched_at[at]) - 1
-            row = int(np.searchsorted(self._aside_at[piece], touched_at[at]))
-            for column, values in enumerate(self._aside[piece][1]):
-                held = arrays[column]
-                if held is None:
-                    if values is None or values[row]:
-                        continue
-                    held = arrays[column] = np.ones(len(positions), np.bool_)
-                held[at] = True if values is None else values[row]
 
     # Epochs
 
@@ -386,22 +323,19 @@ class ColumnTable(Table):
         self._lay_out_if_sparse()
 
     def promote(self) -> None:
-        touched = self._all_touched()
+        touched = self._touched.positions()
         self._committed[touched] = self._live[touched]
-        self._end_epoch(touched)
+        self._end_epoch()
         self._lay_out_if_sparse()
 
     def rollback(self) -> None:
-        touched = self._all_touched()
-        for positions, values in self._aside:
-            self._values.put(positions, values)
+        touched = self._touched.positions()
+        self._touched.put_back(self._values)
         self._live[touched] = self._committed[touched]
-        self._end_epoch(touched)
+        self._end_epoch()
 
-    def _end_epoch(self, touched: Ints) -> None:
-        self._touched_at[touched] = _UNTOUCHED
-        self._touched, self._touched_count = [], 0
-        self._aside, self._aside_at = [], []
+    def _end_epoch(self) -> None:
+        self._touched.clear()
         self._asked = None
 
     def _lay_out_if_sparse(self) -> None:
@@ -433,23 +367,20 @@ class ColumnTable(Table):
     # Stored rows
 
     def delta(self) -> pa.RecordBatch | None:
-        touched = self._all_touched()
+        touched = self._touched.positions()
         # What came and went within the epoch is no change.
         changed = touched[self._live[touched] | self._committed[touched]]
         if not len(changed):
             return None
         order = np.argsort(self._groups[changed], kind="stable")
-        return self._stored(self._index, self._values, changed[order])
+        return self._stored(changed[order])
 
-    def _stored(
-        self, index: NameIndex, values: Columns, positions: Ints, is_live: Bools | None = None
-    ) -> pa.RecordBatch:
-        if is_live is None:
-            is_live = self._live[positions]
-        arrays = values.take(positions)
+    def _stored(self, positions: Ints) -> pa.RecordBatch:
+        is_live = self._live[positions]
+        arrays = self._values.take(positions)
         if not is_live.all():
             arrays[0] = is_live if arrays[0] is None else arrays[0] & is_live
-        names = dict(zip(("key", "entry"), index.arrays(positions), strict=False))
+        names = dict(zip(("key", "entry"), self._index.arrays(positions), strict=False))
         columns = {
             "group": pa.array(self._groups[positions].astype(np.int32)),
             **names,
@@ -464,8 +395,7 @@ class ColumnTable(Table):
         held = np.flatnonzero(self._committed[:count])
         groups = self._groups[:count].copy()
         values = self._values.frozen(count)
-        for positions, aside in self._aside:
-            values.put(positions, aside)
+        self._touched.put_back(values)
         return self._pieces(self._index, values, held, groups)
 
     def _pieces(
@@ -506,7 +436,7 @@ class ColumnTable(Table):
         return whole.take(pa.array(last[order]))
 
     def keys_changed(self) -> int:
-        touched = self._all_touched()
+        touched = self._touched.positions()
         return int(np.count_nonzero(self._live[touched] | self._committed[touched]))
 
     def keys_held(self) -> int:

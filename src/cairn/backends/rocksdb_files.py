@@ -238,7 +238,7 @@ class RocksReader:
     def __init__(self, store: Store, ref: FileRef, scratch: str) -> None:
         self._index = read_index(store, ref)
         self._store = store_of(store, ref)
-        self._listed = range(ref.first_group, ref.first_group + ref.group_count)
+        self._listed = ref.groups
         self._folder = tempfile.mkdtemp(dir=scratch, prefix="rocks-")
         self._tuning = Tuning(_READER_CACHE_BYTES, some_files=True)
         self._open: dict[int, Database] = {}

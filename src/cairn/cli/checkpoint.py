@@ -10,18 +10,16 @@ Always true here:
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from cairn.errors import CairnError
 from cairn.query.facts import job_facts
 from cairn.storage import Store, open_store, verify
 from cairn.storage.log import LOG_FOLDER
 from cairn.storage.removal import SAVEPOINT_PATH, is_being_removed
-from cairn.storage.store import file_path
+from cairn.storage.store import NotFoundError
 
 Facts = dict[str, Any]
 
@@ -38,16 +36,12 @@ def split_epoch(text: str) -> tuple[str, int | None]:
 
 def open_folder(url: str) -> Store:
     """The store at a url, if there is anything; local folders are not made."""
-    parts = urlsplit(url)
-    local = file_path(url) if parts.scheme == "file" else url
-    # Asked before the store is opened: opening a local one makes its folder.
-    if "://" not in local and not os.path.isdir(os.path.expanduser(local)):
-        raise _no_checkpoint(url, "there is no such folder")
     try:
-        store = open_store(url)
+        return open_store(url, create=False)
+    except NotFoundError:
+        raise _no_checkpoint(url, "there is no such folder") from None
     except ValueError as error:
         raise NoCheckpointError(str(error)) from None
-    return store
 
 
 def open_checkpoint(url: str) -> Store:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cairn.cli.checkpoint import open_checkpoint
-from cairn.cli.tables import PIPE_COLUMNS
+from cairn.cli.tables import stdout_console
 from cairn.snapshots import Example, StateDiff, diff_epochs
 from cairn.view import count
 
@@ -103,9 +103,7 @@ def plain(value: Any) -> Any:
 
 
 def print_diff(facts: Facts) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_COLUMNS)
+    console = stdout_console()
     console.print(
         Text.assemble(
             (f"epoch {facts['before']} → epoch {facts['after']}", "bold"),

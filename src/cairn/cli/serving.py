@@ -32,7 +32,11 @@ def serve_settings(address: str | None) -> Serve:
         address = f"127.0.0.1:{address}"
     certificate, key = os.environ.get(CERTIFICATE), os.environ.get(KEY)
     if (certificate is None) != (key is None):
-        raise PlanError(f"serve: {CERTIFICATE} and {KEY} go together, found one of them")
+        raise PlanError(
+            f"serve: {CERTIFICATE} and {KEY} go together\n"
+            f"  found: only {CERTIFICATE if key is None else KEY}\n"
+            "  next: set both, or none"
+        )
     return Serve(
         address=address,
         token=os.environ.get(TOKEN) or None,

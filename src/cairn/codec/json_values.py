@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from cairn.codec.base import ValueTypeError
 from cairn.codec.registry import codec
-from cairn.errors import PlanError, QueryError
-from cairn.types import OBJECT, type_ddl
+from cairn.errors import QueryError
+from cairn.types import OBJECT, shown_type
 
 SAFE_INTEGER: Final = 2**53 - 1
 """The largest that a browser's numbers hold exactly, with all below it."""
@@ -61,7 +61,7 @@ def json_value(value: Any, type: Any) -> Any:
     if _is.is_timestamp(type):
         return _timestamp_text(value, type)
     if _is.is_duration(type):
-        return _interval_text(value)
+        return interval_text(value)
     if _is.is_struct(type):
         parts = value.values() if isinstance(value, Mapping) else value
         return {
@@ -103,10 +103,7 @@ def text_value(text: str, type: Any) -> Any:
 def misfit(json: Any, type: Any) -> QueryError:
     shown = repr(json)
     shown = shown if len(shown) <= 80 else shown[:79] + "…"
-    try:
-        ddl = type_ddl(type)
-    except PlanError:
-        ddl = str(type)
+    ddl = shown_type(type)
     return QueryError(
         f"a value does not fit its type\n  expected: {ddl}{_example(type)}\n  found: {shown}\n"
         "  next: give a value of that type",
@@ -214,7 +211,8 @@ def _timestamp_text(value: Any, type: pa.DataType) -> str:
     return aware.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
-def _interval_text(value: dt.timedelta) -> str:
+def interval_text(value: dt.timedelta) -> str:
+    """In seconds, as ISO 8601 writes them."""
     micros = value // _MICROSECOND
     seconds, rest = divmod(abs(micros), 1_000_000)
     fraction = f".{rest:06d}".rstrip("0") if rest else ""

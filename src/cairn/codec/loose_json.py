@@ -1,7 +1,7 @@
 """Values without a declared type as JSON: results of aggregates, what two epochs differ in.
 
 Always true here:
-- the same value is written as `cairn.query.json_values` writes it where a type is known;
+- the same value is written as `cairn.codec.json_values` writes it where a type is known;
 - what comes out is JSON that every parser reads, whatever went in;
 - pickled objects are never unpickled.
 """
@@ -14,7 +14,7 @@ import decimal
 import math
 from typing import Any
 
-from cairn.codec.json_values import SAFE_INTEGER
+from cairn.codec.json_values import SAFE_INTEGER, interval_text
 
 DEPTH_MAX = 50
 
@@ -37,6 +37,8 @@ def loose_json(value: Any, depth: int = 0) -> Any:
         return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
     if isinstance(value, dt.date):
         return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return interval_text(value)
     if isinstance(value, decimal.Decimal):
         return format(value, "f")
     if depth < DEPTH_MAX:

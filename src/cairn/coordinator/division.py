@@ -74,10 +74,7 @@ class Division:
             if entry is None or entry.scope != "keyed":
                 continue
             if len(entry.ranges) != len(parts):
-                found[uid] = [
-                    pieces_of(entry, range(p.first_group, p.first_group + p.group_count))
-                    for p in parts
-                ]
+                found[uid] = [pieces_of(entry, part.groups) for part in parts]
         return found
 
     def compactions(self, backend: str) -> dict[str, dict[int, Compaction]]:

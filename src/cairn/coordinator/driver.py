@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn import errors
-from cairn.coordinator.epoch import Outcome
 from cairn.coordinator.partials import PartialChoice
+from cairn.coordinator.rounds import Outcome
 from cairn.coordinator.spark_tasks import SparkTasks
 from cairn.errors import CairnError, EpochError, PlanError
 from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input

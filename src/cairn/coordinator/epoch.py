@@ -29,13 +29,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 
 from cairn.coordinator import said
-from cairn.coordinator.acks import check_shared, complete
+from cairn.coordinator.attempts import Attempts
 from cairn.coordinator.division import Division
 from cairn.coordinator.measured import (
     added,
@@ -48,19 +46,13 @@ from cairn.coordinator.measured import (
 from cairn.coordinator.publisher import Paused, Publisher
 from cairn.coordinator.ranges import slots_for
 from cairn.coordinator.record import advanced_ranges, committables_of, packed, taken_in
-from cairn.coordinator.rounds import following, inlined, sends_back
+from cairn.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.coordinator.ticker import timers_of
 from cairn.coordinator.totals import with_totals
 from cairn.coordinator.watermarks import clocks_of
 from cairn.crash import crash_point
 from cairn.durations import MAX_MS
-from cairn.errors import (
-    CairnError,
-    CommitConflictError,
-    CommitError,
-    EpochError,
-    RestoreError,
-)
+from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError
 from cairn.guarantees import Guarantee
 from cairn.ids import new_id
 from cairn.logs import logger, scope
@@ -68,37 +60,17 @@ from cairn.plan.graph import Watermark
 from cairn.sinks.base import Committable, Sink
 from cairn.slot.entry import entries_of
 from cairn.slot.feedback import records_entry
-from cairn.slot.protocol import ATTEMPTS_MAX, Ack, Begin, Report
+from cairn.slot.protocol import Begin
 from cairn.slot.spec import JobSpec, OperatorSpec
 from cairn.storage.log import Log, record_path
-from cairn.storage.manifest import (
-    Epoch,
-    OperatorEntry,
-    RangeState,
-    SparkPosition,
-    StateDecl,
-)
+from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
 from cairn.storage.pack import Slice
-from cairn.storage.pending import PENDING_FOLDER, write_pending
+from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
 
 INLINE_BYTES_MAX = 64 * 1024
 INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
-
-
-class Outcome(NamedTuple):
-    """What an executed attempt gives: one Ack per level and subtask, and what was measured."""
-
-    acks: list[Ack]
-    reports: list[Report]
-    event_times: Mapping[str, int] = MappingProxyType({})
-    """The latest event time of each origin that gave rows, in microseconds."""
-    sources_ms: int | None = None
-    """From the first to the last of Spark's tasks before level 0 to finish, where known."""
-
-
-Execute = Callable[[Begin], Outcome]
 
 
 def clock_ms() -> int:
@@ -172,8 +144,7 @@ class Coordinator:
         self._sleep = sleep
         self._collector: Collector | None = None
         self._settled: list[str] = []
-        self._pending: list[str] = []
-        """Where the epoch under way is written down for slots that have lost its state."""
+        self._pending = Pending(store)
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
 
@@ -252,9 +223,7 @@ class Coordinator:
         assert self._collector is not None, "recovery follows the takeover"
         with scope(job=self.spec.job_name):
             self._publisher.recover(self.committed, self.term)
-        left = [found.path for found in self.store.list(PENDING_FOLDER)]
-        if left:
-            self.store.delete(left)
+        self._pending.clear()
         self._collector.sweep(time.time())
         crash_point("driver.recovered")
 
@@ -279,13 +248,20 @@ class Coordinator:
         division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
-        attempt = failures = 0
-        first_error: CairnError | None = None
-        began_ms = self._clock()
+        attempts = Attempts(
+            number,
+            self._publisher,
+            failures_max=self._attempts_max,
+            on_failure=self.on_failure,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
         while True:
             try:
-                begin = self._begin(number, attempt, now_ms, division, is_draining)
-                rounds = self._run_rounds(begin, execute)
+                begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
+                rounds = run_rounds(
+                    begin, execute, self.spec, self.entries, is_stopping=self.is_stopping
+                )
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
                 compacted = announced([r for outcome in rounds for r in outcome.reports])
@@ -302,29 +278,11 @@ class Coordinator:
             except AssertionError:
                 raise
             except Exception as error:
-                # A store says what is wrong in errors of many kinds: its own, the system's.
-                failed = error if isinstance(error, CairnError) else _failed(number, error)
-                if isinstance(error, CommitError | RestoreError):
-                    raise
-            attempt += 1
-            self.on_failure(failed, number, attempt)
-            if failed.facts.get("is_away") and attempt < ATTEMPTS_MAX - self._attempts_max:
-                sink = str(failed.facts.get("sink"))
-                self._publisher.wait_for(sink, number, failed, attempt, began_ms)
-                continue
-            if failed.facts.get("is_lost") and attempt < ATTEMPTS_MAX - self._attempts_max:
-                said.tries_again(number, attempt, failed)
-                continue  # What the slot has lost is written down for the next attempt.
-            first_error = first_error or failed
-            failures += 1
-            if failures == self._attempts_max:
-                first_error.facts["attempts"] = attempt
-                raise first_error
-            said.tries_again(number, attempt, failed)
-            self._sleep(min(5.0, 0.1 * 4 ** (failures - 1)))
+                failure = error
+            attempts.fail(failure)
         self._publisher.resume()
-        for failure in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
-            logger.warning("epoch %d: a base could not be written, %s", number, failure)
+        for why in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
+            logger.warning("epoch %d: a base could not be written, %s", number, why)
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
@@ -369,7 +327,7 @@ class Coordinator:
         self.is_published = True
         said.committed(epoch, self.last_commit_ms)
         crash_point("driver.sinks.committed")
-        self._forget_pending()
+        self._pending.forget()
         self._collector.after_epoch()
         crash_point("driver.collected")
 
@@ -381,41 +339,15 @@ class Coordinator:
         """
         if self.store.exists(record_path(number)):
             raise CommitConflictError(
-                f"another driver has taken over job {self.spec.job_name!r}", epoch=number
+                f"another driver has taken over job {self.spec.job_name!r}\n"
+                "  next: leave the job to it, or stop it and start again",
+                epoch=number,
             )
-
-    def _forget_pending(self) -> None:
-        if not self._pending:
-            return
-        try:
-            self.store.delete(self._pending)
-            self._pending.clear()
-        except OSError as error:
-            logger.warning("what was written down for slots could not be removed: %s", error)
 
     @property
     def watermark_ms(self) -> int | None:
         """What the next epoch runs with."""
         return None if self.newest is None else self.newest.watermark_ms
-
-    def _run_rounds(self, begin: Begin, execute: Execute) -> list[Outcome]:
-        """The rounds of an attempt: one, or in a job with loops as many as it takes."""
-        rounds = []
-        inlined_bytes = 0
-        while True:
-            # Known before: what the last round sends back is stored, and nothing of the others.
-            is_last = begin.round + 1 >= self.spec.rounds_max or self.is_stopping()
-            begin = msgspec.structs.replace(begin, is_last_round=is_last)
-            outcome = execute(begin)
-            acks = complete(outcome.acks, self.spec, self.parallelism)
-            check_shared(acks, self.entries)
-            outcome = outcome._replace(acks=acks)
-            rounds.append(outcome)
-            if is_last or not sends_back(outcome.acks, self.feedbacks):
-                return rounds
-            crash_point("driver.round.ran")
-            inlined_bytes += inlined(outcome.acks)
-            begin = following(begin, outcome.acks, self.feedbacks, inlined_bytes)
 
     def _begin(
         self,
@@ -426,6 +358,9 @@ class Coordinator:
         is_draining: bool,
     ) -> Begin:
         shares = max(1, len(division.ranges) * self.parallelism)
+        pending = None
+        if self.newest is not None and self.batches and attempt:
+            pending = self._pending.write(self.newest, self.batches)
         return Begin(
             run_id=self.run_id,
             term=self.term,
@@ -433,7 +368,7 @@ class Coordinator:
             attempt=attempt,
             parent=None if self.committed is None else self.committed.number,
             batch=self.batches,
-            pending=self._written_down() if self.batches and attempt else None,
+            pending=pending,
             now_ms=now_ms,
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,
             passed_ms=None if self.newest is None else self.newest.passed_ms,
@@ -448,14 +383,6 @@ class Coordinator:
             settled=self._settled,
             rewrite=sorted(self._rewrite | division.redistributed()),
         )
-
-    def _written_down(self) -> str:
-        """Where slots that have lost the state of the epoch under way find what it is made of."""
-        assert self.newest is not None, "batches have run"
-        path = write_pending(self.store, self.newest, self.batches)
-        if path not in self._pending:
-            self._pending.append(path)
-        return path
 
     def _manifest(
         self,
@@ -545,20 +472,9 @@ class Coordinator:
         return {uid: [*before.get(uid, ()), *given] for uid, given in prepared.items()}
 
 
-def _failed(number: int, cause: Exception) -> EpochError:
-    error = EpochError(f"epoch {number} failed: {cause}", epoch=number)
-    error.__cause__ = cause
-    return error
-
-
 def _numbered(epoch: Epoch, number: int) -> Epoch:
     assert epoch.number == number, "an epoch is published under the number it ran with"
     return epoch
 
 
-def state_decls(spec: OperatorSpec) -> dict[str, StateDecl]:
-    """What the manifest says of an operator's own state."""
-    return entries_of(spec)[0].decls
-
-
-__all__ = ["Coordinator", "Execute", "Outcome", "clock_ms", "state_decls"]
+__all__ = ["Coordinator", "clock_ms"]

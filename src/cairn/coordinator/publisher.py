@@ -12,7 +12,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,11 +19,10 @@ from typing import NamedTuple
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, CommitError
 from cairn.guarantees import Guarantee
+from cairn.logs import logger
 from cairn.sinks.base import Committable, Sink
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
-
-_logger = logging.getLogger("cairn")
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
@@ -43,7 +41,6 @@ class Paused(NamedTuple):
     sink: str
     epoch: int
     error: str
-    since_ms: int
     tries: int
 
     def __str__(self) -> str:
@@ -126,7 +123,7 @@ class Publisher:
             except Exception as error:
                 tries += 1
                 if self._guarantee == "at-most-once" and sink.promise != "exactly-once":
-                    _logger.warning(
+                    logger.warning(
                         "sink %r failed to publish epoch %d and is not told again "
                         "(at-most-once): %s", uid, epoch, error,
                     )  # fmt: skip
@@ -138,7 +135,7 @@ class Publisher:
     def resume(self) -> None:
         """What the job waited for has come about."""
         if self.paused is not None:
-            _logger.warning("sink %r is back: the job goes on", self.paused.sink)
+            logger.warning("sink %r is back: the job goes on", self.paused.sink)
             self.paused = None
 
     def wait_for(
@@ -161,21 +158,24 @@ class Publisher:
         """Pause, or raise when trying on is of no use."""
         if tries < TRIES_BEFORE_PAUSE:
             return
-        was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), began_ms, tries)
+        was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), tries)
         if self._is_taken_over():
             raise CommitConflictError(
-                f"another driver has taken over, and goes on with epoch {epoch}", epoch=epoch
+                f"another driver has taken over, and goes on with epoch {epoch}\n"
+                "  next: leave the job to it, or stop it and start again",
+                epoch=epoch,
             ) from error
         waited_s = (self._clock() - began_ms) / 1000
         if is_start or (self._timeout_s is not None and waited_s >= self._timeout_s):
             raise CommitError(
                 f"sink {uid!r} did not take epoch {epoch}: {error}\n"
-                f"  tried {tries} times; nothing is lost, the next start goes on with it",
+                f"  found: tried {tries} times; nothing is lost\n"
+                "  next: see to the sink, then start the job again; it goes on with the epoch",
                 sink=uid,
                 epoch=epoch,
             ) from error
         if was_paused is None:
-            _logger.warning("the job is paused until this is over: %s", self.paused)
+            logger.warning("the job is paused until this is over: %s", self.paused)
 
     def _is_taken_over(self) -> bool:
         try:

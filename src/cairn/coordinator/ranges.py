@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from cairn.ids import digest
-from cairn.plan.keygroups import groups_of
+from cairn.plan.keygroups import groups_of, overlap
 from cairn.slot.protocol import Compacted, OperatorAck, Piece, Stored
 from cairn.storage.manifest import (
     EMPTY_VERSION,
@@ -32,7 +32,7 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
     """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
     wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
     held = [] if entry is None else entry.ranges
-    if [range(r.first_group, r.first_group + r.group_count) for r in held] == wanted:
+    if [part.groups for part in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
 
@@ -77,23 +77,19 @@ def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list
     """
     if len(before) == parallelism:
         return list(before)
+    held = [groups_of(old, len(before), group_count) for old in range(len(before))]
+    wanted = [groups_of(new, parallelism, group_count) for new in range(parallelism)]
     overlaps = [
-        (len(_common(new, old, parallelism, len(before), group_count)), new, old)
-        for new in range(parallelism)
-        for old in range(len(before))
+        (len(overlap(theirs, ours)), new, old)
+        for new, ours in enumerate(wanted)
+        for old, theirs in enumerate(held)
     ]
     found: dict[int, int] = {}
-    for overlap, new, old in sorted(overlaps, key=lambda each: (-each[0], each[1:])):
-        if overlap and new not in found and before[old] not in found.values():
+    for shared, new, old in sorted(overlaps, key=lambda each: (-each[0], each[1:])):
+        if shared and new not in found and before[old] not in found.values():
             found[new] = before[old]
     free = (slot for slot in itertools.count() if slot not in before)
     return [found[new] if new in found else next(free) for new in range(parallelism)]
-
-
-def _common(new: int, old: int, parallelism: int, parallelism_before: int, count: int) -> range:
-    theirs = groups_of(old, parallelism_before, count)
-    ours = groups_of(new, parallelism, count)
-    return range(max(theirs.start, ours.start), min(theirs.stop, ours.stop))
 
 
 def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
@@ -101,7 +97,7 @@ def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
     return [
         Piece(owned.start, len(owned), part.version)
         for part in ([] if entry is None else entry.ranges)
-        if part.version != EMPTY_VERSION and (owned := _overlap(part, groups))
+        if part.version != EMPTY_VERSION and (owned := overlap(part.groups, groups))
     ]
 
 
@@ -110,7 +106,7 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
     versions: list[str] = []
     keys = size = 0
     for part in held:
-        owned = _overlap(part, groups)
+        owned = overlap(part.groups, groups)
         if not owned:
             continue
         if part.version != EMPTY_VERSION:
@@ -118,7 +114,7 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
         keys += part.state_keys * len(owned) // part.group_count
         size += part.state_bytes * len(owned) // part.group_count
         for ref in part.files:
-            clipped = _overlap(ref, owned)
+            clipped = overlap(ref.groups, owned)
             if clipped:
                 files.append(
                     msgspec.structs.replace(
@@ -133,13 +129,6 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
         files=files,
         state_keys=keys,
         state_bytes=size,
-    )
-
-
-def _overlap(part: RangeState | FileRef, groups: range) -> range:
-    return range(
-        max(part.first_group, groups.start),
-        min(part.first_group + part.group_count, groups.stop),
     )
 
 

@@ -12,15 +12,62 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
-from cairn.slot.protocol import Ack, Begin, OperatorAck
+from cairn.coordinator.acks import check_shared, complete
+from cairn.crash import crash_point
+from cairn.slot.entry import EntrySpec
+from cairn.slot.protocol import Ack, Begin, OperatorAck, Report
+from cairn.slot.spec import JobSpec
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
 
 INLINE_BYTES_MAX = 32 * 1024 * 1024
 """So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
+
+
+class Outcome(NamedTuple):
+    """What an executed round gives: one Ack per level and subtask, and what was measured."""
+
+    acks: list[Ack]
+    reports: list[Report]
+    event_times: Mapping[str, int] = MappingProxyType({})
+    """The latest event time of each origin that gave rows, in microseconds."""
+    sources_ms: int | None = None
+    """From the first to the last of Spark's tasks before level 0 to finish, where known."""
+
+
+Execute = Callable[[Begin], Outcome]
+
+
+def run_rounds(
+    begin: Begin,
+    execute: Execute,
+    spec: JobSpec,
+    entries: Mapping[str, EntrySpec],
+    *,
+    is_stopping: Callable[[], bool],
+) -> list[Outcome]:
+    """The rounds of an attempt: one, or in a job with loops as many as it takes."""
+    feedbacks = {feedback.uid for feedback in spec.feedbacks}
+    rounds = []
+    inlined_bytes = 0
+    while True:
+        # Known before: what the last round sends back is stored, and nothing of the others.
+        is_last = begin.round + 1 >= spec.rounds_max or is_stopping()
+        begin = msgspec.structs.replace(begin, is_last_round=is_last)
+        outcome = execute(begin)
+        acks = complete(outcome.acks, spec, begin.parallelism)
+        check_shared(acks, entries)
+        rounds.append(outcome._replace(acks=acks))
+        if is_last or not sends_back(acks, feedbacks):
+            return rounds
+        crash_point("driver.round.ran")
+        inlined_bytes += inlined(acks)
+        begin = following(begin, acks, feedbacks, inlined_bytes)
 
 
 def following(
@@ -92,11 +139,14 @@ def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:
 
 
 __all__ = [
+    "Execute",
+    "Outcome",
     "following",
     "has_records",
     "in_flight",
     "inlined",
     "is_pending",
     "records_of",
+    "run_rounds",
     "sends_back",
 ]

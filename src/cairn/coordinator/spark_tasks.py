@@ -10,10 +10,9 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-_logger = logging.getLogger("cairn")
+from cairn.logs import logger
 
 STAGES_BEFORE_MAX = 4
 _BY_COMPLETION = "ct"
@@ -46,7 +45,7 @@ class SparkTasks:
                     first = _finished_ms(tasks)
                     return _finished_ms(self._tasks(before, 1, ascending=False)) - first
         except Exception as error:
-            _logger.debug("no finish times of the tasks before stage %d: %s", stage, error)
+            logger.debug("no finish times of the tasks before stage %d: %s", stage, error)
         return None
 
     def _tasks(self, stage: int, count: int, *, ascending: bool) -> Any:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cairn.coordinator.rounds import is_pending
 from cairn.coordinator.watermarks import clocks_of
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.plan.graph import Watermark
 from cairn.slot.protocol import Ack
 from cairn.storage.manifest import Epoch
 
-TIMER_STATES = frozenset({"timers.event", "timers.processing", "windows"})
+TIMER_STATES = frozenset({EVENT_TIMERS, PROCESSING_TIMERS, "windows"})
 """What may be due without input: timers, and windows that are aggregated."""
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.25
 SILENCE_S = 0.5

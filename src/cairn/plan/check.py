@@ -225,7 +225,7 @@ def check_stream(what: str, stream: Any, job: Any, kind: type[Any]) -> None:
             "  next: give what job.source, .process or .transform returns, before .key_by"
         )
     if getattr(stream, "_job", None) is not job:
-        raise PlanError(f"{what} of streams of two jobs")
+        raise PlanError(f"{what} of streams of two jobs\n  next: build both with one Job")
 
 
 def check_same_keys(types: Mapping[str, Sequence[pa.DataType]], what: str = "connect") -> None:

@@ -92,6 +92,11 @@ def groups_of(subtask: int, parallelism: int, group_count: int) -> range:
     return range(start, stop)
 
 
+def overlap(groups: range, others: range) -> range:
+    """The key groups that are in both, which may be none."""
+    return range(max(groups.start, others.start), min(groups.stop, others.stop))
+
+
 def spark_key_group_sql(columns: Sequence[tuple[str, pa.DataType]], group_count: int) -> str:
     """The SQL that computes key_group over column expressions given as SQL text."""
     if not columns:

@@ -110,7 +110,7 @@ def _has_own_commit(source: Any, options: dict[str, str]) -> bool:
         is_simple = type(made).streamReader is DataSource.streamReader
         reader = made.simpleStreamReader(schema) if is_simple else made.streamReader(schema)
     except Exception:
-        return False
+        return False  # What cannot be made here Spark cannot make either, and says why.
     plain = {DataSourceStreamReader.commit, SimpleDataSourceStreamReader.commit}
     return type(reader).commit not in plain
 

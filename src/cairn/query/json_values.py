@@ -12,19 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec.json_values import json_value, python_value, text_value
-from cairn.errors import PlanError
-from cairn.types import type_ddl
-
-__all__ = [
-    "json_column",
-    "json_columns",
-    "json_rows",
-    "json_table",
-    "json_value",
-    "python_value",
-    "text_value",
-]
+from cairn.codec.json_values import json_value
+from cairn.types import shown_type
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
@@ -38,7 +27,7 @@ def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 
 def json_columns(schema: pa.Schema) -> list[dict[str, str]]:
     """What the columns are called, and their types."""
-    return [{"name": field.name, "type": _ddl(field.type)} for field in schema]
+    return [{"name": field.name, "type": shown_type(field.type)} for field in schema]
 
 
 def json_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
@@ -69,10 +58,3 @@ def _far_value(value: pa.Scalar, type: pa.DataType) -> Any:
     if pa.types.is_nested(type):
         return json_column(value.values)
     return str(value.cast(pa.string()))
-
-
-def _ddl(type: pa.DataType) -> str:
-    try:
-        return type_ddl(type)
-    except PlanError:
-        return str(type)

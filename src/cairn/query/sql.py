@@ -79,9 +79,7 @@ def run_sql(
             connection.execute(lock)
         with clock:
             return _fetched(connection, sql, rows_max, bytes_max or memory_mb << 20)
-    except duckdb.Error as error:
-        raise clock.failed or _refused(error, clock, memory_mb) from None
-    except pa.ArrowException as error:
+    except (duckdb.Error, pa.ArrowException) as error:
         raise clock.failed or _refused(error, clock, memory_mb) from None
     finally:
         connection.close()

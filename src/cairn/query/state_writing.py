@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _PART: Final = "_cairn_part"
 _BYTES: Final = pa.binary()
 _Batches = Iterator[pa.RecordBatch]
+_decode_files: Final = msgspec.json.Decoder(list[StateFile]).decode
 
 
 class InExecutors:
@@ -69,7 +70,7 @@ class InExecutors:
         for row in files:
             if row["error"] is not None:
                 raise pickle.loads(row["error"])
-        found = [file for row in files for file in _decode(row["files"])]
+        found = [file for row in files for file in _decode_files(row["files"])]
         self._remove_others(task, {file.path for file in found})
         return sorted(found, key=lambda file: file.first_group)
 
@@ -170,10 +171,3 @@ def _written(task: StateTask) -> Callable[[_Batches], _Batches]:
         yield pa.RecordBatch.from_pydict(answer)
 
     return write
-
-
-_decode_files = msgspec.json.Decoder(list[StateFile]).decode
-
-
-def _decode(text: str) -> list[StateFile]:
-    return _decode_files(text)

@@ -16,8 +16,8 @@ Always true of a sink:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -136,3 +136,13 @@ def close_all(sinks: Iterable[Sink]) -> None:
     for sink in sinks:
         with suppress(Exception):
             sink.close()
+
+
+@contextmanager
+def closed_on_error(sinks: Iterable[Sink]) -> Iterator[None]:
+    """Around what comes after they are opened: if it fails, nobody else closes them."""
+    try:
+        yield
+    except BaseException:
+        close_all(sinks)
+        raise

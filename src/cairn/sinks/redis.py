@@ -20,7 +20,6 @@ The fence and the keys must be on one server: a Redis Cluster is refused.
 
 from __future__ import annotations
 
-import logging
 import os
 import string
 from collections.abc import Iterator, Sequence
@@ -32,11 +31,10 @@ import pyarrow.compute as pc
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
 from cairn.errors import CommitError, EpochError, PlanError
+from cairn.logs import logger
 from cairn.sinks.base import SinkContext
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
-
-_logger = logging.getLogger("cairn")
 
 CHUNK_ROWS: Final = 1000
 CHUNK_BYTES_MAX: Final = 8 << 20
@@ -227,7 +225,11 @@ class Redis(Staged):
             )
             is_cluster = self._client.info("cluster").get("cluster_enabled")
         except redis.AuthenticationError:
-            raise PlanError(f"sink {self.context.uid!r}: Redis refuses the password") from None
+            raise PlanError(
+                f"sink {self.context.uid!r}: Redis refuses the password\n"
+                "  next: give the one of the server in the url; its variable is read in the driver "
+                "and in every slot"
+            ) from None
         except (redis.ConnectionError, redis.TimeoutError):
             return  # Not there now. The first commit waits for it, and says so.
         except (redis.RedisError, ValueError) as error:
@@ -300,7 +302,7 @@ class Redis(Staged):
         at = (-1, -1, 0) if None in found else tuple(map(int, found))
         expected = max((*self.marked, 0), self._left)
         if at < expected:
-            _logger.warning(
+            logger.warning(
                 "sink %r: Redis has lost rows that were published\n  found: the fence %s at %s\n"
                 "  expected: %s\n  next: see why, for example a failover; "
                 "to publish them again, to every sink, roll the job back (cairn rollback)",

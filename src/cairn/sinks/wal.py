@@ -65,7 +65,10 @@ class Wal(Staged):
         """The rows of these files, not yet read."""
         spark = self.context.spark
         if spark is None:
-            raise CommitError(f"sink {self.context.uid!r} needs a Spark session to publish with")
+            raise CommitError(
+                f"sink {self.context.uid!r} needs a Spark session to publish with\n"
+                "  next: start the job with job.start(), which has one"
+            )
         local = [self._store.local_path(self.staged_path(file.name)) for file in files]
         if all(local):
             for file in files:

@@ -154,7 +154,7 @@ class RecordSifter(RecordRunner):
         super().reset()
         self._letters.reset()
 
-    def _run_rows(self, scoped: Iterator[Any], count: int) -> None:
+    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
         context = self._operator.context
         process = self._process_row
         main, *sides = outlets = self._sifted

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError
 from cairn.evolution import reshape
-from cairn.plan.keygroups import groups_of
+from cairn.plan.keygroups import groups_of, overlap
 from cairn.slot.entry import EntrySpec
 from cairn.slot.gather import Rows
 from cairn.slot.outlet import fitted
@@ -38,7 +38,7 @@ from cairn.slot.spec import FeedbackSpec
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
 from cairn.storage.files import StatePart
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, FileRef, RangeState
+from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.store import Store
 from cairn.types import type_ddl
 
@@ -188,7 +188,7 @@ def _restored(
     batches = []
     for part in entry.ranges:
         for ref in part.files:
-            owned = _overlap(_overlap(groups, part), ref)
+            owned = overlap(overlap(groups, part.groups), ref.groups)
             if not owned:
                 continue
             with open_rows(store, ref, scratch) as reader:
@@ -222,10 +222,3 @@ def _order(groups: pa.Array, times: pa.Array | None, batch: pa.RecordBatch) -> p
         columns[f"c{at}"] = column
     keys = [(name, "ascending") for name in columns]
     return pc.sort_indices(pa.table(columns), sort_keys=keys)
-
-
-def _overlap(groups: range, part: RangeState | FileRef) -> range:
-    return range(
-        max(groups.start, part.first_group),
-        min(groups.stop, part.first_group + part.group_count),
-    )

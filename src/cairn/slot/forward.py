@@ -13,6 +13,7 @@ Always true here:
 
 from __future__ import annotations
 
+import functools
 import gc
 import queue
 import threading
@@ -33,19 +34,14 @@ BEGIN_PROPERTY = "cairn.begin"
 QUEUE_BATCHES = 8
 
 
-_spared = False
-
-
+@functools.cache
 def _spare_collector() -> None:
     """Once in a worker: what is loaded by now is of no interest to Python's garbage collector.
 
     Spark has workers collect after every task, and the next task waits for it: 40 ms, nearly
     all of it spent on the modules of pyarrow, pandas and Spark.
     """
-    global _spared
-    if not _spared:
-        _spared = True
-        gc.freeze()
+    gc.freeze()
 
 
 class SubtaskError(RuntimeError):

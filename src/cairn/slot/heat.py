@@ -34,13 +34,14 @@ HOT_ROWS_MIN: Final = 2
 KEY_CHARS_MAX: Final = 64
 
 
-def bucket_rows(groups: np.ndarray[Any, Any]) -> list[int]:
-    """Rows per key group in at most BUCKETS_MAX buckets, of neighbouring groups."""
-    count = len(groups)
-    if count <= BUCKETS_MAX:
-        return groups.tolist()  # type: ignore[no-any-return]
-    # The first group of each bucket.
-    firsts = -(-np.arange(BUCKETS_MAX) * count // BUCKETS_MAX)
+def bucket_groups(group_count: int) -> int:
+    """How many neighbouring key groups a bucket has; the last one may have fewer."""
+    return -(-group_count // BUCKETS_MAX)
+
+
+def bucket_rows(groups: np.ndarray[Any, Any]) -> list[Any]:
+    """Rows per key group in at most BUCKETS_MAX buckets, all of as many groups."""
+    firsts = np.arange(0, len(groups), bucket_groups(len(groups)))
     return np.add.reduceat(groups, firsts).tolist()  # type: ignore[no-any-return]
 
 
@@ -168,4 +169,4 @@ def _text(key: tuple[Any, ...]) -> str:
     return f"{text[: KEY_CHARS_MAX - 1 - len(code)]}…{code}"
 
 
-__all__ = ["BUCKETS_MAX", "HOT_KEYS_MAX", "Heat", "bucket_rows", "hottest"]
+__all__ = ["HOT_KEYS_MAX", "Heat", "bucket_groups", "bucket_rows", "hottest"]

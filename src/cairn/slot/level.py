@@ -35,10 +35,11 @@ from cairn.logs import scope as log_scope
 from cairn.plan.keygroups import groups_of
 from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import Feedback, InFlight, take
+from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Ack, Begin, Compacted, OperatorAck, Report, Stored, Token
+from cairn.slot.protocol import Ack, Begin, Compacted, Report, Token
 from cairn.slot.reader import connected_of, connected_rows, in_declared_types
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
@@ -51,10 +52,8 @@ from cairn.slot.spec import (
     envelope_schema,
     lane_name,
 )
-from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION, Epoch
-from cairn.storage.pack import write_segment
 from cairn.storage.pending import read_pending
 from cairn.storage.store import Store
 
@@ -384,15 +383,16 @@ class LevelRuntime:
                 operator.end()
             ended = time.perf_counter()
             self.process_ms += (ended - started) * 1000
-            operators = [self._finish_operator(op, begin) for op in self.operators]
+            finishing = Finishing(self.store, begin, self._subtask)
+            operators = [finishing.operator(operator) for operator in self.operators]
             shared = [op.shared for op in self.operators if op.shared is not None]
-            operators += [self._finish_shared(holding, begin) for holding in shared]
+            operators += [finishing.shared(holding) for holding in shared]
             self.state_keys = {
                 held.uid: held.state_keys()
                 for held in self.holdings
                 if held.scope != "shared" or self._subtask == 0
             }
-            operators += [self._finish_feedback(feedback, begin) for feedback in self.feedbacks]
+            operators += [finishing.feedback(feedback) for feedback in self.feedbacks]
             crash_point("slot.delta.written")
             committables = {}
             for uid, sink in self.sinks.items():
@@ -402,57 +402,6 @@ class LevelRuntime:
             crash_point("slot.sink.prepared")
             self.snapshot_ms = (time.perf_counter() - ended) * 1000
             return Ack(self.spec.index, self._subtask, operators, committables)
-
-    def _finish_feedback(self, feedback: Feedback, begin: Begin) -> OperatorAck:
-        uid = feedback.spec.uid
-        part = feedback.finish()
-        stored = None
-        if part is not None:
-            segment = _encoded(uid, [part], begin, "base")
-            if begin.is_last_round:
-                stored = self._stored(segment, begin)
-            else:
-                stored = Stored(segment.id, 0, segment.rows)
-            feedback.finished(stored.id, begin)
-        return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
-
-    def _finish_operator(self, operator: Operator, begin: Begin) -> OperatorAck:
-        parts, holding = operator.delta(), operator.state
-        stored = self._stored(_encoded(holding.uid, parts, begin), begin) if parts else None
-        holding.finished(None if stored is None else stored.id)
-        event_timer_ms, processing_timer_ms = operator.earliest_timers()
-        return OperatorAck(
-            uid=operator.spec.uid,
-            rows_in=operator.rows_in,
-            rows_out=sum(outlet.rows_out for outlet in operator.outlets),
-            keys_changed=holding.keys_changed(),
-            delta=stored,
-            late_rows=operator.late_rows,
-            untimed_rows=operator.untimed_rows,
-            error_rows=operator.error_rows,
-            broadcast_aside=operator.broadcast_aside,
-            event_timer_ms=event_timer_ms,
-            processing_timer_ms=processing_timer_ms,
-            groups=operator.groups_in,
-        )
-
-    def _finish_shared(self, holding: Holding, begin: Begin) -> OperatorAck:
-        """Every subtask has made the same changes: one stores them, the others say their name."""
-        parts = holding.delta(holding.uid.split(":")[0])
-        is_writer = self._subtask == 0
-        stored: Stored | None = None
-        if parts and is_writer:
-            stored = self._stored(_encoded(holding.uid, parts, begin), begin)
-        elif parts:
-            stored = Stored(_encoded(holding.uid, parts, begin).id, 0, 0)
-        holding.finished(None if stored is None else stored.id)
-        return OperatorAck(
-            uid=holding.uid,
-            rows_in=0,
-            rows_out=0,
-            keys_changed=holding.keys_changed() if is_writer else 0,
-            delta=stored,
-        )
 
     def report(
         self,
@@ -499,12 +448,6 @@ class LevelRuntime:
             user={op.spec.uid: found for op in self.operators if (found := op.metrics)},
         )
 
-    def _stored(self, segment: EncodedSegment, begin: Begin) -> Stored:
-        if len(segment.data) <= begin.inline_bytes_max:
-            return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
-        at = write_segment(self.store, segment, begin.term)
-        return Stored(segment.id, len(segment.data), segment.rows, path=at.path)
-
     def abandon(self, token: Token) -> None:
         """The attempt has failed: its sinks forget. State is undone by the next `begin`."""
         with self._lock:
@@ -550,9 +493,3 @@ class LevelRuntime:
         for sink in self.sinks.values():
             sink.abort()
             sink.sink.close()
-
-
-def _encoded(
-    uid: str, parts: list[StatePart], begin: Begin, kind: Kind = "delta"
-) -> EncodedSegment:
-    return encode_segment(kind, uid, parts, first_epoch=begin.epoch, last_epoch=begin.epoch)

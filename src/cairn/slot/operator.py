@@ -4,8 +4,7 @@
     run      rows of the epoch through the function
     finish   the delta: what the epoch changed
 
-What it holds between epochs is its `Holding`. How a function is called is its runner's affair:
-`records` calls it row by row, `batches` by the batch.
+What it holds between epochs is its `Holding`. How a function is called is its `Runner`'s affair.
 
 Always true here:
 - the same parent version and the same rows in the same order give the same delta.
@@ -13,7 +12,7 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,17 +32,14 @@ from cairn.errors import CairnError, FunctionError
 from cairn.functions import (
     BatchProcess,
     Function,
-    KeyedProcess,
     PartialProcess,
-    Process,
     declared_state,
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
-from cairn.slot.batches import BatchRunner
 from cairn.slot.blame import failed, located
 from cairn.slot.context import SlotContext
-from cairn.slot.dead_letters import BatchSifter, DeadLetters, RecordSifter
+from cairn.slot.dead_letters import DeadLetters
 from cairn.slot.entry import own_states, shared_uid
 from cairn.slot.heat import Heat
 from cairn.slot.holding import Holding, behind
@@ -51,46 +47,13 @@ from cairn.slot.outlet import Outlet, fitted
 from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
+from cairn.slot.runner import Runner, make_runner
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.spec import OperatorSpec, lane_name
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import Scope
-
-
-class Runner(Protocol):
-    """How the function of an operator is called. Made anew when the function is."""
-
-    handles_late: bool
-    """Late rows are the function's affair: they come to it like all others."""
-
-    def reset(self) -> None:
-        """An attempt begins: nothing of the one before is left."""
-
-    def begin_rows(self) -> None:
-        """Before the first row of an epoch."""
-
-    def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
-        """Some rows, in order, each with its key group and its event time in microseconds."""
-
-    def flush(self) -> None:
-        """Process what was gathered, without waiting for more."""
-
-    def end_rows(self) -> None:
-        """After the last row."""
-
-
-def make_runner(operator: Operator, function: Function) -> Runner:
-    letters = operator.letters
-    if isinstance(function, BatchProcess):
-        if letters is not None:
-            return BatchSifter(operator, function, letters)
-        return BatchRunner(operator, function)
-    assert isinstance(function, KeyedProcess | Process)
-    if letters is not None:
-        return RecordSifter(operator, function, letters)
-    return RecordRunner(operator, function)
 
 
 class Operator:

@@ -171,15 +171,6 @@ def end_slots(run_id: str, keep: Collection[int] = ()) -> int:
     return ended
 
 
-def forget_old_runs(age_s: float = 7 * 86400) -> None:
-    """Remove the logs of runs, and of nurseries, that ended long ago."""
-    for run in runtime_root().iterdir():
-        with contextlib.suppress(OSError):
-            in_use = (run / "socket").exists() or any(run.glob("*/slot-*/socket"))
-            if run.stat().st_mtime < time.time() - age_s and not in_use:
-                shutil.rmtree(run)
-
-
 def _watch(server: object, pid: int, started_s: float, lease_s: float) -> str:
     """Wait for the end: returns why."""
     idle_collected = True

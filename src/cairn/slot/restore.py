@@ -9,6 +9,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -21,6 +22,7 @@ from cairn.backends.files import RowsReader, open_rows
 from cairn.crash import crash_point
 from cairn.errors import RestoreError
 from cairn.evolution import reshape, revives
+from cairn.plan.keygroups import overlap
 from cairn.slot.compactor import Pace, Work
 from cairn.slot.holding import Holding
 from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
@@ -53,7 +55,7 @@ def restore(
     into = _Into(holding, epoch, begin)
     for part in entry.ranges:
         for ref in part.files:
-            for groups in filter(None, (_overlap(gap, ref) for gap in missing)):
+            for groups in filter(None, (overlap(gap, ref.groups) for gap in missing)):
                 if ref.kind == "base" and not revived:
                     if holding.backend.load(store, ref, groups, scratch):
                         continue
@@ -186,7 +188,10 @@ def _merge(
     refs = part.files[-compaction.count :]
     if len(refs) < 2 or any(ref.kind == "base" for ref in refs):
         return None
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-", delete=False) as file:
+    with (
+        tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-", delete=False) as file,
+        contextlib.ExitStack() as opened,
+    ):
         try:
             writer = SegmentWriter(
                 file,
@@ -195,7 +200,7 @@ def _merge(
                 first_epoch=refs[0].first_epoch,
                 last_epoch=refs[-1].last_epoch,
             )
-            readers = [(ref, open_rows(store, ref, scratch)) for ref in refs]
+            readers = [(ref, opened.enter_context(open_rows(store, ref, scratch))) for ref in refs]
             for name in sorted({name for _, reader in readers for name in reader.states}):
                 table = holding.tables.get(name)
                 begun = False
@@ -244,7 +249,7 @@ def _by_groups(
         batches = [
             batch
             for ref, reader in readers
-            if (owned := _overlap(some, ref))
+            if (owned := overlap(some, ref.groups))
             for batch in reader.read(name, owned)
         ]
         if batches:
@@ -262,14 +267,6 @@ def _entry(uid: str, operators: dict[str, OperatorEntry]) -> OperatorEntry:
 
 def _range(entry: OperatorEntry, groups: range) -> RangeState:
     for part in entry.ranges:
-        if part.first_group == groups.start and part.group_count == len(groups):
+        if part.groups == groups:
             return part
     raise RestoreError(f"operator {entry.uid!r} has no range {groups} to compact")
-
-
-def _overlap(groups: range, ref: FileRef) -> range:
-    """The key groups a file is listed for, of those that are asked for."""
-    return range(
-        max(groups.start, ref.first_group),
-        min(groups.stop, ref.first_group + ref.group_count),
-    )

@@ -20,9 +20,7 @@ from cairn.slot.feedback import InFlight
 from cairn.slot.holding import Holding
 from cairn.slot.level import LevelRuntime
 from cairn.slot.protocol import Token
-from cairn.slot.spec import (
-    JobSpec,
-)
+from cairn.slot.spec import JobSpec
 from cairn.slot.sweeper import Sweeper
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store

@@ -280,7 +280,7 @@ def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
     found = {}
     for part in [] if entry is None else entry.ranges:
         version = (part.first_group, part.group_count, part.version)
-        for group in range(part.first_group, part.first_group + part.group_count):
+        for group in part.groups:
             files = [
                 ref
                 for ref in part.files

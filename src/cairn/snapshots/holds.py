@@ -13,7 +13,6 @@ Always true here:
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import threading
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
+from cairn.logs import logger
 from cairn.storage.holds import HOLDS_FOLDER, Hold, reader_hold_path, write_hold
 from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import Epoch
@@ -31,8 +31,6 @@ from cairn.storage.store import Store
 READ_MS: Final = 10 * 60_000
 """How long a reader's hold counts, unless it is renewed."""
 _ATTEMPTS_MAX: Final = 10
-
-logger = logging.getLogger("cairn")
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class EpochOrigin(Origin):
         found: Counter[int] = Counter()
         try:
             for ref in self._refs(uid):
-                counted = range(ref.first_group, ref.first_group + ref.group_count)
+                counted = ref.groups
                 for group, rows in self._counted(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
@@ -167,4 +167,4 @@ class SavepointOrigin(Origin):
         return found
 
     def close(self) -> None:
-        self._files.__exit__()
+        self._files.close()

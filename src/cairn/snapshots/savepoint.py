@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -33,12 +33,10 @@ from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.snapshots.reader import entry_with
 from cairn.storage.log import JOB_PATH, LOG_FOLDER
 from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
-from cairn.storage.store import NotFoundError, Store, file_path, open_store
+from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
+from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
+from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.verify import Damage
-
-SAVEPOINT_PATH: Final = "savepoint.json"
-UNFINISHED_PATH: Final = "unfinished.json"
-"""There from the first file on, until savepoint.json is: whoever creates it may write here."""
 
 _FETCH_BYTES: Final = 8 << 20
 _READ_ROWS: Final = 1 << 16
@@ -223,12 +221,11 @@ class Savepoint:
 
 def open_savepoint(url: str) -> Savepoint:
     """A savepoint that is there and complete; otherwise RestoreError says what is there."""
-    local = file_path(url) if urlsplit(url).scheme == "file" else url
-    # Asked before the store is opened: opening a local one makes its folder.
-    if "://" not in local and not os.path.isdir(os.path.expanduser(local)):
-        raise _no_savepoint(url, "there is no such folder", "give the folder it was written to")
     try:
-        store = open_store(url)
+        store = open_store(url, create=False)
+    except NotFoundError:
+        next_step = "give the folder it was written to"
+        raise _no_savepoint(url, "there is no such folder", next_step) from None
     except ValueError as error:
         raise RestoreError(str(error), url=url) from None
     name = f"{store.url}/{SAVEPOINT_PATH}"
@@ -303,6 +300,9 @@ class CheckedFiles:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._folder.cleanup()
 
     def name(self, file: SavedFile) -> str:

@@ -18,14 +18,13 @@ from typing import Any, Final
 import pyarrow.fs as pafs
 
 from cairn.errors import PlanError
+from cairn.storage.durable import finished_path, temporary_path
 from cairn.storage.store import (
     NotFoundError,
     Store,
     StoredObject,
     checked_path,
-    finished_path,
     open_store,
-    temporary_path,
 )
 
 _COPY_CHUNK_BYTES: Final = 4 << 20

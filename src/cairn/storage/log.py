@@ -305,7 +305,8 @@ class Log:
                 fresh = self.store.exists(record_path(number - 1))
         except Exception as error:
             raise CommitUnknownError(
-                f"record {number} was created, but its place in the log could not be checked",
+                f"record {number} was created, but its place in the log could not be checked\n"
+                "  next: see to the store, then start the job again; it finds out",
                 number=number,
             ) from error
         if not fresh:
@@ -339,7 +340,9 @@ class Log:
         stored = manifest.decode_record(data, self._name(number))
         if stored.number != number:
             raise CorruptFileError(
-                f"this record says it is number {stored.number}\n  file: {self._name(number)}",
+                f"this record says it is number {stored.number}\n"
+                f"  file: {self._name(number)}\n"
+                "  next: `cairn verify` tells what else is damaged; bring the file back",
                 file=self._name(number),
             )
         return stored
@@ -363,7 +366,8 @@ class Log:
     def _not_an_epoch(self, number: int, needed_by: int) -> CorruptFileError:
         return CorruptFileError(
             f"record {number} is not the epoch that epoch {needed_by} was written against\n"
-            f"  file: {self._name(needed_by)}",
+            f"  file: {self._name(needed_by)}\n"
+            "  next: `cairn verify` tells what else is damaged; bring the file back",
             file=self._name(needed_by),
         )
 

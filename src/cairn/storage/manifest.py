@@ -81,6 +81,11 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The checkpoint that holds it, by url, where that is another one: a branch's parent."""
 
     @property
+    def groups(self) -> range:
+        """The key groups it counts for."""
+        return range(self.first_group, self.first_group + self.group_count)
+
+    @property
     def listing(self) -> str:
         """The file and the key groups it counts for: one file may be listed several times."""
         return f"{self.id}:{self.first_group}+{self.group_count}"
@@ -103,6 +108,11 @@ class RangeState(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileRef]
     state_keys: int
     state_bytes: int
+
+    @property
+    def groups(self) -> range:
+        """The key groups of the range."""
+        return range(self.first_group, self.first_group + self.group_count)
 
 
 class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,7 +321,8 @@ def resolve(stored: StoredEpoch, base: Epoch | None, name: str = "") -> Epoch:
     if (stored.base is None) != (base is None) or (base and base.number != stored.base):
         found = base.number if base else None
         raise CorruptFileError(
-            f"epoch {stored.number} was written against {stored.base}, not {found}", file=name
+            f"epoch {stored.number} was written against {stored.base}, not {found}\n  file: {name}",
+            file=name,
         )
     try:
         operators = {

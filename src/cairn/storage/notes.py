@@ -10,11 +10,11 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from cairn.logs import logger
 from cairn.storage.store import Store
 
 Facts = dict[str, Any]
@@ -23,8 +23,6 @@ GRAPHS_FOLDER: Final = "graph"
 FAILURES_FOLDER: Final = "failures"
 SAVEPOINTS_FOLDER: Final = "savepoints"
 NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER)
-
-_logger = logging.getLogger("cairn")
 
 
 class Note(NamedTuple):
@@ -40,7 +38,7 @@ def write_note(store: Store, folder: str, name: str, facts: Facts, *, keep: int)
         if len(paths) > keep:
             store.delete(paths[:-keep])
     except Exception as error:
-        _logger.warning("a note for %s/ could not be written: %s", folder, error)
+        logger.warning("a note for %s/ could not be written: %s", folder, error)
         return False
     return True
 
@@ -51,7 +49,7 @@ def read_notes(store: Store, folder: str, limit: int | None = None) -> list[Note
     try:
         paths = sorted((found.path for found in store.list(folder)), reverse=True)
     except Exception as error:
-        _logger.warning("notes in %s/ could not be listed: %s", folder, error)
+        logger.warning("notes in %s/ could not be listed: %s", folder, error)
         return []
     for path in paths[:limit]:
         try:

@@ -13,17 +13,44 @@ from __future__ import annotations
 from typing import Final
 
 from cairn.errors import RestoreError
+from cairn.logs import logger
 from cairn.storage.manifest import Epoch, StoredEpoch, decode_record, encode_epoch, resolve
 from cairn.storage.store import NotFoundError, Store
 
 PENDING_FOLDER: Final = "pending"
 
 
-def write_pending(store: Store, epoch: Epoch, batch: int) -> str:
-    """Where it is written: the epoch as of so many of its batches."""
-    path = f"{PENDING_FOLDER}/{epoch.number:012d}-{epoch.term:012d}-{batch:06d}.json"
-    store.put(path, encode_epoch(epoch, None, whole=True))
-    return path
+class Pending:
+    """What a driver has written down, to be removed when the epoch is in the log."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._paths: list[str] = []
+
+    def write(self, epoch: Epoch, batch: int) -> str:
+        """The epoch as of so many of its batches; where slots find it."""
+        path = f"{PENDING_FOLDER}/{epoch.number:012d}-{epoch.term:012d}-{batch:06d}.json"
+        self._store.put(path, encode_epoch(epoch, None, whole=True))
+        if path not in self._paths:
+            self._paths.append(path)
+        return path
+
+    def forget(self) -> None:
+        """Remove what was written: the epoch is in the log now."""
+        if not self._paths:
+            return
+        try:
+            self._store.delete(self._paths)
+            self._paths.clear()
+        except OSError as error:
+            # Made up for after the next epoch, or by the next driver.
+            logger.warning("what was written down for slots could not be removed: %s", error)
+
+    def clear(self) -> None:
+        """Remove what drivers before have left."""
+        left = [found.path for found in self._store.list(PENDING_FOLDER)]
+        if left:
+            self._store.delete(left)
 
 
 def read_pending(store: Store, path: str) -> Epoch:
@@ -31,7 +58,9 @@ def read_pending(store: Store, path: str) -> Epoch:
         stored = decode_record(store.get(path), path)
     except NotFoundError:
         raise RestoreError(
-            f"{path} is gone from {store.url}: another driver has taken over", file=path
+            f"{path} is gone from {store.url}: another driver has taken over\n"
+            "  next: leave the job to it, or stop it and start again",
+            file=path,
         ) from None
     assert isinstance(stored, StoredEpoch)
     return resolve(stored, None, path)

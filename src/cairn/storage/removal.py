@@ -38,7 +38,8 @@ from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
 from cairn.storage.wal import WAL_FOLDER
 
 SAVEPOINT_PATH: Final = "savepoint.json"
-UNFINISHED_SAVEPOINT_PATH: Final = "unfinished.json"
+UNFINISHED_PATH: Final = "unfinished.json"
+"""There from the first file of a savepoint on, until savepoint.json is: its creator may write."""
 _FOLDERS: Final = (
     STATE_FOLDER,
     SPARK_FOLDER,
@@ -58,7 +59,7 @@ class Removed(NamedTuple):
 
 def is_savepoint(store: Store) -> bool:
     """Whether this is a savepoint, finished or not."""
-    return store.exists(SAVEPOINT_PATH) or store.exists(UNFINISHED_SAVEPOINT_PATH)
+    return store.exists(SAVEPOINT_PATH) or store.exists(UNFINISHED_PATH)
 
 
 def is_being_removed(store: Store) -> bool:

@@ -31,7 +31,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections import OrderedDict, deque
@@ -39,6 +38,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from cairn.errors import RestoreError
+from cairn.logs import logger
 from cairn.storage.holds import (
     HOLDS_FOLDER,
     Found,
@@ -69,8 +69,6 @@ __all__ = [
 GRACE_S: Final = 3600.0
 _REMOVED_MEMORY_MAX: Final = 100_000
 _SPARK_FOLDER: Final = re.compile(r"(spark/(\d{12})(?:-\w+)?)/")
-
-logger = logging.getLogger("cairn")
 
 
 class Collected(NamedTuple):

@@ -24,7 +24,6 @@ import random
 import re
 import shutil
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
@@ -35,6 +34,14 @@ from obstore import exceptions as obstore_errors
 from obstore import store as obstore_stores
 
 from cairn.errors import CommitUnknownError, RestoreError
+from cairn.storage.durable import (
+    copy_all,
+    finished_path,
+    fsync_folder,
+    make_folders,
+    write_all,
+    write_temporary,
+)
 from cairn.storage.memory import memory_folder
 
 T = TypeVar("T")
@@ -42,7 +49,6 @@ T = TypeVar("T")
 ATTEMPTS_MAX: Final = 5
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
-_COPY_CHUNK_BYTES: Final = 4 << 20
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
 _RENAMING_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
 
@@ -62,7 +68,6 @@ _TRANSIENT_ERRNOS: Final = frozenset(
         errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
     }
 )  # fmt: skip
-_TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{32}#0")
 _RANGE_BEYOND_END: Final = re.compile(r"InvalidRange|StartTooLarge|416")
 
 
@@ -388,15 +393,15 @@ class LocalStore(ObjectStore):
         return self._retry(read)
 
     def put(self, path: str, data: bytes) -> None:
-        self._retry(lambda: self._replace(path, lambda file: _write_all(file, data)))
+        self._retry(lambda: self._replace(path, lambda file: write_all(file, data)))
 
     def put_file(self, path: str, local_file: str) -> None:
-        self._retry(lambda: self._replace(path, lambda file: _copy_all(file, local_file)))
+        self._retry(lambda: self._replace(path, lambda file: copy_all(file, local_file)))
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = self._target(path)
         # Nothing is visible before the link, so up to there a retry is harmless.
-        temporary = self._retry(lambda: _temporary(target, lambda file: _write_all(file, data)))
+        temporary = self._retry(lambda: write_temporary(target, lambda file: write_all(file, data)))
         linked = False
         try:
             try:
@@ -406,7 +411,7 @@ class LocalStore(ObjectStore):
                 return False
             finally:
                 os.unlink(temporary)
-            _fsync_folder(os.path.dirname(target))
+            fsync_folder(os.path.dirname(target))
         except OSError as error:
             if linked or error.errno in _TRANSIENT_ERRNOS:
                 raise _unknown(self.url, path, error) from error
@@ -422,9 +427,9 @@ class LocalStore(ObjectStore):
             except FileNotFoundError:
                 if not os.path.exists(target):
                     raise NotFoundError(src) from None
-            _fsync_folder(os.path.dirname(target))
+            fsync_folder(os.path.dirname(target))
             if os.path.dirname(source) != os.path.dirname(target):
-                _fsync_folder(os.path.dirname(source))
+                fsync_folder(os.path.dirname(source))
 
         self._retry(rename)
 
@@ -457,19 +462,19 @@ class LocalStore(ObjectStore):
 
     def _replace(self, path: str, fill: Callable[[int], None]) -> None:
         target = self._target(path)
-        temporary = _temporary(target, fill)
+        temporary = write_temporary(target, fill)
         try:
             os.replace(temporary, target)
         except BaseException:
             os.unlink(temporary)
             raise
-        _fsync_folder(os.path.dirname(target))
+        fsync_folder(os.path.dirname(target))
 
     def _target(self, path: str) -> str:
         target = os.path.join(self.root, checked_path(path))
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
-            self._retry(lambda: _make_folders(self.root, folder))
+            self._retry(lambda: make_folders(self.root, folder))
         return target
 
 
@@ -496,35 +501,6 @@ def _unknown(url: str, path: str, cause: BaseException) -> CommitUnknownError:
     )
 
 
-def temporary_path(target: str) -> str:
-    """A hidden name beside the target. `#` makes obstore's own listing skip it too."""
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name}.{uuid.uuid4().hex}#0")
-
-
-def finished_path(path: str) -> str | None:
-    """The target of a temporary file, by its name; None when it is none."""
-    folder, name = os.path.split(path)
-    found = _TEMPORARY.fullmatch(name)
-    return os.path.join(folder, found[1]) if found else None
-
-
-def _temporary(target: str, fill: Callable[[int], None]) -> str:
-    """A durable hidden file beside the target."""
-    temporary = temporary_path(target)
-    file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-    try:
-        try:
-            fill(file)
-            os.fsync(file)
-        finally:
-            os.close(file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return temporary
-
-
 def _read_all(file: int, offset: int, length: int) -> bytes:
     data = os.pread(file, length, offset)
     while len(data) < length:
@@ -533,34 +509,3 @@ def _read_all(file: int, offset: int, length: int) -> bytes:
             break
         data += more
     return data
-
-
-def _write_all(file: int, data: bytes) -> None:
-    rest = memoryview(data).cast("B")
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-def _copy_all(file: int, local_file: str) -> None:
-    with open(local_file, "rb", buffering=0) as source:
-        while chunk := source.read(_COPY_CHUNK_BYTES):
-            _write_all(file, chunk)
-
-
-def _make_folders(root: str, folder: str) -> None:
-    missing = []
-    while len(folder) > len(root) and not os.path.isdir(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    for path in reversed(missing):
-        os.makedirs(path, exist_ok=True)
-        # A new folder is an entry of its parent: without this it may be gone after a power cut.
-        _fsync_folder(os.path.dirname(path))
-
-
-def _fsync_folder(folder: str) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -25,7 +25,6 @@ T = TypeVar("T")
 FaultKind = Literal["before", "after", "torn", "enospc"]
 
 WRITES = frozenset({"put", "put_file", "put_if_absent", "move", "delete"})
-READS = frozenset({"get", "get_range", "list", "exists"})
 
 
 class Fault(NamedTuple):

@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
@@ -26,13 +25,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.errors import CairnError
+from cairn.logs import logger
 from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
 from cairn.web.errors import ApiError
 from cairn.web.openapi import BOOLEAN, INTEGER, STRING, Docs, nullable, objekt, operation
 from cairn.web.site import LiveRun, Site
-
-_logger = logging.getLogger("cairn")
 
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 PARALLELISM_MAX: Final = 1 << 15
@@ -75,7 +73,7 @@ class _Control:
         with self._one_at_a_time() as run:
             name = time.strftime("%Y%m%d-%H%M%S") if asked.name is None else asked.name
             url = savepoint_url(self._site, name)
-            _logger.info("a client asks job %r for a savepoint", run.name)
+            logger.info("a client asks job %r for a savepoint", run.name)
             saved = run.savepoint(url)
         return json_response(
             {"url": url, "epoch": saved.epoch, "rows": saved.rows, "bytes": saved.bytes}
@@ -88,7 +86,7 @@ class _Control:
 
     def _rescale(self, asked: _Rescale) -> Response:
         with self._one_at_a_time() as run:
-            _logger.info("a client rescales job %r to %d", run.name, asked.parallelism)
+            logger.info("a client rescales job %r to %d", run.name, asked.parallelism)
             run.rescale(asked.parallelism)
         return json_response({"parallelism": asked.parallelism}, 202)
 
@@ -102,7 +100,7 @@ class _Control:
         run = self._take_turn()
         try:
             _check_stop(run, url)
-            _logger.info("a client stops job %r", run.name)
+            logger.info("a client stops job %r", run.name)
             # Not waited for: the server ends with the run. No daemon: a savepoint is finished.
             threading.Thread(target=self._stop_run, args=(run, url), name="cairn-stop").start()
         except BaseException:
@@ -114,7 +112,7 @@ class _Control:
         try:
             run.stop(savepoint=savepoint)
         except Exception:
-            _logger.exception("job %r could not be stopped as a client asked", run.name)
+            logger.exception("job %r could not be stopped as a client asked", run.name)
         finally:
             self._turn.release()
 
@@ -147,7 +145,7 @@ def _check_stop(run: LiveRun, savepoint: str | None) -> None:
     except CairnError:
         raise
     except Exception as error:  # Stores fail in many ways.
-        _logger.warning("no savepoint can be written to %s: %s", savepoint, error)
+        logger.warning("no savepoint can be written to %s: %s", savepoint, error)
         raise ApiError(
             409,
             "conflict",

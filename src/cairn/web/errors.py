@@ -7,7 +7,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final
 
 import msgspec
@@ -25,8 +24,7 @@ from cairn.errors import (
     StaleEpochError,
     StateNotFoundError,
 )
-
-_logger = logging.getLogger("cairn")
+from cairn.logs import logger
 
 _HTTP: Final = {
     400: ("bad-request", "The request is not as described"),
@@ -105,7 +103,7 @@ def http_error(request: Request, error: Exception) -> Response:
 
 
 def unforeseen(request: Request, error: Exception) -> Response:
-    _logger.error("a request failed: %s %s", request.method, request.url.path, exc_info=error)
+    logger.error("a request failed: %s %s", request.method, request.url.path, exc_info=error)
     return error_response(
         500, "internal", "The server failed on this request", "see the log of the server"
     )

@@ -18,7 +18,6 @@ Always true here:
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import stat
@@ -31,12 +30,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from cairn.errors import CairnError
+from cairn.logs import logger
+from cairn.plan.keygroups import overlap
 from cairn.web.answers import EPOCH_MAX
 from cairn.web.auth import is_control, is_token
 from cairn.web.errors import of_cairn
 from cairn.web.site import Site
-
-_logger = logging.getLogger("cairn")
 
 STREAMS_MAX: Final = 8
 ENDPOINTS_MAX: Final = 16
@@ -47,7 +46,6 @@ CLOSE_S: Final = 5.0
 TOLD_S: Final = 30.0
 """How long an epoch is held after it was told of, or read."""
 TOLD_MAX: Final = 16
-_PASSED_ON: Final = (flight.FlightError, StopIteration)
 
 _Epoch = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
 _Group = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -264,9 +262,7 @@ class _Stream:
             self._source = site.open_state(asked.epoch, hold=True)
             table = self._source.table(asked.operator, asked.state)
             self.schema: pa.Schema = table.schema
-            wanted = range(
-                max(groups.start, table.groups.start), min(groups.stop, table.groups.stop)
-            )
+            wanted = overlap(groups, table.groups)
             self._batches = table.batches(wanted) if wanted else iter(())
         except BaseException:
             self.close()
@@ -313,7 +309,7 @@ class _said:  # noqa: N801
             _, code, message, step = of_cairn(error)
             raise refused(code, f"{message}\n  next: {step}") from None
         if isinstance(error, Exception):
-            _logger.error("a Flight call failed", exc_info=error)
+            logger.error("a Flight call failed", exc_info=error)
             raise flight.FlightInternalError("the server failed; see its log") from None
 
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from cairn.errors import CairnError, StateNotFoundError
+from cairn.slot.heat import bucket_groups, bucket_rows
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import Epoch, OperatorEntry, RangeState
 from cairn.storage.store import Store
 
 Facts = dict[str, Any]
 
-BUCKETS_MAX: Final = 128
 FILES_READ_MAX: Final = 400
 
 
@@ -53,15 +56,14 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
         }
         for index, part in enumerate(parts)
     ]
-    step = -(-group_count // BUCKETS_MAX)
     stored, is_exact = _stored_rows(store, parts, group_count)
     return {
         **facts,
         "operator": operator,
         "groups": {
             "count": group_count,
-            "step": step,
-            "stored_rows": _bucketed(stored, step),
+            "step": bucket_groups(group_count),
+            "stored_rows": [round(rows) for rows in bucket_rows(stored)],
             "is_exact": is_exact,
             "rows": measured.get("group_rows"),
         },
@@ -86,12 +88,12 @@ def _keys(entry: OperatorEntry) -> int:
 
 def _stored_rows(
     store: Store, parts: Sequence[RangeState], group_count: int
-) -> tuple[list[float], bool]:
+) -> tuple[npt.NDArray[np.float64], bool]:
     """Rows per key group, and whether every file has said so itself."""
-    counts = [0.0] * group_count
+    counts = np.zeros(group_count)
     is_exact, read = True, 0
     for part in parts:
-        mine = range(part.first_group, part.first_group + part.group_count)
+        mine = part.groups
         for ref in part.files:
             read += 1
             if ref.format == "segment" and read <= FILES_READ_MAX:
@@ -108,7 +110,3 @@ def _stored_rows(
             for group in mine:
                 counts[group] += ref.rows / len(mine)
     return counts, is_exact
-
-
-def _bucketed(counts: Sequence[float], step: int) -> list[int]:
-    return [round(sum(counts[at : at + step])) for at in range(0, len(counts), step)]

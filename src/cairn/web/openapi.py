@@ -17,7 +17,6 @@ Docs = dict[str, dict[str, Any]]
 
 STRING: Final[Schema] = {"type": "string"}
 INTEGER: Final[Schema] = {"type": "integer"}
-NUMBER: Final[Schema] = {"type": "number"}
 BOOLEAN: Final[Schema] = {"type": "boolean"}
 ANYTHING: Final[Schema] = {}
 

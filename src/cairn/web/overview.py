@@ -51,7 +51,7 @@ from cairn.web.openapi import (
     query,
 )
 from cairn.web.site import Site
-from cairn.web.trail import Trail, parts_ms
+from cairn.web.trail import Trail, shown_parts_ms
 
 Facts = dict[str, Any]
 
@@ -105,7 +105,7 @@ def epoch(store: Store, log: Log, trail: Trail, number: int) -> Facts:
     near = trail.newest(log, 1, number + 1)
     commit_ms = near[0]["commit_ms"] if near and near[0]["epoch"] == number else None
     facts["commit_ms"] = commit_ms
-    return {**facts, "parts": parts_ms(facts)}
+    return {**facts, "parts": shown_parts_ms(facts)}
 
 
 def groups(site: Site, operator: str | None, number: int | None) -> Facts:

@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 import threading
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from cairn.errors import PlanError
+from cairn.logs import logger
 from cairn.web.app import make_app
 from cairn.web.connections import BoundedProtocol, BoundedSocket
 from cairn.web.settings import Serve
@@ -27,8 +27,6 @@ from cairn.web.site import Site
 
 if TYPE_CHECKING:
     from cairn.web.flight import FlightSite
-
-_logger = logging.getLogger("cairn")
 
 CLOSE_S: Final = 5.0
 KEEP_ALIVE_S: Final = 30
@@ -103,7 +101,7 @@ class Served:
         try:
             self._server.run(sockets=[listening])
         except BaseException:
-            _logger.exception("the web server has ended; the job goes on without it")
+            logger.exception("the web server has ended; the job goes on without it")
         finally:
             listening.close()
 

@@ -16,6 +16,7 @@ from cairn.errors import PlanError
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:0"
 TOKEN_CHARS_MIN: Final = 16
+PORT_MAX: Final = 65535
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Serve:
         rate = self.requests_per_s
         if not isinstance(rate, int | float) or not 0 < rate < math.inf:
             raise PlanError(f"serve: requests_per_s must be a number above 0, found {rate!r}")
+        if not isinstance(self.flight_port, int) or not 0 <= self.flight_port <= PORT_MAX:
+            raise PlanError(
+                f"serve: flight_port must be from 0 (any) to {PORT_MAX}, found {self.flight_port!r}"
+            )
         if not is_loopback(host) and self.token is None:
             raise PlanError(
                 f"serve: {host}:{port} can be reached from other machines, and there is no token\n"
@@ -54,20 +59,27 @@ class Serve:
             )
         for name in ("token", "control_token"):
             token = getattr(self, name)
-            if token is not None and (len(token) < TOKEN_CHARS_MIN or not token.isascii()):
+            if token is not None and not _is_token(token):
                 raise PlanError(
                     f"serve: {name} must be at least {TOKEN_CHARS_MIN} ASCII characters\n"
                     '  next: make one: python -c "import secrets; print(secrets.token_urlsafe())"'
                 )
         if self.token is not None and self.token == self.control_token:
-            raise PlanError("serve: token and control_token must differ: who reads may not change")
+            raise PlanError(
+                "serve: token and control_token must differ: who reads may not change\n"
+                "  next: make another one for control_token"
+            )
 
     def host_port(self) -> tuple[str, int]:
         host, colon, port = self.address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        if not colon or not host or not port.isdecimal() or int(port) > PORT_MAX:
             raise PlanError(f"serve: an address is HOST:PORT, found {self.address!r}")
         return host, int(port)
+
+
+def _is_token(token: object) -> bool:
+    return isinstance(token, str) and len(token) >= TOKEN_CHARS_MIN and token.isascii()
 
 
 def is_loopback(host: str) -> bool:

@@ -373,7 +373,7 @@ class _Answer(NamedTuple):
         return column["type"]
 
     def json(self, value: Any) -> Any:
-        from cairn.query.json_values import json_value
+        from cairn.codec.json_values import json_value
 
         if value is ABSENT:
             return None
@@ -400,7 +400,7 @@ def _named(table: StateTable) -> dict[str, Any]:
 
 
 def _key_json(table: StateTable, key: Key) -> list[Any]:
-    from cairn.query.json_values import json_value
+    from cairn.codec.json_values import json_value
 
     return [json_value(part, type) for part, type in zip(key, table.key_types, strict=True)]
 

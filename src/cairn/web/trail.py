@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from cairn.coordinator.measured import slender, summary
+from cairn.epoch_time import parts_ms
 from cairn.errors import RestoreError
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
@@ -23,7 +24,6 @@ from cairn.storage.manifest import Epoch
 Facts = dict[str, Any]
 
 REMEMBERED_MAX: Final = 2000
-PARTS: Final = ("begin", "process", "alignment", "snapshot", "commit", "other")
 
 
 class Trail:
@@ -73,7 +73,7 @@ class Trail:
         committed_ms = child["timings"].get("last_commit_ms")
         if facts["commit_ms"] is None and committed_ms is not None:
             facts = {**facts, "commit_ms": float(committed_ms)}
-            facts["parts"] = parts_ms(facts)
+            facts["parts"] = shown_parts_ms(facts)
             self._keep(facts)
         return facts
 
@@ -90,21 +90,9 @@ class Trail:
             self._seen.popitem(last=False)
 
 
-def parts_ms(facts: Facts) -> dict[str, float]:
-    """Where an epoch's time went. Parts of subtasks are those of the slowest one.
-
-    `alignment` is what levels waited for their input while nothing else took the time, `other`
-    is planning, scheduling and shuffling. All parts together are the epoch and its commit.
-    """
-    timings = facts.get("timings", {})
-    parts = dict.fromkeys(PARTS, 0.0)
-    for name in ("begin", "process", "snapshot"):
-        parts[name] = float(timings.get(f"{name}_ms") or 0.0)
-    rest = max(0.0, float(facts["epoch_ms"]) - sum(parts.values()))
-    waited = timings.get("alignment_ms") or {}
-    parts["alignment"] = min(rest, float(sum(ms for ms in waited.values() if ms is not None)))
-    parts["other"] = rest - parts["alignment"]
-    parts["commit"] = float(facts.get("commit_ms") or 0.0)
+def shown_parts_ms(facts: Facts) -> dict[str, float]:
+    """Where an epoch's time went, as JSON has it. A commit that is not known yet is none."""
+    parts = parts_ms(facts, facts.get("commit_ms") or 0.0)
     return {name: round(ms, 1) for name, ms in parts.items()}
 
 
@@ -115,5 +103,5 @@ def _lean(facts: Facts) -> Facts:
     lean["timings"] = {k: v for k, v in facts["timings"].items() if k != "subtasks"}
     lean["operators"] = slender(facts["operators"])
     lean["rows_out"] = sum(each.get("rows_out", 0) for each in lean["operators"].values())
-    lean["parts"] = parts_ms(lean)
+    lean["parts"] = shown_parts_ms(lean)
     return lean

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from cairn.coordinator import epoch as epoch_module
-from cairn.coordinator.epoch import Coordinator, Outcome
+from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import TRIES_BEFORE_PAUSE
+from cairn.coordinator.rounds import Outcome
 from cairn.durations import MAX_MS
 from cairn.errors import (
     CommitConflictError,

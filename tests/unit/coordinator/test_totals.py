@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.coordinator.epoch import Outcome
 from cairn.coordinator.measured import latest, slender, summary
+from cairn.coordinator.rounds import Outcome
 from cairn.errors import EpochError
 from cairn.slot.protocol import Begin
 from cairn.storage.manifest import decode_record, encode_epoch

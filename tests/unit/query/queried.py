@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from cairn import BatchProcess, KeyedProcess, Process, state
 from cairn.codec import codec
-from cairn.coordinator.epoch import Coordinator, Outcome
+from cairn.coordinator.epoch import Coordinator
+from cairn.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.query.live import LiveState

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.codec.json_values import json_value, python_value
+from cairn.codec.loose_json import loose_json
 from cairn.errors import QueryError
-from cairn.query.json_values import json_rows, json_table, json_value, python_value
+from cairn.query.json_values import json_rows, json_table
 from cairn.types import OBJECT, parse_type
 
 UTC = dt.UTC
@@ -49,6 +51,11 @@ def test_a_value_is_told_and_understood_again(ddl: str, value: Any, told: Any) -
     if told is not None:
         assert found == told
     assert python_value(json.loads(json.dumps(found, allow_nan=False)), type) == value
+
+
+@pytest.mark.parametrize("ddl, value, told", TOLD[:-1], ids=[f"{t[0]} {t[1]}" for t in TOLD[:-1]])
+def test_without_its_type_a_value_is_told_alike(ddl: str, value: Any, told: Any) -> None:
+    assert loose_json(value) == json_value(value, parse_type(ddl))
 
 
 def test_nan_is_text_that_comes_back_as_nan() -> None:

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from cairn import KeyedProcess, state
 from cairn.codec import codec
-from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
 from cairn.ids import new_id
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.plan.keygroups import key_hasher, subtask_of
 from cairn.sinks import Collect, Sink
+from cairn.slot.entry import entries_of
 from cairn.slot.level import LevelRuntime
 from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Token
 from cairn.slot.runtime import Runtime
@@ -151,7 +151,7 @@ class Checkpoint:
             uid="count",
             function_version="",
             key_types={"k": "bigint"},
-            states=state_decls(self.spec.levels[0].operators[0]),
+            states=entries_of(self.spec.levels[0].operators[0])[0].decls,
             parallelism=self.parallelism,
             ranges=[
                 advance(part, by_subtask[subtask], begin.epoch, {})

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, Process, state
-from cairn.coordinator.epoch import Coordinator, Outcome
+from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.resume import check_resume
+from cairn.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph

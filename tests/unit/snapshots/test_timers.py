@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from cairn import KeyedProcess, state
 from cairn.cli import app
-from cairn.coordinator.epoch import state_decls
 from cairn.coordinator.resume import check_resume
 from cairn.errors import StateSchemaError
 from cairn.functions import declared_state
-from cairn.slot.entry import EntrySpec
+from cairn.slot.entry import EntrySpec, entries_of
 from cairn.slot.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
@@ -125,7 +124,7 @@ def resume(before: KeyedProcess[Any], after: KeyedProcess[Any], **more: Any) -> 
     spec = OperatorSpec(
         "op", (InletSpec(0, parse_schema("k long"), ("k",)),), cloudpickle.dumps(before), ()
     )
-    held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=state_decls(spec)))
+    held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=entries_of(spec)[0].decls))
     given = {"allow_dropped_state": False, **more}
     declared = EntrySpec("op", "keyed", {"k": "bigint"}, declared_state(after))
     return check_resume(held, {"op": declared}, job_name="j", url="", **given)

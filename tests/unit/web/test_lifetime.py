@@ -74,13 +74,16 @@ def test_a_server_that_cannot_start_ends_the_run(
         ({"token": "short"}, "at least 16"),
         ({"control_token": "é" * 20}, "ASCII"),
         ({"token": TOKEN, "control_token": TOKEN}, "must differ"),
+        ({"token": 1234567890123456}, "at least 16"),
+        ({"flight_port": 65536}, "flight_port must be from 0"),
+        ({"flight_port": "8081"}, "flight_port must be from 0"),
     ],
 )
 def test_settings_that_are_not_safe_are_refused_without_showing_a_token(
-    settings: dict[str, str], says: str
+    settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(PlanError, match=says) as error:
-        Serve(**settings)  # type: ignore[arg-type]
+        Serve(**settings)
     assert TOKEN not in str(error.value) and TOKEN not in repr(Serve(token=TOKEN))
 
 

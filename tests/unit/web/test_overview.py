@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from cairn.coordinator.measured import summary
+from cairn.epoch_time import PARTS, parts_ms
 from cairn.errors import FunctionError
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
@@ -15,7 +18,7 @@ from cairn.storage.log import Log
 from cairn.storage.saved import note_savepoint
 from cairn.storage.store import open_store
 from cairn.web import overview
-from cairn.web.trail import PARTS, Trail, parts_ms
+from cairn.web.trail import Trail
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
 from tests.unit.web.sites import CONTROL, FakeRun, client, site_of
 
@@ -169,10 +172,25 @@ def test_a_trail_remembers_what_the_log_has_retired() -> None:
 
 def test_the_parts_of_an_epoch_are_all_of_its_time() -> None:
     timings = {"begin_ms": 5, "process_ms": 30, "snapshot_ms": 10, "alignment_ms": {"0": 900}}
-    parts = parts_ms({"epoch_ms": 100.0, "commit_ms": 7.0, "timings": timings})
+    parts = parts_ms({"epoch_ms": 100.0, "timings": timings}, 7.0)
     assert sum(parts.values()) == pytest.approx(107.0)
     # More than the rest of the epoch it cannot have waited.
     assert (parts["alignment"], parts["other"], parts["commit"]) == (55.0, 0.0, 7.0)
+
+
+def test_an_epoch_has_the_same_parts_told_by_its_run_and_read_from_the_log(
+    checkpoint: Checkpoint,
+) -> None:
+    epoch = Log(checkpoint.store).newest_epoch()
+    assert epoch is not None
+    epoch = msgspec.structs.replace(epoch, timings={"run_ms": 100.0, "process_ms": 60.0})
+    by_run, by_log = Trail(), Trail()
+    # A run measures until its sinks have published.
+    by_run.remember([{**summary(epoch, 120.0), "commit_ms": 20.0}])
+    by_log.remember([{**summary(epoch), "commit_ms": 20.0}])
+    told, read = (trail.newest(Log(checkpoint.store), 1)[0] for trail in (by_run, by_log))
+    assert told["parts"] == read["parts"]
+    assert sum(told["parts"].values()) == told["epoch_ms"] == 120.0
 
 
 def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) -> None:

@@ -25,7 +25,6 @@ failed write.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +37,7 @@ import pyarrow.parquet as pq
 from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
+from cairn.logs import logger
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
 from cairn.sinks.delta.schema import (
@@ -52,8 +52,6 @@ PART_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
-
-_logger = logging.getLogger("cairn")
 
 
 class Delta(Sink):
@@ -182,7 +180,7 @@ class Delta(Sink):
         committed = self._committed(table)
         if committed > mark:
             # Long done, or abandoned by then: `recover` can tell by the log.
-            _logger.warning(
+            logger.warning(
                 "sink %r: %s has epoch %d already, so epoch %d is taken for published before it",
                 self.context.uid, self.path, committed >> PART_BITS, epoch,
             )  # fmt: skip

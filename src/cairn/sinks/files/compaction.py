@@ -20,7 +20,6 @@ Always true here:
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import tempfile
@@ -34,6 +33,7 @@ import msgspec
 
 from cairn.errors import CommitError, CorruptFileError
 from cairn.ids import new_id
+from cairn.logs import logger
 from cairn.sinks.files.formats import Format
 from cairn.sinks.files.published import find_marks, parse_name, read_mark
 from cairn.sinks.files.spark_list import COMPACT_INTERVAL, Listed, Listing, SparkList
@@ -42,8 +42,6 @@ from cairn.storage.store import NotFoundError, Store, StoredObject, is_transient
 MERGE_FILES_MIN: Final = 8
 # Merged in one round, at most: what is ready waits for one entry.
 ROUND_TARGETS_MAX: Final = 4
-
-log = logging.getLogger("cairn")
 
 
 class Merge(msgspec.Struct, frozen=True):
@@ -114,7 +112,7 @@ class Compactor:
             self.round()
         except Exception:
             # Nothing depends on it: the files stay as they are, and the next round tries again.
-            log.warning("merging small files in %s failed", self._store.url, exc_info=True)
+            logger.warning("merging small files in %s failed", self._store.url, exc_info=True)
 
     def round(self) -> None:
         """Delete what is past its grace, then prepare merges of what is small."""
@@ -202,7 +200,7 @@ class Compactor:
                 size = os.path.getsize(local)
         except Exception:
             # Nothing depends on it: the files stay as they are. Nobody else has this merge.
-            log.warning("small files in %s are not merged", self._store.url, exc_info=True)
+            logger.warning("small files in %s are not merged", self._store.url, exc_info=True)
             self._store.delete([merge.path, merge.merged])
             return
         with self._lock:

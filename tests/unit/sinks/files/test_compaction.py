@@ -20,7 +20,7 @@ from cairn.errors import CommitError, PlanError
 from cairn.sinks import Files
 from cairn.sinks.files import compaction
 from cairn.sinks.files.published import parse_name
-from cairn.storage.store import temporary_path
+from cairn.storage.durable import temporary_path
 from cairn.testing import Fault, FaultyStore, SimulatedCrash
 from tests.unit.sinks.files.folders import Folder
 

@@ -1,0 +1,75 @@
+"""The attempts at a batch: which have failed, how long until the next, and when to give up.
+
+Always true here:
+- what is raised in the end is the first cause, which the later failures may follow from;
+- a sink that is away and a slot that has lost its state do not use up the tries of a batch;
+- what no attempt can mend is raised at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cairn.coordinator import said
+from cairn.coordinator.publisher import Publisher
+from cairn.errors import CairnError, CommitError, EpochError, RestoreError
+from cairn.slot.protocol import ATTEMPTS_MAX
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+
+
+class Attempts:
+    """Those at one batch of an epoch."""
+
+    def __init__(
+        self,
+        epoch: int,
+        publisher: Publisher,
+        *,
+        failures_max: int,
+        on_failure: Callable[[CairnError, int, int], None],
+        clock: Callable[[], int],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.failed = 0
+        """How many have failed: the number of the next."""
+        self._epoch = epoch
+        self._publisher = publisher
+        self._failures_max = failures_max
+        self._on_failure = on_failure
+        self._sleep = sleep
+        self._began_ms = clock()
+        self._failures = 0
+        self._first: CairnError | None = None
+
+    def fail(self, cause: Exception) -> None:
+        """One has failed: returns when it is time for the next, or raises."""
+        if isinstance(cause, CommitError | RestoreError):
+            raise cause
+        # A store says what is wrong in errors of many kinds: its own, the system's.
+        error = cause if isinstance(cause, CairnError) else _failed(self._epoch, cause)
+        self.failed += 1
+        self._on_failure(error, self._epoch, self.failed)
+        # Numbers of attempts are bounded; the last ones are for failures.
+        is_free = self.failed < ATTEMPTS_MAX - self._failures_max
+        if error.facts.get("is_away") and is_free:
+            sink = str(error.facts.get("sink"))
+            self._publisher.wait_for(sink, self._epoch, error, self.failed, self._began_ms)
+            return
+        if error.facts.get("is_lost") and is_free:
+            said.tries_again(self._epoch, self.failed, error)
+            return  # What the slot has lost is written down for the next attempt.
+        self._first = self._first or error
+        self._failures += 1
+        if self._failures == self._failures_max:
+            self._first.facts["attempts"] = self.failed
+            raise self._first
+        said.tries_again(self._epoch, self.failed, error)
+        self._sleep(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 4 ** (self._failures - 1)))
+
+
+def _failed(epoch: int, cause: Exception) -> EpochError:
+    error = EpochError(f"epoch {epoch} failed: {cause}", epoch=epoch)
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,99 @@
+"""The batches of Spark's query: where the log of them is, and which of them is an epoch already.
+
+Always true here:
+- a batch whose epoch is committed does not run again;
+- while another driver writes to Spark's folder, this one goes on in a folder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cairn.coordinator.epoch import Coordinator
+from cairn.coordinator.rewind import Position
+from cairn.errors import EpochError
+from cairn.storage.manifest import SparkPosition
+from cairn.storage.spark_log import (
+    lay_out_for,
+    leave_unread,
+    read_offsets,
+    same_offsets,
+    spark_folder,
+)
+from cairn.storage.store import Store
+
+
+class SparkBatches:
+    """Those of one run."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        position: Position,
+        sources: Sequence[str],
+        *,
+        gives_up: bool,
+    ) -> None:
+        """`gives_up`: what was read once is not read again, whatever became of it."""
+        self.stand = position.stand
+        """Where Spark stood when the run began."""
+        self._coordinator = coordinator
+        self._store = store
+        self._folder = position.folder
+        self._sources = list(sources)
+        self._gives_up = gives_up
+
+    @property
+    def url(self) -> str:
+        """Of Spark's folder."""
+        return f"{self._store.url}/{self._folder}"
+
+    def to_run(self, batch_id: int) -> SparkPosition | None:
+        """What a batch is made of. None: it was committed before a crash, and its sinks again
+        when the run began."""
+        offsets = read_offsets(self._store, self._folder, batch_id)
+        newest = self._coordinator.newest
+        if newest is not None and newest.spark.folder == self._folder:
+            last = newest.spark
+            if last.batch_id == batch_id and same_offsets(last.offsets, offsets):
+                return None
+            if batch_id != last.batch_id + 1 and not self._gives_up:
+                raise EpochError(
+                    f"Spark runs batch {batch_id} of {self._folder} after epoch {newest.number}, "
+                    f"which is batch {last.batch_id}\n"
+                    f"  expected: batch {last.batch_id + 1}\n"
+                    "  next: start the job again; it goes on after the newest epoch"
+                )
+        return SparkPosition(
+            folder=self._folder, batch_id=batch_id, offsets=offsets, sources=self._sources
+        )
+
+    def leave_unread(self, batch_id: int) -> None:
+        """Spark has planned a batch that nobody processes: the next run is to read it."""
+        if self._gives_up:
+            leave_unread(self._store, self._folder, batch_id)
+
+    def go_elsewhere(self, reset_sources: Sequence[str]) -> bool:
+        """A driver we have fenced still writes to Spark's folder: leave it that one.
+
+        False when there is nothing to go on with, or this driver was fenced itself.
+        """
+        coordinator = self._coordinator
+        if coordinator.newest is None or self._gives_up:
+            return False
+        if coordinator.log.newest_number() != coordinator.log.last:
+            return False
+        folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
+        if folder == self._folder:
+            return False
+        # An epoch of this run has them behind it: a reset is done once.
+        # One without a batch may have come before, and has not.
+        is_ours = (
+            coordinator.newest.term == coordinator.term
+            and coordinator.newest.spark.folder == self._folder
+        )
+        reset = () if is_ours else reset_sources
+        lay_out_for(coordinator.newest.spark, folder, self._store, self._sources, reset)
+        self._folder = folder
+        return True
