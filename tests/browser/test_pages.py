@@ -110,6 +110,7 @@ def test_a_key_of_several_columns_is_looked_up_to_its_last_digit(
             page.keyboard.press("Enter")
             page.locator(".answer code", has_text=re.compile(f"^{key}$")).wait_for()
             assert page.locator(".answer .big").inner_text() == found
+        page.close()  # Before its server: it would complain that nobody answers.
 
 
 def test_a_page_of_a_retired_epoch_leads_back_to_the_start(url: str, open_page: OpenPage) -> None:
