@@ -110,6 +110,7 @@ def test_a_key_of_several_columns_is_looked_up_to_its_last_digit(
             page.keyboard.press("Enter")
             page.locator(".answer code", has_text=re.compile(f"^{key}$")).wait_for()
             assert page.locator(".answer .big").inner_text() == found
+        page.close()  # Before its server: it would complain that nobody answers.
 
 
 def test_a_page_of_a_retired_epoch_leads_back_to_the_start(url: str, open_page: OpenPage) -> None:
@@ -213,6 +214,28 @@ def test_a_dashboard_with_a_token_asks_for_it_once(
         page.get_by_role("button", name="Log in").click()
         page.locator(".age", has_text="epoch 3,").wait_for()
         page.close()
+
+
+def test_a_browser_that_has_logged_in_can_log_out_in_all_its_tabs(
+    checkpoint: Checkpoint, url: str, open_page: OpenPage, chromium: Any
+) -> None:
+    assert not open_page(url).get_by_role("button", name="Log out").is_visible()
+    with serve(Site(checkpoint.store.url, Serve(token=TOKEN, flight=False))) as served:
+        context = chromium.new_context()
+        page = context.new_page()
+        page.goto(served.url)
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+        other = context.new_page()
+        other.goto(served.url)
+        other.locator(".age", has_text="epoch 3,").wait_for()
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_role("button", name="Log in").wait_for()
+        assert context.cookies() == []
+        # What is new is not for it any more: it asks, and is sent away.
+        checkpoint.commit({"n": {"key-1": 1002}})
+        other.get_by_role("button", name="Log in").wait_for()
+        context.close()
 
 
 def test_control_is_not_offered_where_it_is_off(url: str, open_page: OpenPage) -> None:

@@ -25,6 +25,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+# The command list, in parts.
+RUN = "Run a job"
+LOOK = "Look at a checkpoint, whether its job runs or not"
+CHANGE = "Save, go back, branch, remove"
+
 Checkpoint = Annotated[str, typer.Argument(help="The checkpoint: a folder or an object store url.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -46,7 +51,7 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def run(
     target: Annotated[
         str, typer.Argument(metavar="JOB.PY:BUILD", help="A file and its build(spark, *args).")
@@ -55,7 +60,7 @@ def run(
         str, typer.Option("--checkpoint", "-c", help="Where epochs and state are kept.")
     ],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Passed on to BUILD.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Passed on to BUILD.")
     ] = None,
     parallelism: Annotated[
         int | None, typer.Option("--parallelism", "-p", help="Subtasks; default: Spark's cores.")
@@ -77,9 +82,9 @@ def run(
         str | None, typer.Option(help="Start an empty checkpoint from this savepoint.")
     ] = None,
     reset_source: Annotated[
-        list[str] | None, typer.Option(help="Read a source from its beginning; repeat it.")
+        list[str] | None, typer.Option(help="Read this source from its beginning; repeat it.")
     ] = None,
-    retained_epochs: Annotated[int, typer.Option(help="Epochs to keep in the log.")] = 10,
+    retained_epochs: Annotated[int, typer.Option(help="Epochs to keep, at least.")] = 10,
     retained_for: Annotated[
         str | None, typer.Option(help='Keep epochs younger than this too: "7 days".')
     ] = None,
@@ -106,7 +111,12 @@ def run(
         typer.Option(help='How long a sink may fail to publish: "1 hour". Default: for ever.'),
     ] = None,
     allow_dropped_state: Annotated[
-        bool, typer.Option("--allow-dropped-state", help="Go on without what the job has lost.")
+        bool,
+        typer.Option(
+            "--allow-dropped-state",
+            help="Start although the job lacks operators, states or sources of the checkpoint; "
+            "what they hold is dropped.",
+        ),
     ] = False,
     serve: Annotated[
         str | None,
@@ -162,13 +172,13 @@ def run(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def explain(
     target: Annotated[
         str, typer.Argument(metavar="JOB.PY:BUILD", help="A file and its build(spark, *args).")
     ],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Passed on to BUILD.")
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Passed on to BUILD.")
     ] = None,
     svg: Annotated[
         str | None, typer.Option(metavar="FILE", help="Draw it, into this file.")
@@ -192,7 +202,7 @@ def explain(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def dashboard(
     checkpoint: Checkpoint,
     address: Annotated[
@@ -216,7 +226,7 @@ def dashboard(
         show_dashboard(checkpoint, address, is_opened=is_opened)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def ls(
     checkpoint: Checkpoint,
     everything: Annotated[
@@ -226,6 +236,10 @@ def ls(
     debug: Debug = False,
 ) -> None:
     """List the epochs of a job, newest first.
+
+    Rows are of the epoch; keys and state what it left; delta what it wrote.
+
+    A key counts once for each of its states, a map once for each entry.
 
     [dim]cairn ls ckpt[/dim]
     """
@@ -238,7 +252,7 @@ def ls(
         print_json(facts) if as_json else print_epochs(facts, everything=everything)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def show(
     checkpoint: Checkpoint,
     epoch: Annotated[
@@ -261,7 +275,7 @@ def show(
         print_json(facts) if as_json else print_epoch(facts)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def verify(
     checkpoint: Checkpoint,
     as_json: AsJson = False,
@@ -282,7 +296,7 @@ def verify(
             raise typer.Exit(FAILED)
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def rollback(
     checkpoint: Checkpoint,
     epoch: Annotated[int, typer.Argument(help="The epoch to go back to.")],
@@ -302,7 +316,7 @@ def rollback(
         roll_back(checkpoint, epoch, yes=yes, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def branch(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT[@EPOCH]", help="Of which epoch; default: newest.")
@@ -335,7 +349,7 @@ def branch(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def rm(
     checkpoint: Annotated[
         str, typer.Argument(help="The checkpoint, branch or savepoint: a folder or a url.")
@@ -357,7 +371,7 @@ def rm(
         remove(checkpoint, yes=yes, force=force, as_json=as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def demo(
     events: Annotated[int, typer.Option(min=1000, help="Payments to generate.")] = 400_000,
     seconds: Annotated[float, typer.Option(help="Over which they arrive.")] = 20.0,
@@ -381,7 +395,7 @@ def demo(
             raise typer.Exit(FAILED)
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def savepoint(
     source: Annotated[
         str,
@@ -411,11 +425,11 @@ def savepoint(
         print_json(facts) if as_json else print_saved(facts)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def diff(
     checkpoint: Checkpoint,
-    before: Annotated[int, typer.Argument(metavar="A", help="An epoch's number.")],
-    after: Annotated[int, typer.Argument(metavar="B", help="Another's, to compare with it.")],
+    before: Annotated[int, typer.Argument(metavar="A", help="An epoch, by its number.")],
+    after: Annotated[int, typer.Argument(metavar="B", help="The epoch to compare it with.")],
     operator: Annotated[str | None, typer.Option(help="Only this operator, by its uid.")] = None,
     state: Annotated[str | None, typer.Option(help="Only this state.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Examples of each sort, per state.")] = 10,
@@ -434,7 +448,7 @@ def diff(
         print_json(facts) if as_json else print_diff(facts)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def state(
     checkpoint: Annotated[
         str, typer.Argument(help="The checkpoint, branch or savepoint: a folder or a url.")

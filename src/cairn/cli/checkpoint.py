@@ -54,16 +54,18 @@ def open_checkpoint(url: str) -> Store:
             url=url,
         )
     if not store.exists("job.json") and not store.list(LOG_FOLDER):
+        if store.exists(SAVEPOINT_PATH):
+            readers = f"`cairn state {url}` and `cairn verify {url}` read it"
+            raise _no_checkpoint(url, "a savepoint", readers)
         raise _no_checkpoint(url, "neither job.json nor epochs/ is there")
     return store
 
 
-def _no_checkpoint(url: str, found: str) -> NoCheckpointError:
+def _no_checkpoint(
+    url: str, found: str, next: str = "give the checkpoint= that the job was started with"
+) -> NoCheckpointError:
     return NoCheckpointError(
-        f"there is no checkpoint at {url}\n"
-        f"  found: {found}\n"
-        "  next: give the checkpoint= that the job was started with",
-        url=url,
+        f"there is no checkpoint at {url}\n  found: {found}\n  next: {next}", url=url
     )
 
 

@@ -89,7 +89,7 @@ class Forward:
         except flight.FlightError as error:
             lost = Failure(
                 "EpochError",
-                f"the slot of subtask {subtask} is gone: {str(error).splitlines()[0][:300]}",
+                f"the slot of subtask {subtask} is gone: {_said(error)}",
                 {"subtask": subtask, "log": str(home.log)},
             )
             raise SubtaskError(pack_failure(lost)) from error
@@ -232,6 +232,11 @@ class Forward:
         return pa.RecordBatch.from_arrays(
             [c.cast(f.type) for c, f in zip(columns, self.schema, strict=True)], schema=self.schema
         )
+
+
+def _said(error: flight.FlightError) -> str:
+    """What is wrong, without what the transport adds for its own authors."""
+    return str(error).partition(" gRPC client debug context:")[0].splitlines()[0][:300]
 
 
 def _failed(answer: bytes) -> SubtaskError:

@@ -92,8 +92,13 @@ def may_read(site: Site, scope: Scope) -> bool:
     given = bearer(request.headers)
     # Both are compared, whatever comes of the first.
     reads, controls = is_token(given, site.settings.token), is_control(site, given)
+    return reads or controls or session_of(site, request) is not None
+
+
+def session_of(site: Site, request: HTTPConnection) -> str | None:
+    """The session a browser has logged in with, while it lasts."""
     session = request.cookies.get(cookie_name(request))
-    return reads or controls or site.sessions.knows(session)
+    return session if site.sessions.knows(session) else None
 
 
 def check_control(site: Site, request: HTTPConnection) -> None:

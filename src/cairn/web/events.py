@@ -8,13 +8,13 @@ One watcher looks for what is new, of the run or in the log, and only while some
 Always true here:
 - a listener hears of every epoch once, in order, or, when it is too slow, is let go: the
   browser comes back and says which it heard last;
-- listeners are bounded, and end with the server.
+- listeners are bounded, and end with the server, or when they may not read any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from starlette.routing import Route
 from cairn.coordinator.measured import summary
 from cairn.errors import CairnError
 from cairn.storage.manifest import Epoch
+from cairn.web.auth import may_read
 from cairn.web.errors import ApiError
 from cairn.web.openapi import Docs, operation
 from cairn.web.site import Site
@@ -59,7 +60,7 @@ def routes(site: Site) -> list[Route]:
         last = request.headers.get("last-event-id", "")
         heard = int(last) if last.isascii() and last.isdecimal() and len(last) < 13 else None
         return StreamingResponse(
-            watch.listen(heard),
+            watch.listen(heard, lambda: may_read(site, request.scope)),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
@@ -98,8 +99,10 @@ class Watch:
             _tell(queue, last)
             _tell(queue, _GOODBYE)
 
-    async def listen(self, heard: int | None) -> AsyncIterator[bytes]:
-        """What one listener is told, from the state of things on."""
+    async def listen(
+        self, heard: int | None, may_hear: Callable[[], bool] = lambda: True
+    ) -> AsyncIterator[bytes]:
+        """What one listener is told, from the state of things on, while it may hear it."""
         if self._is_over or self._site.closing.is_set():
             return
         self._loop = asyncio.get_running_loop()
@@ -121,7 +124,7 @@ class Watch:
                         event = await queue.get()
                 except TimeoutError:
                     event = _HEARTBEAT
-                if event is _GOODBYE:
+                if event is _GOODBYE or not may_hear():
                     return
                 yield event.text
         finally:

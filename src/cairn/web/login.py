@@ -1,8 +1,9 @@
-"""Log in with a browser: the token once, then a cookie.
+"""Log in with a browser: the token once, then a cookie; and log out again.
 
 Always true here:
 - the answer to a wrong token is the same whatever the token;
-- after logging in, only paths of this server are gone to.
+- after logging in, only paths of this server are gone to;
+- after logging out, the cookie is worth nothing, wherever a copy of it may be.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from cairn.web.auth import cookie_name, is_control, is_token
+from cairn.web.auth import cookie_name, is_control, is_token, session_of
 from cairn.web.sessions import SESSION_S
 from cairn.web.site import Site
 
@@ -28,6 +29,7 @@ _PAGE: Final = """<!doctype html>
 <title>cairn: log in</title>
 <link rel="icon" href="/static/mark.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/static/login.css">
+<script src="/static/theme.js"></script>
 </head>
 <body class="login">
 <main>
@@ -61,17 +63,33 @@ def routes(site: Site) -> list[Route]:
         if not (is_control(site, given) or fits):
             return _page("That token does not fit.", next, 401)
         response = RedirectResponse(_own_path(next), 303)
-        response.set_cookie(
-            cookie_name(request),
-            site.sessions.open(),
-            max_age=int(SESSION_S),
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
+        _set_cookie(response, request, site.sessions.open(), int(SESSION_S))
         return response
 
-    return [Route("/login", show), Route("/login", enter, methods=["POST"])]
+    async def leave(request: Request) -> Response:
+        session = session_of(site, request)
+        if session is not None:
+            site.sessions.close(session)
+        response = RedirectResponse("/login", 303)
+        _set_cookie(response, request, "", 0)
+        return response
+
+    return [
+        Route("/login", show),
+        Route("/login", enter, methods=["POST"]),
+        Route("/logout", leave, methods=["POST"]),
+    ]
+
+
+def _set_cookie(response: Response, request: Request, session: str, age_s: int) -> None:
+    response.set_cookie(
+        cookie_name(request),
+        session,
+        max_age=age_s,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
 
 
 def _own_path(path: str) -> str:

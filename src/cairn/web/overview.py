@@ -34,6 +34,7 @@ from cairn.web.answers import (
     query_int,
     query_text,
 )
+from cairn.web.auth import session_of
 from cairn.web.errors import ApiError
 from cairn.web.graph import drawn
 from cairn.web.groups import spread_of
@@ -206,7 +207,9 @@ def routes(site: Site) -> list[Route]:
         return trail
 
     def get_job(request: Request) -> Response:
-        return json_response(job(site, looked_at()))
+        # Whether there is a session to end: whoever brings a token, or needs none, has none.
+        is_session = site.settings.token is not None and session_of(site, request) is not None
+        return json_response({**job(site, looked_at()), "session": is_session})
 
     def get_graph(request: Request) -> Response:
         return json_response(graph(site.store))
@@ -253,6 +256,7 @@ DOCS: Docs = {
                 status=STRING,
                 live=BOOLEAN,
                 control=BOOLEAN,
+                session=BOOLEAN,
                 parallelism=nullable(INTEGER),
                 epoch=nullable(objekt(epoch=INTEGER)),
             ),

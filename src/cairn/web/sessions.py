@@ -2,7 +2,7 @@
 
 Always true here:
 - a cookie holds nothing that a token could be made from;
-- sessions are bounded in number and in time, and end with the server.
+- sessions are bounded in number and in time, and end when they are closed or with the server.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Sessions:
             while len(self._ends_at) > SESSIONS_MAX:
                 self._ends_at.popitem(last=False)
         return session
+
+    def close(self, session: str) -> None:
+        """Whoever still holds it has nothing any more."""
+        with self._lock:
+            self._ends_at.pop(session, None)
 
     def knows(self, session: str | None) -> bool:
         # Found by its hash, so the time it takes says nothing about how much of it fits.

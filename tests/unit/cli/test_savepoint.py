@@ -117,6 +117,18 @@ def test_a_checkpoint_that_is_not_there_is_a_misuse(
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.parametrize("command", ["ls", "show", "dashboard"])
+def test_a_savepoint_that_is_taken_for_a_checkpoint_is_called_one(
+    command: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    place = tmp_path / "saved"
+    assert call("savepoint", tmp_path / "ckpt", place).exit_code == 0
+    result = call(command, place)
+    assert result.exit_code == 2
+    assert "found: a savepoint" in result.stderr
+    assert f"next: `cairn state {place}`" in result.stderr
+
+
 def test_savepoint_to_an_unknown_scheme_is_a_misuse(checkpoint: Checkpoint, tmp_path: Path) -> None:
     result = call("savepoint", tmp_path / "ckpt", "ftp://somewhere/s")
     assert result.exit_code == 2

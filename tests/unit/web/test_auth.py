@@ -77,6 +77,46 @@ def test_login_gives_a_cookie_that_reads_and_holds_no_token(checkpoint: Checkpoi
     assert asking.post("/api/control/stop", json={}).status_code == 401
 
 
+def test_logout_ends_the_session_on_the_server_and_in_the_browser(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN))
+    asking.post("/login", data={"token": TOKEN})
+    assert asking.get("/api/job").json()["session"] is True
+    copied = dict(asking.cookies)
+    answer = asking.post("/logout")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert "Max-Age=0" in answer.headers["set-cookie"] and not asking.cookies
+    asking.cookies.update(copied)
+    assert asking.get("/api/job").status_code == 401, "a copy of the cookie is worth nothing"
+    assert asking.post("/logout").status_code == 401, "there is nothing left to end"
+
+
+def test_logout_of_one_browser_leaves_the_others_in(checkpoint: Checkpoint) -> None:
+    site = site_of(checkpoint, token=TOKEN)
+    one, other = client(site), client(site)
+    for each in (one, other):
+        each.post("/login", data={"token": TOKEN})
+    one.post("/logout")
+    assert one.get("/api/job").status_code == 401
+    assert other.get("/api/job").status_code == 200
+
+
+def test_logout_is_for_a_page_of_ours_to_ask_for(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN))
+    asking.post("/login", data={"token": TOKEN})
+    assert asking.get("/logout").status_code == 405, "a link or an image logs nobody out"
+    elsewhere = {"Origin": "https://evil.example"}
+    assert asking.post("/logout", headers=elsewhere).status_code == 403
+    assert asking.get("/api/job").status_code == 200
+
+
+def test_only_a_browser_that_has_logged_in_is_told_of_a_session(checkpoint: Checkpoint) -> None:
+    assert client(site_of(checkpoint)).get("/api/job").json()["session"] is False
+    with_token = client(site_of(checkpoint, token=TOKEN), TOKEN)
+    assert with_token.get("/api/job").json()["session"] is False
+    assert with_token.post("/logout").status_code == 303, "nothing to end is no error"
+    assert with_token.get("/api/job").status_code == 200
+
+
 @pytest.mark.parametrize("next", ["//evil.example", "/\\evil", "https://evil", "/a\nb", "", "x"])
 def test_login_leads_to_no_other_server(checkpoint: Checkpoint, next: str) -> None:
     asking = client(site_of(checkpoint, token=TOKEN))
@@ -95,8 +135,12 @@ def test_sessions_end_and_are_bounded() -> None:
     sessions = Sessions(lambda: now[0])
     first = sessions.open()
     assert sessions.knows(first) and not sessions.knows(None) and not sessions.knows("x")
-    now[0] = SESSION_S + 1
+    sessions.close(first)
+    sessions.close("x")
     assert not sessions.knows(first)
+    second = sessions.open()
+    now[0] = SESSION_S + 1
+    assert not sessions.knows(second)
     opened = [sessions.open() for _ in range(SESSIONS_MAX + 1)]
     assert not sessions.knows(opened[0]) and sessions.knows(opened[1])
 

@@ -343,6 +343,20 @@ def test_listeners_that_come_beside_each_other_miss_nothing(checkpoint: Checkpoi
     asyncio.run(asyncio.wait_for(listen(), 30))
 
 
+def test_a_listener_that_may_not_read_any_more_is_told_nothing_new(checkpoint: Checkpoint) -> None:
+    async def listen() -> None:
+        allowed = [True]
+        watch = Watch(site_of(checkpoint, FakeRun(checkpoint)))
+        listener = watch.listen(None, lambda: allowed[0])
+        told = [await anext(listener), await anext(listener)]
+        allowed[0] = False
+        checkpoint.commit({"n": {5: 1}})
+        told += [each async for each in listener]
+        assert [b"event: status" in told[0], b"id: 3" in told[1], len(told)] == [True, True, 2]
+
+    asyncio.run(asyncio.wait_for(listen(), 30))
+
+
 def test_a_look_at_the_head_of_events_ends(served: Served) -> None:
     connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=20)
     connection.request("HEAD", "/api/events", headers={"Authorization": f"Bearer {TOKEN}"})

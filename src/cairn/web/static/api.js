@@ -31,6 +31,14 @@ export async function post(path, body, token = null) {
   return answered(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
+// By fetch, not by a form: a page that is named to nobody sends forms without its origin.
+export async function logOut() {
+  const response = await fetch("/logout", { method: "POST" });
+  // 401: the session had ended by itself.
+  if (!response.redirected && response.status !== 401) await answered(response);
+  location.assign("/login");
+}
+
 const EPOCHS_FIRST = 300;
 const EPOCHS_MORE = 5;
 const EPOCHS_MAX = 1000;

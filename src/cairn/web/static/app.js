@@ -1,6 +1,6 @@
 // The dashboard: which page is shown, and what is shown around it.
 
-import { ApiError, Live } from "./api.js";
+import { ApiError, Live, logOut } from "./api.js";
 import { count, empty, h, replace, span } from "./dom.js";
 import { charts } from "./page-charts.js";
 import { control } from "./page-control.js";
@@ -77,6 +77,7 @@ function around() {
   const status = byId("status");
   status.textContent = job ? (WORDS[job.status] ?? job.status) : "";
   status.className = `chip is-${job?.status ?? "unknown"}`;
+  byId("logout").hidden = !job?.session;
   link();
   notice();
 }
@@ -111,6 +112,10 @@ function switchTheme() {
 }
 
 byId("theme").addEventListener("click", switchTheme);
+byId("logout").addEventListener("click", () => logOut().catch((error) => {
+  live.failed = error;
+  notice();
+}));
 document.querySelector(".skip").addEventListener("click", (event) => {
   // The fragment of the address is the page that is shown.
   event.preventDefault();

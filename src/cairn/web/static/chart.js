@@ -27,8 +27,12 @@ function drawn(draw, cls) {
 // Round values from 0 to at least the top: 2 to 4 of them.
 export function ticks(top, format) {
   if (!(top > 0)) return [0];
-  const unit = format?.unit?.(top) ?? 1;
-  return plainTicks(top / unit).map((each) => each * unit);
+  const inUnit = (unit) => plainTicks(top / unit).map((each) => each * unit);
+  const unitOf = (most) => format?.unit?.(most) ?? 1;
+  const found = inUnit(unitOf(top));
+  // Rounded up, the last may be written in a larger unit: then all must be round in that one.
+  const unit = unitOf(found.at(-1));
+  return unit === unitOf(top) ? found : inUnit(unit);
 }
 
 // One that is far above all others must not flatten them: what is higher is cut off, and says so.

@@ -7,6 +7,7 @@ import { graph } from "./graph.js";
 import { PARTS } from "./page-epochs.js";
 
 const SPARKS = 60;
+const KEYS = "A key counts once for each of its states, a map once for each entry.";
 const EVENTS_SHOWN = 5;
 
 export function overview(root, live) {
@@ -82,7 +83,7 @@ function tileRow(live, epochs) {
     tile("Epoch", count(newest.epoch), `${span(live.nowMs - newest.wall_ms)} ago`),
     tile("Rows per second", count(newest.rows_per_s), intoOperators(newest), spark(last.map((each) => each.rows_per_s), "c-rows")),
     tile("Epoch time", millis(newest.epoch_ms), `process ${millis(newest.parts.process)}`, spark(last.map((each) => each.epoch_ms), "c-time")),
-    tile("State", `${count(newest.state_keys)} keys`, `${bytes(newest.state_bytes)}, delta ${bytes(newest.delta_bytes)}`, spark(last.map((each) => each.state_keys), "c-keys")),
+    tile("State", `${count(newest.state_keys)} keys`, `${bytes(newest.state_bytes)}, delta ${bytes(newest.delta_bytes)}`, spark(last.map((each) => each.state_keys), "c-keys"), KEYS),
     tile("Event-time lag", lag === null ? "–" : span(lag), lag === null ? "no watermark" : "commit − watermark", spark(last.map((each) => (each.watermark_ms === null ? null : each.wall_ms - each.watermark_ms)), "c-lag")),
     tile("Subtasks", count(job.parallelism), aside ? `${plural(aside, "row")} put aside` : "no rows put aside"),
   ];
@@ -94,8 +95,8 @@ function intoOperators(newest) {
   return `${count(newest.rows_in)} rows into ${plural(many, "operator")}`;
 }
 
-function tile(name, value, about, line = null) {
-  return h("div", { class: "tile" }, h("span", { class: "tile-name" }, name), h("span", { class: "tile-value" }, value), h("span", { class: "tile-about" }, about), line);
+function tile(name, value, about, line = null, note = null) {
+  return h("div", { class: "tile", title: note }, h("span", { class: "tile-name" }, name), h("span", { class: "tile-value" }, value), h("span", { class: "tile-about" }, about), line);
 }
 
 export function operatorTable(newest) {
