@@ -7,7 +7,7 @@ ratio.
 
 A result is kept of 5 M keys only.
 
-    python bench/read_state.py [--keys 5000000] [--runs 3] [--provider default|rocksdb] [--quick]
+    python bench/read_state.py [--keys 5000000] [--runs 5] [--provider default|rocksdb] [--quick]
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import cairn
 from cairn import sinks
 
 KEYS = 5_000_000
+WARM_UP = 3
+"""At first Python's workers are started, and for some time Java compiles both."""
 PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 
 
@@ -66,7 +68,7 @@ def timed(frame: Any) -> tuple[float, tuple[Any, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keys", type=int, default=KEYS)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--backend", default="heap")
     parser.add_argument("--provider", choices=["default", "rocksdb"], default="rocksdb")
     parser.add_argument("--quick", action="store_true", help="fewer keys, one run")
@@ -89,14 +91,13 @@ def main() -> None:
         note("cairn's state is there")
         fill_spark(spark, work / "input", work / "spark")
         note("Spark's state is there")
-        for run in range(runs + 1):
+        for run in range(WARM_UP + runs):
             mine, found = timed(read_cairn(spark, work / "cairn"))
             theirs, expected = timed(read_spark(spark, work / "spark"))
             if found != expected or found[0] != keys:
                 raise SystemExit(f"the states differ: {found} and {expected}")
             note(f"cairn {mine:.2f} s, statestore {theirs:.2f} s")
-            # The first time Python's workers are started, and Java compiles both.
-            if run:
+            if run >= WARM_UP:
                 seconds["cairn"].append(round(mine, 3))
                 seconds["statestore"].append(round(theirs, 3))
     spark.stop()

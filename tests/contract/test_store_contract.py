@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.store import LocalStore, NotFoundError, Retry, Store, open_store
+from cairn.storage.store import NotFoundError, Retry, Store, open_store
 from tests.s3 import S3, s3_server
 
 STORES: dict[str, Callable[[Path], str]] = {
@@ -207,9 +207,8 @@ def test_another_process_opens_the_store_by_its_url(store: Store) -> None:
     assert store.get("from/there") == b"1"
 
 
-def test_without_create_a_missing_local_folder_is_not_made(store: Store, tmp_path: Path) -> None:
-    if isinstance(store, LocalStore):
-        with pytest.raises(NotFoundError):
-            open_store(f"{store.url}/nowhere", create=False)
-        assert store.list() == []
-        assert not Path(store.root, "nowhere").exists()
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_without_create_a_missing_local_folder_is_not_made(scheme: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        open_store(f"{scheme}{tmp_path}/nowhere", create=False)
+    assert list(tmp_path.iterdir()) == []

@@ -77,6 +77,15 @@ class Page:
     def is_program(self) -> bool:
         return any(block.is_run and block.language in ("python", "bash") for block in self.blocks)
 
+    @property
+    def says_what_comes_out(self) -> bool:
+        """Whether a run can fail by anything but an exception of its own."""
+        return any(
+            block.language == "output"
+            or (block.language == "python" and block.is_run and "assert " in block.code)
+            for block in self.blocks
+        )
+
     def run(self, names: dict[str, Any], replace: Mapping[str, str] | None = None) -> None:
         """Run it in the current folder. `replace`: addresses that are other ones in tests."""
         names.setdefault("__name__", "__main__")

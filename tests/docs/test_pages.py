@@ -34,6 +34,12 @@ def test_the_programs_of_a_page_run(document: Page, tmp_path: Path) -> None:
         document.run({})
 
 
+def test_every_page_with_a_program_says_what_must_come_out() -> None:
+    """The guide to sinks writes to places of all kinds: its test looks into them."""
+    silent = [p.name for p in PAGES if p.is_program and not p.says_what_comes_out]
+    assert silent == ["guide/sinks.md"]
+
+
 @pytest.mark.parametrize("document", PAGES, ids=lambda document: document.name)
 def test_every_block_is_of_a_language_that_is_checked_or_only_shown(document: Page) -> None:
     for block in document.blocks:
@@ -53,12 +59,17 @@ def test_no_block_of_a_page_is_left_open(document: Page) -> None:
     assert hidden == sum(block.is_hidden for block in document.blocks)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_files_that_are_linked_to_are_there(name: str) -> None:
+def test_files_that_are_linked_to_outside_the_site_are_there() -> None:
     """Within the site it is the build that looks."""
     root = DOCS.parent
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", (root / name).read_text()):
-        assert "://" in target or (root / target).exists(), f"{name} links to {target}"
+    links = [
+        (page.name, target)
+        for page in sorted(root.glob("*.md"))
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+        if "://" not in target
+    ]
+    assert "README.md" in dict(links)
+    assert [link for link in links if not (root / link[1]).exists()] == []
 
 
 def test_the_guide_names_every_function_that_aggregates() -> None:

@@ -73,6 +73,10 @@ class Place(ABC):
         sink.open(self.context(job_id, uid, in_slot=in_slot))
         return sink
 
+    def both(self) -> tuple[Sink, Sink]:
+        """The sink in a driver, and in a slot."""
+        return self.opened(), self.opened(in_slot=True)
+
     def context(self, job_id: str = "job", uid: str = "out", *, in_slot: bool) -> SinkContext:
         scratch = str(self.scratch) if in_slot else None
         return context(self.folder, job_id, uid, scratch)

@@ -77,6 +77,7 @@ def rows_of(frame: Any) -> list[str]:
 def test_a_state_of_any_type_comes_as_typed_columns(spark: Any, odd: Checkpoint) -> None:
     frames = {name: cairn.read_state(spark, odd.store.url, UID, name) for name in STATES}
     assert frames["text"].columns == ["key_group", "user", "key_value", "value"]
+    assert dict(frames["text"].dtypes)["key_group"] == "int"
     assert dict(frames["nested"].dtypes)["value"] == (
         "struct<a:int,b:array<string>,m:map<string,bigint>>"
     )
@@ -86,8 +87,9 @@ def test_a_state_of_any_type_comes_as_typed_columns(spark: Any, odd: Checkpoint)
             found = frame.collect()
             expected = [r for b in source.table(UID, name).batches() for r in b.to_pylist()]
             assert len(found) == len(expected), name
-            keys = {(row["user"], row["key_value"]) for row in found}
-            assert keys == {(row["user"], row["key_value"]) for row in expected}, name
+            names = ("key_group", "user", "key_value")
+            keys = {tuple(row[each] for each in names) for row in found}
+            assert keys == {tuple(row[each] for each in names) for row in expected}, name
 
     def of(name: str, column: str = "value") -> list[Any]:
         return [r[column] for r in frames[name].where("user = 'ada'").collect()]

@@ -231,23 +231,26 @@ def lines(table):
     return sorted(map(repr, table.to_pylist()))
 
 
-@pytest.mark.parametrize("case", ["twice", "null", "columns", "streaming"])
-def test_dataframes_that_do_not_fit_are_refused_and_nothing_is_left(spark, tmp_path, case):
+def counts():
     writer = SavepointWriter.empty("job", max_parallelism=4)
-    writer.declare("op", keys="k long", states={"n": state.Value("long")})
-    target = tmp_path / "savepoint"
-    if case == "streaming":
-        with pytest.raises(PlanError, match="streaming"):
-            writer.put("op", "n", spark.readStream.format("rate").load())
-        return
-    if case == "columns":
-        with pytest.raises(StateSchemaError, match="k string, where it is bigint"):
-            writer.put("op", "n", spark.createDataFrame([("a", 1)], "k string, value long"))
-        return
-    rows = {"twice": [(1, 1), (2, 2), (1, 3)], "null": [(1, None)]}[case]
-    writer.put("op", "n", spark.createDataFrame(rows, "k int, value int"))
-    with pytest.raises(
-        StateSchemaError, match={"twice": "several times", "null": "no value"}[case]
-    ):
-        writer.write(str(target))
-    assert open_store(str(target)).list() == []
+    return writer.declare("op", keys="k long", states={"n": state.Value("long")})
+
+
+def test_dataframes_of_another_shape_are_refused_at_once(spark):
+    with pytest.raises(PlanError, match="streaming"):
+        counts().put("op", "n", spark.readStream.format("rate").load())
+    with pytest.raises(StateSchemaError, match="k string, where it is bigint"):
+        counts().put("op", "n", spark.createDataFrame([("a", 1)], "k string, value long"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [([(1, 1), (2, 2), (1, 3)], "several times"), ([(1, None)], "no value")],
+    ids=["twice", "null"],
+)
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(spark, tmp_path, rows, found):
+    writer = counts().put("op", "n", spark.createDataFrame(rows, "k int, value int"))
+    target = str(tmp_path / "savepoint")
+    with pytest.raises(StateSchemaError, match=found):
+        writer.write(target)
+    assert open_store(target).list() == []

@@ -95,9 +95,7 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
             for process in python_workers(spark)[victims]:
                 process.kill()
             rows.add(*[(k,) for k in range(20)])
-            started = time.monotonic()
             run.process_all_available()
-            assert time.monotonic() - started < 30
             attempts.append(run.metrics()["timings"]["attempts"])
         assert attempts == [1, 1]
         assert slot_pids(run._coordinator.run_id) == living

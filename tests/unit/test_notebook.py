@@ -186,7 +186,8 @@ def test_the_timeline_has_a_bar_for_each_of_the_last_epochs_and_stays_inside() -
 @pytest.mark.parametrize("ms", [0.0, 0.2, 1.0, 7.0, 99.0, 101.0, 4_000.0, 3_600_000.0])
 def test_the_timeline_fits_epochs_of_any_length(ms: float) -> None:
     root = parsed(timeline_svg("fraud", [{"epoch": 1, "timings": {"run_ms": ms}}]))
-    assert all(float(rect.get("y", 0)) >= 0 for rect in root.iter(f"{SVG}rect"))
+    rects = list(root.iter(f"{SVG}rect"))
+    assert rects and min(float(rect.get("y", 0)) for rect in rects) >= 0
 
 
 def test_an_epoch_that_did_not_go_smoothly_is_marked() -> None:

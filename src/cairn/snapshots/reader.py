@@ -259,30 +259,34 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
         # A large base and what has changed since: its own rows need not be told apart.
         return [*_unchanged(columns, files)[0], *_last_words(columns, later)]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    keep = _are_last(columns.places(whole))
+    keep = _are_last(columns.places(whole), [_row_count(each) for each in files])
     keep &= whole["live"].to_numpy(zero_copy_only=False)
     return [columns.of_stored(whole.filter(pa.array(keep)))]
 
 
-def _are_last(places: list[pa.Array]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows no later one replaces."""
+def _are_last(places: list[pa.Array], file_rows: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows no later file replaces, given how many rows each file has."""
     count = len(places[0])
     if len(places) > 1 or not pa.types.is_integer(places[0].type) or places[0].null_count:
         return _are_last_by(_codes(places), count)
-    # Most rows of different files are of different keys. Those whose hash no later row has are
+    # Most rows of different files are of different keys. Those whose hash no later file has are
     # the last of their key, for sure; the others are compared. That costs a fraction.
-    keys = places[0].to_numpy().astype(np.uint64, copy=False)
+    keys = places[0].to_numpy().astype(np.int64, copy=False).view(np.uint64)
     bits = max(8, int(count).bit_length() + 3)
-    hashes = ((keys * _ODD) >> np.uint64(64 - bits)).astype(np.int64)
-    rows = np.arange(count, dtype=np.int32)
-    newest = np.empty(1 << bits, np.int32)
-    # Where an index occurs several times, the last assignment counts.
-    newest[hashes] = rows
-    is_last: np.ndarray[Any, np.dtype[np.bool_]] = newest[hashes] == rows
+    hashes = keys * _ODD
+    hashes >>= np.uint64(64 - bits)
+    slots = hashes.view(np.int64)
+    # A file has a key once: to know the file is enough, and a byte of it stays in the cache.
+    newest = np.empty(1 << bits, np.uint8 if len(file_rows) <= 1 << 8 else np.uint32)
+    ends = np.cumsum(file_rows).tolist()
+    parts = [slots[end - rows : end] for end, rows in zip(ends, file_rows, strict=True)]
+    for number, part in enumerate(parts):
+        newest[part] = number
+    is_last = np.concatenate([newest[part] == number for number, part in enumerate(parts)])
     if not is_last.all():
         is_shared = np.zeros(1 << bits, np.bool_)
-        is_shared[hashes[~is_last]] = True
-        unsure = np.flatnonzero(is_shared[hashes])
+        is_shared[slots[~is_last]] = True
+        unsure = np.flatnonzero(is_shared[slots])
         codes = _codes([places[0].take(pa.array(unsure))])
         is_last[unsure] = _are_last_by(codes, len(unsure))
     return is_last

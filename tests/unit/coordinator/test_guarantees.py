@@ -12,7 +12,7 @@ from cairn.errors import CommitConflictError, CommitError, EpochError, FunctionE
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.testing import SimulatedCrash, simulated_crash
-from tests.unit.coordinator.test_epoch import POSITION, Lead
+from tests.unit.coordinator.leads import POSITION, Lead
 
 
 def committed(lead: Lead) -> list[int]:

@@ -14,30 +14,13 @@ from cairn.coordinator.measured import latest, slender, summary
 from cairn.errors import EpochError
 from cairn.slot.protocol import Begin
 from cairn.storage.manifest import decode_record, encode_epoch
-from tests.unit.coordinator.test_epoch import POSITION, Count, Lead
-
-
-@pytest.fixture
-def lead(tmp_path: Path) -> Lead:
-    return Lead(tmp_path).start()
+from tests.unit.coordinator.leads import POSITION, Count, Lead, run_counting
 
 
 def counts(seen: int, level: float | None = None) -> dict[str, Any]:
     """What a function of a subtask has counted, as a report brings it."""
     gauges = {} if level is None else {"level": level}
     return {"count": {"counters": {"seen": seen}, "gauges": gauges, "histograms": {}}}
-
-
-def run_counting(lead: Lead, *users: dict[str, Any], rows: Any = ((1, 5),)) -> Any:
-    def execute(begin: Begin) -> Outcome:
-        outcome = lead.execute(begin, rows)
-        reports = [
-            msgspec.structs.replace(report, user=user)
-            for report, user in zip(outcome.reports, users, strict=False)
-        ]
-        return outcome._replace(reports=reports)
-
-    return lead.coordinator.run_epoch(POSITION, execute)
 
 
 def test_an_epoch_says_where_its_rows_fell(tmp_path: Path) -> None:
@@ -115,7 +98,7 @@ class Counting(Count):
 def test_slots_count_each_row_of_a_committed_epoch_once_whatever_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.unit.coordinator.test_epoch.Count", Counting)
+    monkeypatch.setattr("tests.unit.coordinator.leads.Count", Counting)
     lead = Lead(tmp_path, parallelism=2).start()
     rows = [(n, n) for n in range(20)]
 

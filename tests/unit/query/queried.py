@@ -31,6 +31,15 @@ ROW = parse_schema("k long, v long")
 OUT = parse_schema("k long")
 GROUP_COUNT = 8
 
+BACKENDS = ["heap", "rocksdb"]
+KEYS = list(range(12))
+EPOCHS = [
+    [(k, k) for k in KEYS],
+    [(k, k + 1) for k in KEYS[:6]] + [(0, 7)],
+    [(1, -1), (2, -1), (2, 5), (50, 1)],
+    [],
+    [(k, 100 + k) for k in KEYS[::2]],
+]
 during: list[Callable[[], None]] = []
 """Called for every row, in the middle of an epoch."""
 

@@ -245,7 +245,7 @@ def test_a_commit_that_died_goes_on_behind_the_last_chunk(
 def test_a_server_that_forgot_gets_everything_again(tmp_path: Path, server: Any) -> None:
     sink = opened(tmp_path, server, chunk_rows=1)
     found = prepared(sink, 2, *((k, "x") for k in range(4)))
-    with simulated_crash("driver.sink.piece", 2), suppress(SimulatedCrash):
+    with simulated_crash("driver.sink.piece", 2), pytest.raises(SimulatedCrash):
         sink.commit(2, [found])
     server.flushall()
     server.script_flush()

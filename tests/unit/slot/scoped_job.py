@@ -195,3 +195,8 @@ def _graph(
 def _array(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.StructArray:
     names = [dict(zip(schema.names, row, strict=True)) for row in rows]
     return pa.array(names, pa.struct(list(schema)))
+
+
+def feed(job: ScopedJob, first: int, count: int) -> None:
+    """So many rows, each with its number as key and value."""
+    job.run([(v, v) for v in range(first, first + count)])

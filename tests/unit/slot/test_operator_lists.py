@@ -16,7 +16,7 @@ from cairn.snapshots.rollback import rollback
 from cairn.snapshots.savepoint import open_savepoint
 from cairn.snapshots.saving import write_savepoint
 from cairn.storage.store import open_store
-from tests.unit.slot.scoped_job import GROUP_COUNT, Notes, ScopedJob
+from tests.unit.slot.scoped_job import GROUP_COUNT, Notes, ScopedJob, feed
 
 
 @pytest.fixture
@@ -24,10 +24,6 @@ def job(tmp_path: Path) -> ScopedJob:
     job = ScopedJob(tmp_path)
     job.lead(2)
     return job
-
-
-def feed(job: ScopedJob, first: int, count: int) -> None:
-    job.run([(v, v) for v in range(first, first + count)])
 
 
 def is_even(lists: list[list[int]]) -> bool:

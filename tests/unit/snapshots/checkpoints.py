@@ -275,6 +275,20 @@ class Checkpoint:
         )
 
 
+def running(store: Store | None = None) -> Checkpoint:
+    """A job that keeps one epoch, and that rewrites all its state now and then."""
+    made = Checkpoint({"n": value("bigint")}, keep=1, store=store)
+    go_on(made, 3)
+    return made
+
+
+def go_on(checkpoint: Checkpoint, epochs: int = 30) -> None:
+    for _ in range(epochs):
+        number = (checkpoint.log.last or 0) + 1
+        checkpoint.commit({"n": dict.fromkeys(range(20), number)}, base=number % 3 == 0)
+        checkpoint.collector.after_epoch()
+
+
 def _fit(values: Any, given: Any) -> Any:
     return None if given is None else values.normalise(given)
 

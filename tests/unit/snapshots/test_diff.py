@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 import cairn.snapshots.reader as reader_module
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError, StateNotFoundError
 from cairn.snapshots import StateDiff, diff_epochs
+from cairn.snapshots.diff import same_value
 from cairn.storage.log import new_nonce
 from cairn.storage.manifest import Restore
-from tests.unit.snapshots.checkpoints import (
-    GONE,
-    UID,
-    Checkpoint,
-    Model,
-    listed,
-    mapped,
-    value,
-)
+from tests.unit.snapshots.checkpoints import GONE, UID, Checkpoint, Model, listed, mapped, value
 
 STATES = {"n": value("bigint"), "items": listed("string"), "last": mapped("string", "double")}
 EVERYTHING = 1 << 30
@@ -314,3 +307,8 @@ def test_an_epoch_retired_meanwhile_is_not_called_damaged(
     monkeypatch.setattr(reader_module, "open_rows", collected_first)
     with pytest.raises(StaleEpochError, match=f"epoch {a.number} is retired"):
         diff_epochs(checkpoint.store, a.number, b.number)
+
+
+def test_nan_is_itself() -> None:
+    assert same_value((1, math.nan, {"a": math.nan}), (1, math.nan, {"a": math.nan}))
+    assert not same_value((1, math.nan), (1, 2.0))

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from cairn.coordinator.ranges import ranges_for
 from cairn.errors import CorruptFileError
 from cairn.plan.keygroups import groups_of
-from cairn.snapshots import EpochReader, Savepoint, load_savepoint, open_savepoint, write_savepoint
-from cairn.storage.log import Log, create_or_open_job
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, next_version
-from cairn.storage.store import Store, open_store
+from cairn.snapshots import EpochReader, load_savepoint
+from cairn.storage.log import Log
+from cairn.storage.manifest import EMPTY_VERSION, next_version
+from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.unit.snapshots import savepoints
 from tests.unit.snapshots.checkpoints import (
     GONE,
     UID,
@@ -27,54 +28,16 @@ from tests.unit.snapshots.checkpoints import (
     state_of,
     value,
 )
-from tests.unit.test_codec import typed
+from tests.unit.snapshots.savepoints import OBJECTS, SPARK_FOLDER, load, saved
+from tests.unit.typed_values import typed
 
-STATES = {
-    "n": value("bigint"),
-    "items": listed("string"),
-    "last": mapped("string", "double"),
-    "o": value("object"),
-    "never": value("date"),
-}
-FOLDER = "spark/000000000001"
+STATES = {**OBJECTS, "never": value("date")}
 
 
 def shop(**more: Any) -> Checkpoint:
-    checkpoint = Checkpoint(STATES, **more)
-    checkpoint.commit({"n": {k: k for k in range(60)}, "items": {k: ["a"] for k in range(9)}})
-    checkpoint.commit({"last": {k: {"x": 1.0, "y": None} for k in range(20)}}, base=True)
-    checkpoint.commit(
-        {"n": {3: GONE}, "items": {1: ["a", "b"], 2: GONE}, "last": {1: GONE}, "o": {1: {2}}}
-    )
+    checkpoint = savepoints.shop(STATES, **more)
+    checkpoint.commit({"o": {1: {2}}})
     return checkpoint
-
-
-def saved(checkpoint: Checkpoint, url: str = "memory:") -> Savepoint:
-    dest = open_store(url)
-    write_savepoint(checkpoint.store, None, dest.url)
-    return open_savepoint(dest.url)
-
-
-def load(savepoint: Savepoint, parallelism: int, store: Store | None = None) -> tuple[Any, Epoch]:
-    """The store of the new checkpoint, and its first epoch as read back from the log."""
-    store = store or open_store("memory:")
-    create_or_open_job(store, "shop", savepoint.info.max_parallelism)
-    log = Log(store)
-    term = log.take_over(host="", pid=0, wall_ms=0).term
-    log.append(
-        lambda number: load_savepoint(
-            savepoint,
-            store,
-            number=number,
-            term=term,
-            parallelism=parallelism,
-            spark_folder=FOLDER,
-            wall_ms=5,
-        )
-    )
-    epoch = Log(store).newest_epoch()
-    assert epoch is not None
-    return store, epoch
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 8, 11])
@@ -83,7 +46,7 @@ def test_at_another_parallelism_every_value_is_equal(
     parallelism: int, where: str, tmp_path: Path
 ) -> None:
     checkpoint = shop(parallelism=2)
-    savepoint = saved(checkpoint, str(tmp_path / "s") if where == "folder" else where)
+    savepoint = saved(checkpoint, url=str(tmp_path / "s") if where == "folder" else where)
     store, epoch = load(savepoint, parallelism)
     with EpochReader(store, epoch) as reader:
         assert state_of(reader) == checkpoint.model
@@ -122,7 +85,7 @@ def test_the_epoch_says_what_the_savepoint_says() -> None:
     assert (epoch.number, epoch.parent, epoch.committables) == (2, None, {})
     for name in ("now_ms", "watermarks", "watermark_ms", "passed_ms", "seen_ms", "timers"):
         assert getattr(epoch, name) == getattr(before, name), name
-    assert epoch.spark.folder == FOLDER
+    assert epoch.spark.folder == SPARK_FOLDER
     assert (epoch.spark.batch_id, epoch.spark.offsets, epoch.spark.sources) == (
         before.spark.batch_id,
         before.spark.offsets,
@@ -183,7 +146,7 @@ def test_equal_savepoints_give_equal_bases_however_they_were_cut(
 @pytest.mark.parametrize("how", ["missing", "truncated", "changed"])
 @pytest.mark.parametrize("where", ["memory:", "folder"])
 def test_a_damaged_savepoint_gives_no_epoch(how: str, where: str, tmp_path: Path) -> None:
-    savepoint = saved(shop(), str(tmp_path / "s") if where == "folder" else where)
+    savepoint = saved(shop(), url=str(tmp_path / "s") if where == "folder" else where)
     (file,) = savepoint.info.operators[UID].states["last"].files
     data = savepoint.store.get(file.path)
     if how == "missing":
@@ -205,7 +168,7 @@ def test_progress_ends_with_everything_done() -> None:
         number=2,
         term=1,
         parallelism=3,
-        spark_folder=FOLDER,
+        spark_folder=SPARK_FOLDER,
         wall_ms=0,
         progress=lambda done, total: counted.append((done, total)),
     )

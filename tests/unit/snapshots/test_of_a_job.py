@@ -11,51 +11,13 @@ from typing import Any
 
 import pytest
 
-from cairn.codec import codec
 from cairn.plan.keygroups import key_group
-from cairn.snapshots import (
-    EpochReader,
-    Savepoint,
-    diff_epochs,
-    load_savepoint,
-    open_savepoint,
-    write_savepoint,
-)
-from cairn.storage.log import Log, create_or_open_job
-from cairn.storage.manifest import Epoch
-from cairn.storage.store import Store, open_store
+from cairn.snapshots import EpochReader, diff_epochs, open_savepoint, write_savepoint
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
 from cairn.types import parse_type
 from tests.simulation.world import Driver, World, stored_state
-from tests.unit.snapshots.checkpoints import state_of
-
-State = dict[str, dict[Any, dict[str, Any]]]
-
-
-def by_key(reader: EpochReader | Savepoint, uids: list[str]) -> State:
-    """As `stored_state` gives it: operator, key, state."""
-    found: State = {}
-    for uid in uids:
-        keys: dict[Any, dict[str, Any]] = found.setdefault(uid, {})
-        columns = reader.columns(uid)
-        for name, rows in state_of(reader, uid).items():
-            restore = codec(columns[name].declaration.type).restore
-            for key, held in rows.items():
-                keys.setdefault(key, {})[name] = _restored(columns[name].decl.kind, restore, held)
-    return found
-
-
-def _restored(kind: str, restore: Any, held: Any) -> Any:
-    if kind == "list":
-        return [restore(item) for item in held]
-    if kind == "map":
-        return {entry: None if v is None else restore(v) for entry, v in held.items()}
-    return restore(held)
-
-
-def newest(world: World) -> Epoch:
-    epoch = world.newest()
-    assert epoch is not None
-    return epoch
+from tests.unit.snapshots.jobs import State, by_key, newest, start_from, take
 
 
 @pytest.fixture
@@ -70,38 +32,10 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def take(world: World) -> Savepoint:
-    dest = open_store("memory:")
-    write_savepoint(world.store, None, dest.url)
-    return open_savepoint(dest.url)
-
-
-def start_from(savepoint: Savepoint, parallelism: int) -> Store:
-    """What a driver does before its first epoch, in an empty checkpoint."""
-    store = open_store("memory:")
-    create_or_open_job(store, savepoint.info.job, savepoint.info.max_parallelism)
-    log = Log(store)
-    term = log.take_over(host="", pid=0, wall_ms=0).term
-    folder = f"spark/{term:012d}"
-    epoch = log.append(
-        lambda number: load_savepoint(
-            savepoint,
-            store,
-            number=number,
-            term=term,
-            parallelism=parallelism,
-            spark_folder=folder,
-            wall_ms=0,
-        )
-    )
-    batch_id = epoch.spark.batch_id
-    store.put(f"{folder}/offsets/{batch_id}", epoch.spark.offsets.encode())
-    store.put(f"{folder}/commits/{batch_id}", b"v1\n{}")
-    return store
-
-
 def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:
-    for epoch in Log(world.store).lineage():
+    lineage = list(Log(world.store).lineage())
+    assert len(lineage) > 1
+    for epoch in lineage:
         with EpochReader(world.store, epoch) as reader:
             expected = stored_state(world.store, world.graph(), epoch)
             assert by_key(reader, list(epoch.operators)) == expected
@@ -129,6 +63,7 @@ def test_a_job_started_from_a_savepoint_goes_on_as_if_nothing_had_happened(
 
 def test_every_key_lies_in_its_key_group(world: World) -> None:
     savepoint = take(world)
+    seen: set[str] = set()
     for uid, operator in savepoint.info.operators.items():
         types = [parse_type(ddl) for ddl in operator.key_types.values()]
         for name, columns in savepoint.columns(uid).items():
@@ -137,6 +72,8 @@ def test_every_key_lies_in_its_key_group(world: World) -> None:
                 keys = [key for key, _, _ in columns.decode(batch)]
                 parts = [[key] if len(types) == 1 else list(key) for key in keys]
                 assert groups == [key_group(p, types, world.group_count) for p in parts]
+                seen.add(uid)
+    assert seen == set(savepoint.info.operators)
 
 
 def test_a_savepoint_taken_while_the_job_runs_is_of_one_epoch(world: World) -> None:
@@ -171,7 +108,9 @@ def test_diff_finds_what_functions_have_changed(world: World) -> None:
     graph = world.graph()
     before = stored_state(world.store, graph, first)
     after = stored_state(world.store, graph, last)
-    for diff in diff_epochs(world.store, first.number, last.number, limit=1 << 30):
+    found = diff_epochs(world.store, first.number, last.number, limit=1 << 30)
+    assert {diff.operator for diff in found} == set(after)
+    for diff in found:
         expected = list(changes(before, after, diff.operator, diff.state))
         if diff.kind == "map":
             examples = diff.added_examples + diff.changed_examples + diff.removed_examples

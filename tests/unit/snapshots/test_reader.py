@@ -18,17 +18,8 @@ from cairn.snapshots import EpochReader
 from cairn.snapshots.reader import _are_last
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
-from tests.unit.snapshots.checkpoints import (
-    GONE,
-    UID,
-    Checkpoint,
-    listed,
-    mapped,
-    state_of,
-    value,
-)
-
-STATES = {"n": value("bigint"), "items": listed("string"), "last": mapped("string", "double")}
+from tests.unit.snapshots.checkpoints import GONE, UID, Checkpoint, listed, mapped, state_of, value
+from tests.unit.snapshots.savepoints import STATES
 
 
 def grown(**more: Any) -> Checkpoint:
@@ -244,11 +235,23 @@ def test_a_missing_file_is_named() -> None:
         read(checkpoint)
 
 
+_KEYS = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)
+
+
 @given(
-    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=300),
+    st.lists(st.lists(_KEYS, max_size=60, unique=True), min_size=1, max_size=5),
     st.sampled_from([pa.int64(), pa.string()]),
 )
-def test_of_rows_of_one_place_the_last_one_counts(keys: list[int], type: pa.DataType) -> None:
+def test_of_rows_of_one_place_the_last_one_counts(
+    files: list[list[int]], type: pa.DataType
+) -> None:
+    keys = [key for file in files for key in file]
     column = pa.array(keys if type == pa.int64() else [str(key) for key in keys], type)
     last = {key: at for at, key in enumerate(keys)}
-    assert _are_last([column]).tolist() == [last[key] == at for at, key in enumerate(keys)]
+    found = _are_last([column], [len(file) for file in files])
+    assert found.tolist() == [last[key] == at for at, key in enumerate(keys)]
+
+
+def test_files_may_be_more_than_a_byte_counts() -> None:
+    column = pa.array([7] * 300 + [8], pa.int64())
+    assert _are_last([column], [1] * 301).tolist() == [False] * 299 + [True, True]

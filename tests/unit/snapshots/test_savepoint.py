@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import json
-import math
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,16 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.codec import codec
-from cairn.errors import CorruptFileError, RestoreError, StaleEpochError, StateNotFoundError
-from cairn.plan.keygroups import key_hasher
-from cairn.snapshots import Savepoint, destination, open_savepoint, saving, write_savepoint
-from cairn.snapshots.diff import same_value
-from cairn.storage.manifest import StateDecl
-from cairn.storage.retention import HOLDS_FOLDER, read_holds
-from cairn.storage.saved import saved_points
-from cairn.storage.store import Store, open_store
-from cairn.testing import Fault, FaultyStore
-from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
+from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
+from cairn.snapshots import Savepoint, open_savepoint, write_savepoint
+from cairn.storage.store import open_store
 from tests.unit.snapshots.checkpoints import (
     GONE,
     UID,
@@ -39,28 +29,8 @@ from tests.unit.snapshots.checkpoints import (
     state_of,
     value,
 )
-from tests.unit.test_codec import SCALARS, typed
-
-STATES = {"n": value("bigint"), "items": listed("string"), "last": mapped("string", "double")}
-
-
-def shop(**more: Any) -> Checkpoint:
-    checkpoint = Checkpoint(STATES, **more)
-    checkpoint.commit({"n": {k: k for k in range(60)}, "items": {k: ["a"] for k in range(9)}})
-    checkpoint.commit({"last": {k: {"x": 1.0, "y": None} for k in range(20)}}, base=True)
-    checkpoint.commit({"n": {3: GONE}, "items": {1: ["a", "b"], 2: GONE}, "last": {1: GONE}})
-    return checkpoint
-
-
-def saved(checkpoint: Checkpoint, epoch: int | None = None, url: str = "memory:") -> Savepoint:
-    dest = open_store(url)
-    write_savepoint(checkpoint.store, epoch, dest.url)
-    return open_savepoint(dest.url)
-
-
-def holds(store: Store) -> list[str]:
-    return [found.path for found in store.list(HOLDS_FOLDER)]
-
+from tests.unit.snapshots.savepoints import STATES, saved, shop
+from tests.unit.typed_values import SCALARS, typed
 
 # What is in it
 
@@ -70,14 +40,6 @@ def test_a_savepoint_holds_exactly_the_state_of_its_epoch() -> None:
     savepoint = saved(checkpoint)
     assert state_of(savepoint) == checkpoint.model
     assert savepoint.verify() == []
-
-
-def test_the_checkpoint_knows_which_savepoints_were_taken_of_it() -> None:
-    checkpoint = shop()
-    savepoint = saved(checkpoint, 3)
-    (found,) = saved_points(checkpoint.store)
-    assert (found["url"], found["epoch"]) == (savepoint.url, 3)
-    assert (found["id"], found["bytes"]) == (savepoint.info.id, savepoint.info.bytes)
 
 
 def test_a_savepoint_of_an_older_epoch_holds_that_one() -> None:
@@ -157,27 +119,6 @@ def test_objects_are_saved_as_their_pickles() -> None:
     )
 
 
-def test_names_of_operators_and_states_that_are_no_file_names_are_quoted(tmp_path: Path) -> None:
-    checkpoint = Checkpoint({"..": value("int"), "é x": value("int")}, uid="a/b%c")
-    checkpoint.commit({"..": {1: 1}, "é x": {1: 2}})
-    savepoint = saved(checkpoint, url=str(tmp_path / "s"))
-    assert state_of(savepoint, "a/b%c") == {"..": {1: 1}, "é x": {1: 2}}
-    assert savepoint.verify() == []
-    assert {f.path.rpartition("/")[0] for f in savepoint.info.files} == {
-        "state/a%2Fb%25c/%2E.",
-        "state/a%2Fb%25c/%C3%A9%20x",
-    }
-
-
-# Types
-
-
-def check_round_trip(decl: StateDecl, held: dict[Any, Any]) -> None:
-    checkpoint = Checkpoint({"s": decl}, group_count=4)
-    checkpoint.commit({"s": held})
-    assert same_state(state_of(saved(checkpoint)), checkpoint.model)
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_values_of_every_type_come_back(data: st.DataObject) -> None:
@@ -203,63 +144,6 @@ def test_keys_and_entries_of_every_type_come_back(data: st.DataObject) -> None:
     held = {keys.normalise_key(key): at for at, key in enumerate(drawn)}
     checkpoint.commit({"n": held, "m": dict.fromkeys(held, held)})
     assert state_of(saved(checkpoint)) == checkpoint.model
-
-
-@pytest.mark.parametrize(
-    ("declared", "held"),
-    [
-        ("struct<>", [(), ()]),
-        ("array<struct<>>", [[(), None, ()], []]),
-        ("map<string,struct<>>", [{"a": (), "b": None}, {}]),
-        ("struct<x:struct<>,y:int NOT NULL>", [((), 1), (None, 2)]),
-    ],
-)
-def test_structs_without_fields_survive_parquet(declared: str, held: list[Any]) -> None:
-    check_round_trip(value(declared), dict(enumerate(held)))
-    check_round_trip(listed(declared), {0: held})
-
-
-def test_parquet_columns_are_typed_and_sorted_by_key_group(tmp_path: Path) -> None:
-    checkpoint = shop()
-    savepoint = saved(checkpoint, url=str(tmp_path / "s"))
-    table = pq.read_table(tmp_path / "s" / "state" / UID / "last")
-    assert {f.name: str(f.type) for f in table.schema} == {
-        "key_group": "int32",
-        "key": "int64",
-        "entry": "string",
-        "value": "double",
-    }
-    groups = table["key_group"].to_pylist()
-    assert groups == sorted(groups)
-    assert groups == [checkpoint.group(key) for key in table["key"].to_pylist()]
-    assert table.num_rows == savepoint.info.operators[UID].states["last"].rows
-    lists = pq.read_table(tmp_path / "s" / "state" / UID / "items")
-    assert str(lists.schema.field("value").type) == "list<element: string>"
-
-
-def test_files_are_cut_between_key_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.snapshots.reader.CHUNK_ROWS", 100)
-    monkeypatch.setattr(destination, "FILE_ROWS", 300)
-    monkeypatch.setattr(destination, "ROW_GROUP_ROWS", 100)
-    checkpoint = Checkpoint(STATES, group_count=32)
-    checkpoint.commit({"n": {k: k for k in range(2000)}})
-    savepoint = saved(checkpoint)
-    files = savepoint.info.operators[UID].states["n"].files
-    assert len(files) > 3
-    assert all(a.last_group < b.first_group for a, b in itertools.pairwise(files))
-    for file in files:
-        parquet = pq.ParquetFile(pa.BufferReader(savepoint.store.get(file.path)))
-        groups = parquet.read()["key_group"].to_pylist()
-        assert (min(groups), max(groups), len(groups)) == (
-            file.first_group,
-            file.last_group,
-            file.rows,
-        )
-        assert parquet.metadata.num_row_groups > 1 or file is files[-1]
-    assert state_of(savepoint) == checkpoint.model
-    some = savepoint.rows(UID, "n", range(5, 9))
-    found = {k for batch in some for k in batch["key"].to_pylist()}
-    assert found == {k for k in range(2000) if checkpoint.group(k) in range(5, 9)}
 
 
 # Sources
@@ -409,204 +293,3 @@ def test_unknown_names_are_refused_with_those_that_are_known() -> None:
         list(savepoint.rows("counts", "n"))
     with pytest.raises(StateNotFoundError, match="found: n, items, last"):
         list(savepoint.rows(UID, "m"))
-
-
-def test_nan_is_itself() -> None:
-    assert same_value((1, math.nan, {"a": math.nan}), (1, math.nan, {"a": math.nan}))
-    assert not same_value((1, math.nan), (1, 2.0))
-
-
-# Writing
-
-
-@pytest.mark.parametrize(
-    ("there", "found"),
-    [
-        ("savepoint.json", "another savepoint"),
-        ("unfinished.json", "being written, or was never finished"),
-        ("notes/todo.txt", "notes/todo.txt"),
-    ],
-)
-def test_a_folder_that_holds_something_is_refused_and_left_alone(there: str, found: str) -> None:
-    checkpoint, dest = shop(), open_store("memory:")
-    dest.put(there, b"mine")
-    with pytest.raises(RestoreError, match=found):
-        write_savepoint(checkpoint.store, None, dest.url)
-    assert [each.path for each in dest.list()] == [there]
-    assert dest.get(there) == b"mine"
-    assert holds(checkpoint.store) == []
-
-
-def test_the_epoch_is_held_while_it_is_written_and_no_longer() -> None:
-    checkpoint = shop()
-    epoch = checkpoint.newest
-    assert epoch is not None
-    seen = []
-
-    def look(done: int, total: int) -> None:
-        seen.append(read_holds(checkpoint.store).epochs)
-
-    write_savepoint(checkpoint.store, None, open_store("memory:").url, progress=look)
-    assert seen and set(seen) == {frozenset({epoch.number})}
-    assert holds(checkpoint.store) == []
-
-
-def test_progress_ends_with_everything_done() -> None:
-    counted: list[tuple[int, int]] = []
-    dest = open_store("memory:")
-    write_savepoint(
-        shop().store, None, dest.url, progress=lambda done, total: counted.append((done, total))
-    )
-    assert counted == sorted(counted)
-    assert counted[-1] == (8, 8)
-
-
-def test_after_an_error_neither_hold_nor_files_are_left() -> None:
-    checkpoint, dest = shop(), open_store("memory:")
-    assert checkpoint.newest is not None
-    path = checkpoint.newest.operators[UID].ranges[-1].files[-1].path
-    checkpoint.store.delete([path])
-    checkpoint.store.put("spark/000000000001/sources/0/0", b"{}")
-    with pytest.raises(CorruptFileError, match=path):
-        write_savepoint(checkpoint.store, None, dest.url)
-    assert holds(checkpoint.store) == []
-    assert dest.list() == []
-
-
-def test_after_an_interrupt_neither_hold_nor_files_are_left() -> None:
-    checkpoint, dest = shop(), open_store("memory:")
-
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_savepoint(checkpoint.store, None, dest.url, progress=interrupt)
-    assert holds(checkpoint.store) == []
-    assert dest.list() == []
-
-
-def test_an_epoch_that_is_retired_is_refused() -> None:
-    checkpoint = Checkpoint(STATES, keep=1)
-    first = checkpoint.commit({"n": {1: 1}})
-    while checkpoint.log.retired_below() <= first.number:
-        checkpoint.commit({"n": {1: 2}})
-    dest = open_store("memory:")
-    with pytest.raises(StaleEpochError, match=f"epoch {first.number} is retired"):
-        write_savepoint(checkpoint.store, first.number, dest.url)
-    assert (holds(checkpoint.store), dest.list()) == ([], [])
-
-
-def test_an_epoch_retired_between_look_and_hold_is_refused() -> None:
-    """The leader retires it after the hold's owner has chosen it, before the hold is there."""
-    checkpoint = Checkpoint(STATES, keep=1)
-    first = checkpoint.commit({"n": {1: 1}})
-
-    class LateHold(FaultyStore):
-        def put(self, path: str, data: bytes) -> None:
-            if path.startswith(HOLDS_FOLDER):
-                while checkpoint.log.retired_below() <= first.number:
-                    checkpoint.commit({"n": {1: 2}})
-            super().put(path, data)
-
-    with pytest.raises(StaleEpochError, match="is retired"):
-        write_savepoint(LateHold(checkpoint.store), None, open_store("memory:").url)
-    assert holds(checkpoint.store) == []
-
-
-def test_a_collector_at_work_meanwhile_removes_nothing_that_is_needed() -> None:
-    checkpoint = Checkpoint(STATES, keep=1, group_count=8)
-    first = checkpoint.commit({"n": {k: k for k in range(100)}})
-    model = checkpoint.model
-    removed = []
-
-    def go_on(done: int, total: int) -> None:
-        # Every epoch rewrites everything, so that all older files become garbage.
-        for _ in range(25):
-            checkpoint.commit({"n": {k: -k for k in range(100)}}, base=True)
-            removed.append(checkpoint.collector.after_epoch().objects_removed)
-
-    dest = open_store("memory:")
-    write_savepoint(checkpoint.store, first.number, dest.url, progress=go_on)
-    assert state_of(open_savepoint(dest.url)) == {**model, "n": {k: k for k in range(100)}}
-    assert sum(removed) == 0
-    checkpoint.commit(base=True)
-    assert checkpoint.collector.after_epoch().objects_removed > 0
-
-
-def test_without_epochs_there_is_nothing_to_save() -> None:
-    checkpoint = Checkpoint(STATES)
-    with pytest.raises(StaleEpochError, match="no epoch is committed yet"):
-        write_savepoint(checkpoint.store, None, open_store("memory:").url)
-    with pytest.raises(RestoreError, match="no job"):
-        write_savepoint(open_store("memory:"), None, open_store("memory:").url)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_store_that_fails_now_and_then_gives_a_whole_savepoint_or_none(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = shop()
-    dest = open_store("memory:")
-    faulty = FaultyStore(dest, seed=seed, fault_rate=0.15)
-    monkeypatch.setattr(saving, "open_store", lambda url: faulty)
-    for _ in range(20):
-        try:
-            write_savepoint(checkpoint.store, None, dest.url)
-        except Exception:
-            assert not dest.exists("savepoint.json")
-            dest.delete([found.path for found in dest.list()])
-        else:
-            savepoint = open_savepoint(dest.url)
-            assert savepoint.verify() == []
-            assert state_of(savepoint) == checkpoint.model
-            return
-    pytest.fail("no attempt got through")
-
-
-def test_of_two_writers_to_one_folder_one_is_refused() -> None:
-    checkpoint, dest = shop(), open_store("memory:")
-    refused: list[Exception] = []
-
-    def second(done: int, total: int) -> None:
-        if not refused:
-            with pytest.raises(RestoreError, match="being written") as caught:
-                write_savepoint(checkpoint.store, None, dest.url)
-            refused.append(caught.value)
-
-    write_savepoint(checkpoint.store, None, dest.url, progress=second)
-    assert refused
-    assert open_savepoint(dest.url).verify() == []
-
-
-def test_a_claim_of_unknown_outcome_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint, dest = shop(), open_store("memory:")
-    faulty = FaultyStore(dest, [Fault("put_if_absent", 1, "after")])
-    monkeypatch.setattr(saving, "open_store", lambda url: faulty)
-    write_savepoint(checkpoint.store, None, dest.url)
-    assert faulty.faults_seen
-    assert open_savepoint(dest.url).verify() == []
-
-
-def test_a_rocksdb_job_that_was_rescaled_has_a_savepoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CAIRN_BASE_RATIO", "0.1")
-    group_of = key_hasher([pa.int64()])
-    low = [k for k in range(100) if group_of([k]) % GROUP_COUNT < GROUP_COUNT // 2]
-    job = ScopedJob(tmp_path / "scratch")
-    (tmp_path / "scratch").mkdir()
-    job.lead(1, backend="rocksdb")
-    # A file of the lower key groups in a base, then one of the upper ones.
-    for keys in (low, set(range(100)) - set(low)):
-        job.run([(k, 1) for k in keys])
-        for _ in range(3):
-            job.run()
-            for slot in job.cluster.slots.values():
-                slot.compactor.work()
-    job.coordinator.rescale(2)
-    job.run()
-    files = [part.files[0] for part in job.newest.operators["alerts"].ranges]
-    assert [len(file.objects) for file in files] == [2, 2]
-    write_savepoint(job.store, job.newest.number, str(tmp_path / "sp"))
-    rows = open_savepoint(str(tmp_path / "sp")).rows("alerts", "n")
-    assert sum(batch.num_rows for batch in rows) == 100

@@ -27,7 +27,7 @@ from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.world import stored_state
 from tests.unit.coordinator.manifests import entry, epoch
 from tests.unit.snapshots.checkpoints import GONE, Checkpoint, mapped, state_of, value
-from tests.unit.snapshots.test_of_a_job import by_key, newest, start_from, take
+from tests.unit.snapshots.jobs import by_key, newest, start_from, take
 
 
 @pytest.fixture

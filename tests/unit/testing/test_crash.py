@@ -39,11 +39,6 @@ def test_the_points_in_the_code_are_exactly_those_with_a_name() -> None:
     assert passed == set(POINTS)
 
 
-def test_a_point_that_nobody_asked_for_does_nothing() -> None:
-    for point in POINTS:
-        crash_point(point)
-
-
 def test_a_simulated_crash_strikes_at_the_given_pass_and_once() -> None:
     with simulated_crash("driver.collected", nth=2):
         crash_point("driver.collected")
@@ -82,23 +77,33 @@ def test_unknown_points_and_passes_are_refused() -> None:
         pass
 
 
-PROGRAM = """
+THREE_TURNS = """
 from cairn.crash import crash_point
 for turn in range(3):
     print(turn, flush=True)
     crash_point("driver.collected")
 """
+EVERY_POINT = """
+from cairn.crash import POINTS, crash_point
+for point in POINTS:
+    crash_point(point)
+    print(point, flush=True)
+"""
 
 
-def run(environment: dict[str, str]) -> tuple[int, str]:
+def run(environment: dict[str, str], program: str = THREE_TURNS) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=60,
     )
     return done.returncode, done.stdout
+
+
+def test_a_process_that_was_told_nothing_lives_through_every_point() -> None:
+    assert run({}, EVERY_POINT) == (0, "".join(f"{point}\n" for point in POINTS))
 
 
 def test_a_process_dies_by_sigkill_at_the_nth_pass() -> None:

@@ -33,11 +33,14 @@ def connect(served: Served, sent: bytes = b"") -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
+    """Within the time that the connection waits for an answer."""
     try:
         while connection.recv(1 << 16):
             pass
     except ConnectionError:
-        pass
+        return True
+    except TimeoutError:
+        return False
     return True
 
 

@@ -195,7 +195,7 @@ def test_the_last_twenty_failures_are_kept(checkpoint: Checkpoint) -> None:
     assert len(found) == 20 and found[0]["epoch"] == 25
 
 
-def test_a_store_that_fails_hides_no_failure(checkpoint: Checkpoint) -> None:
+def test_a_store_that_fails_to_note_a_failure_adds_none(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         url = "broken:"
 
@@ -205,6 +205,7 @@ def test_a_store_that_fails_hides_no_failure(checkpoint: Checkpoint) -> None:
     failures = Failures(Broken(), "shop")  # type: ignore[arg-type]
     failures.note(FunctionError("it failed"), 1, 1)
     failures.ended(FunctionError("it failed"), 1)
+    assert caplog.text.count("could not be written: no space left") == 2
 
 
 def test_every_page_file_is_served_and_nothing_else(checkpoint: Checkpoint) -> None:

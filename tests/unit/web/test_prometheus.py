@@ -19,8 +19,7 @@ from cairn.web.app import make_app
 from cairn.web.prometheus import CONTENT_TYPE, STATUSES, render
 from cairn.web.settings import Serve
 from cairn.web.site import Site
-from tests.unit.coordinator.test_epoch import Lead
-from tests.unit.coordinator.test_totals import run_counting
+from tests.unit.coordinator.leads import Lead, run_counting
 
 GRAFANA = Path(__file__).parents[3] / "docs" / "grafana" / "cairn.json"
 

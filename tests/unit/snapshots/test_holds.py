@@ -16,21 +16,7 @@ from cairn.snapshots.tables import open_state
 from cairn.storage.holds import find_holds
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
-from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
-
-
-def running(store: Store | None = None) -> Checkpoint:
-    """A job that keeps one epoch, and that rewrites all its state now and then."""
-    made = Checkpoint({"n": value("bigint")}, keep=1, store=store)
-    go_on(made, 3)
-    return made
-
-
-def go_on(checkpoint: Checkpoint, epochs: int = 30) -> None:
-    for _ in range(epochs):
-        number = (checkpoint.log.last or 0) + 1
-        checkpoint.commit({"n": dict.fromkeys(range(20), number)}, base=number % 3 == 0)
-        checkpoint.collector.after_epoch()
+from tests.unit.snapshots.checkpoints import UID, go_on, running
 
 
 def values(source: Any) -> set[int]:

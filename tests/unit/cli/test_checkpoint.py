@@ -9,15 +9,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import cairn
-from cairn.cli import app
 from cairn.storage import (
     EMPTY_VERSION,
     Epoch,
@@ -35,6 +32,7 @@ from cairn.storage import (
     open_store,
     write_pack,
 )
+from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000
 
@@ -114,16 +112,6 @@ def checkpoint(tmp_path: Path) -> Path:
     log.append(lambda n: Restore(number=n, term=term, nonce=new_nonce(), wall_ms=NOW_MS, epoch=3))
     append_epoch(log, term, 3)
     return path
-
-
-def call(*args: object) -> Any:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
-
-
-def json_of(*args: object) -> Any:
-    result = call(*args, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def test_version_is_the_package_version() -> None:

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from cairn.cli import app
 from cairn.snapshots import write_savepoint
 from cairn.storage.store import open_store
-from tests.unit.snapshots.checkpoints import Checkpoint, listed, mapped, value
-
-STATES = {
-    "n": value("bigint"),
-    "items": listed("string"),
-    "last": mapped("string", "double"),
-    "o": value("object"),
-}
+from tests.unit.cli import command_line
+from tests.unit.snapshots.checkpoints import Checkpoint
+from tests.unit.snapshots.savepoints import OBJECTS
 
 
 @pytest.fixture
 def ckpt(tmp_path: Path) -> str:
-    made = Checkpoint(STATES, store=open_store(str(tmp_path / "ckpt")))
+    made = Checkpoint(OBJECTS, store=open_store(str(tmp_path / "ckpt")))
     made.commit({"n": {k: k * 2**52 for k in range(30)}, "o": {1: {"a"}}})
     made.commit({"items": {1: ["a\tb", "☃"]}, "last": {1: {"y": math.nan, "z": None}}, "n": {1: 7}})
     return str(tmp_path / "ckpt")
 
 
-def call(*args: object) -> Any:
-    return CliRunner().invoke(app, ["state", *(str(arg) for arg in args)])
-
-
-def json_of(*args: object) -> Any:
-    result = call(*args, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
+call = partial(command_line.call, "state")
+json_of = partial(command_line.json_of, "state")
 
 
 def lines_of(*args: object) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import math
 import subprocess
 import sys
@@ -12,50 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from cairn.cli import app
 from cairn.cli.checkpoint import split_epoch
 from cairn.cli.diff import plain
 from cairn.codec import FrozenMap
 from cairn.snapshots import open_savepoint
 from cairn.storage.store import open_store
 from cairn.types import row_class
-from tests.unit.snapshots.checkpoints import (
-    GONE,
-    Checkpoint,
-    listed,
-    mapped,
-    same_state,
-    state_of,
-    value,
-)
-
-STATES = {
-    "n": value("bigint"),
-    "items": listed("string"),
-    "last": mapped("string", "double"),
-    "o": value("object"),
-}
+from tests.unit.cli.command_line import call, json_of
+from tests.unit.snapshots.checkpoints import GONE, Checkpoint, same_state, state_of
+from tests.unit.snapshots.savepoints import OBJECTS
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """Epochs 2 and 3: a key added, one changed, one removed."""
-    made = Checkpoint(STATES, store=open_store(str(tmp_path / "ckpt")))
+    made = Checkpoint(OBJECTS, store=open_store(str(tmp_path / "ckpt")))
     made.commit({"n": {1: 1, 2: 2}, "last": {1: {"x": 0.5}}, "o": {1: {"a"}}})
     made.commit({"n": {1: 10, 2: GONE, 3: 3}, "items": {1: ["a"]}, "last": {1: {"y": math.nan}}})
     return made
-
-
-def call(*args: object) -> Any:
-    return CliRunner().invoke(app, [str(arg) for arg in args])
-
-
-def json_of(*args: object) -> Any:
-    result = call(*args, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize("command", ["savepoint", "diff"])
@@ -156,7 +130,7 @@ def test_diff_counts_and_shows_examples(checkpoint: Checkpoint, tmp_path: Path) 
     facts = json_of("diff", tmp_path / "ckpt", 2, 3)
     assert (facts["before"], facts["after"]) == (2, 3)
     by_state = {each["state"]: each for each in facts["states"]}
-    assert list(by_state) == list(STATES)
+    assert list(by_state) == list(OBJECTS)
     n = by_state["n"]
     assert (n["added"], n["changed"], n["removed"], n["only_in"]) == (1, 1, 1, None)
     assert n["examples"] == {

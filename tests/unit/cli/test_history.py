@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
@@ -12,15 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
-from cairn.cli import app
 from cairn.cli.checkpoint import split_epoch
 from cairn.snapshots import write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage import Log, Store, open_store, read_job
 from cairn.storage.verify import verify
+from tests.unit.cli.command_line import call, json_of
 from tests.unit.storage.leading import Driver, lay_spark_folder, new_store
 
 
@@ -30,17 +28,6 @@ def store(tmp_path: Path) -> Store:
     store = new_store(str(tmp_path / "ckpt"))
     Driver(store, keep=10, folder=lay_spark_folder(store, 1)).epochs(6)
     return store
-
-
-def call(*args: object, columns: int | None = None) -> Any:
-    env = {} if columns is None else {"COLUMNS": str(columns)}
-    return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
-
-
-def json_of(*args: object) -> Any:
-    result = call(*args, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def newest(store: Store) -> int:

@@ -1,0 +1,58 @@
+"""Delta tables that a sink writes, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cairn.sinks import Delta
+from cairn.sinks.base import Committable, SinkContext
+from cairn.types import parse_schema
+
+KS = parse_schema("k long, s string")
+MERGE = {"mode": "merge", "key": "k"}
+MODES = pytest.mark.parametrize("settings", [{}, MERGE], ids=["append", "merge"])
+
+
+def opened(path: Any, schema: pa.Schema = KS, **settings: Any) -> Delta:
+    sink = Delta(str(path), **settings)
+    sink.open(SinkContext("job", "j", "out", schema))
+    return sink
+
+
+def prepared(sink: Delta, epoch: int, *rows: Any, **where: Any) -> Committable:
+    writer = sink.writer(epoch, where.get("subtask", 0), where.get("attempt", 0))
+    schema = sink.context.schema
+    named = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    writer.write(pa.RecordBatch.from_pylist(named, schema))
+    committable = writer.prepare()
+    assert committable is not None
+    return committable
+
+
+def published(sink: Delta, epoch: int, *rows: Any) -> None:
+    sink.commit(epoch, [prepared(sink, epoch, *rows)])
+
+
+def table(path: Any) -> pa.Table:
+    return pa.table(DeltaTable(str(path)).to_pyarrow_table())
+
+
+def seen(path: Any) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in table(path).to_pylist()), key=str)
+
+
+def once(work: Callable[[], Any]) -> Callable[[str], None]:
+    """Work to be done at the first pass of a crash point, just before the log is written."""
+    done: list[str] = []
+
+    def told(point: str) -> None:
+        if not done:
+            done.append(point)
+            work()
+
+    return told
