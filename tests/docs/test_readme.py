@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,6 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+
+from cairn.storage.log import Log
+from cairn.storage.manifest import Record
+from cairn.storage.store import open_store
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -23,13 +26,8 @@ def program() -> str:
     return str(code)
 
 
-def epochs(checkpoint: Path) -> list[dict[str, int]]:
-    told = subprocess.run(
-        [*CAIRN, "ls", str(checkpoint), "--json"], capture_output=True, text=True, timeout=60
-    )
-    if told.returncode:
-        return []
-    return list(json.loads(told.stdout)["records"])
+def records(checkpoint: Path) -> list[Record]:
+    return list(Log(open_store(str(checkpoint))).records()) if checkpoint.exists() else []
 
 
 def milestones(output: str) -> list[tuple[int, int, int]]:
@@ -62,8 +60,8 @@ def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    while len(epochs(checkpoint)) < 3 and first.poll() is None:
-        time.sleep(0.5)
+    while len(records(checkpoint)) < 3 and first.poll() is None:
+        time.sleep(0.1)
     assert first.poll() is None, "it ended before three epochs"
     first.send_signal(signal.SIGKILL)
     before = milestones(first.communicate()[0])

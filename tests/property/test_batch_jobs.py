@@ -170,7 +170,7 @@ def small_limits() -> Iterator[None]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ddl", KEYS)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data(), trouble=st.sampled_from([0.0, 0.05]), seed=st.integers(0, 1 << 16))
 def test_every_row_counts_once(
     ddl: str, backend: str, data: st.DataObject, trouble: float, seed: int

@@ -214,7 +214,7 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
 
 
 KINDS = ["heap", "rocksdb"]
-LIMITS = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+LIMITS = settings(suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True)

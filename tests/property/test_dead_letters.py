@@ -232,7 +232,7 @@ def backend(request: Any, monkeypatch: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, indirect=True)
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_rows_that_fail_leave_nothing_but_a_letter(backend: str, steps: Any) -> None:
     with (
@@ -333,7 +333,7 @@ def _deltas(harness: Harness) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, indirect=True)
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(st.tuples(BATCHES, st.booleans()), min_size=1, max_size=5))
 def test_batches_are_processed_without_the_rows_that_fail(backend: str, steps: Any) -> None:
     made = [

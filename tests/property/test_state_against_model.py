@@ -313,7 +313,7 @@ class Tables:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("type_", TYPES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), entry_type=st.sampled_from(sorted(ENTRY_TYPES)))
 def test_state_of_every_type_agrees_with_the_model(
     type_: str, backend: str, entry_type: str, data: st.DataObject
@@ -479,7 +479,7 @@ def small_limits() -> Iterator[None]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("columns", KEY_COLUMNS)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     data=st.data(),
     type_=st.sampled_from(["bigint", "double", "string", "array<bigint>", "object"]),

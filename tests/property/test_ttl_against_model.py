@@ -222,7 +222,7 @@ class Model:
 @pytest.mark.parametrize("clock", ["processing", "event"])
 @pytest.mark.parametrize("refresh", ["write", "read-write"])
 @pytest.mark.parametrize("kind", BACKENDS)
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(epochs=EPOCHS)
 def test_slots_that_remove_and_slots_that_do_not_agree_with_the_model(
     kind: str, refresh: Any, clock: Any, epochs: list[Any]

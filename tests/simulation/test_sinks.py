@@ -199,7 +199,7 @@ def test_whatever_fails_every_row_is_published_as_promised(
                 world.end(fenced.pop(0))
 
     try:
-        for _ in range(8):
+        for _ in range(5):
             survive(lead)
         last = world.driver()
         last.start()

@@ -106,8 +106,7 @@ def assert_same(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
         assert not wrong, f"key {key}: (found, expected) {wrong}"
 
 
-@pytest.mark.parametrize("keys", [("k",), ("g", "k")])
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize(("parallelism", "keys"), [(1, ("k",)), (3, ("g", "k"))])
 def test_running_aggregates_are_those_of_a_group_by(
     spark: Any, make_input: Any, tmp_path: Any, plan: str, keys: Any, parallelism: int
 ) -> None:

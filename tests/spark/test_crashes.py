@@ -180,7 +180,7 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
 def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp_path):
     """With its JVM or without it, wherever it happens to be. The seed is in the test."""
     chance = random.Random(11)
-    for attempt in range(3):
+    for attempt in range(2):
         with Program("ledger", short.input.folder, tmp_path, TRAP="sleep * 0.01") as program:
             program.await_report()
             time.sleep(chance.uniform(0, 3))

@@ -87,9 +87,15 @@ def input_of(folder, ledger, files):
 # From anything to anything
 
 
-@pytest.mark.parametrize("parallelism", [2, 3, 1])
-@pytest.mark.parametrize("after", ["heap", "rocksdb"])
-@pytest.mark.parametrize("before", ["heap", "rocksdb"])
+@pytest.mark.parametrize(
+    ("before", "after", "parallelism"),
+    [
+        ("heap", "heap", 3),
+        ("heap", "rocksdb", 1),
+        ("rocksdb", "heap", 1),
+        ("rocksdb", "rocksdb", 2),
+    ],
+)
 def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(
     spark, ledger, saved, tmp_path, before, after, parallelism
 ):

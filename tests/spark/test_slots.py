@@ -67,7 +67,7 @@ def python_workers(spark):
     """Spark's Python daemon and its idle workers, of this session."""
     jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
     living = [child for child in jvm.children() if child.status() != "zombie"]
-    daemons = [child for child in living if "pyspark.daemon" in " ".join(child.cmdline())]
+    daemons = [child for child in living if "pyspark.worker" in child.cmdline()]
     return daemons, [worker for daemon in daemons for worker in daemon.children()]
 
 

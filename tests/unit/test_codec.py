@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cairn.codec import FrozenMap, ValueTypeError, codec, is_hashable
@@ -60,7 +60,6 @@ def same(left, right):
     return left == right
 
 
-@settings(max_examples=300, deadline=None)
 @given(columns(), st.data())
 def test_decode_gives_back_what_encode_took(column, data):
     declared, raw = column
@@ -100,7 +99,6 @@ def test_equal_keys_pack_to_equal_bytes_and_others_do_not(column):
     assert len(set.union(set(), *names.values())) == len(names)
 
 
-@settings(max_examples=150, deadline=None)
 @given(columns())
 def test_keys_from_a_column_equal_keys_from_the_user(column):
     declared, raw = column
@@ -113,7 +111,6 @@ def test_keys_from_a_column_equal_keys_from_the_user(column):
         assert set(keys) == {None if v is None else c.normalise_key(v) for v in raw}
 
 
-@settings(max_examples=150, deadline=None)
 @given(columns())
 def test_normalised_values_stay_as_they_are(column):
     declared, raw = column
@@ -124,7 +121,6 @@ def test_normalised_values_stay_as_they_are(column):
             assert same(c.normalise(once), once)
 
 
-@settings(max_examples=50, deadline=None)
 @given(columns())
 def test_columns_survive_parquet(column):
     declared, raw = column

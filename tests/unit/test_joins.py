@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import PlanError
@@ -88,7 +88,6 @@ def emitted(harness: Harness) -> Counter[Any]:
     return Counter((k, us(t), v, w, us(u)) for k, t, v, w, u in harness.outputs)
 
 
-@settings(max_examples=80)
 @given(how=st.sampled_from(HOW), epochs=EPOCHS, bounds=BOUNDS_MS, data=st.data())
 def test_rows_in_any_order_and_any_epochs_give_the_join_of_all_rows(
     how: str, epochs: Any, bounds: Any, data: st.DataObject
@@ -120,7 +119,6 @@ def test_rows_in_any_order_and_any_epochs_give_the_join_of_all_rows(
             assert harness.timers(key) == {"event": [], "processing": []}
 
 
-@settings(max_examples=40)
 @given(how=st.sampled_from(HOW), epochs=EPOCHS, bounds=BOUNDS_MS)
 def test_rows_of_other_operators_that_are_older_than_the_watermark_are_joined_in_time(
     how: str, epochs: Any, bounds: Any

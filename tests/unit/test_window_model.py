@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn import windows
@@ -84,7 +84,6 @@ moments = st.one_of(st.integers(0, 40).map(lambda ms: ms * 1000), st.integers(0,
 streams = st.lists(st.tuples(st.lists(moments, max_size=6), st.integers(0, 8)), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
 @given(specs, streams, st.booleans())
 def test_windows_agree_with_the_model(
     spec: WindowSpec, epochs: list[tuple[list[int], int]], restores: bool
@@ -127,7 +126,6 @@ def test_windows_agree_with_the_model(
         assert state_is_empty(harness)
 
 
-@settings(max_examples=60, deadline=None)
 @given(specs.filter(lambda spec: not isinstance(spec, Session)), streams, st.integers(0, 10))
 def test_the_last_result_of_a_window_has_every_row_that_was_not_too_late(
     spec: WindowSpec, epochs: list[tuple[list[int], int]], lateness_ms: int

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.aggregates.accumulate import Accumulators, make_aggregate
@@ -102,7 +102,6 @@ MODELS: dict[str, tuple[str, pa.DataType, pa.DataType, Any, Any]] = {
 def test_batches_merge_to_what_the_values_come_to(name: str) -> None:
     text, type_, result, values, model = MODELS[name]
 
-    @settings(deadline=None, max_examples=60)
     @given(rows(values))
     def check(batches: list[list[tuple[int, Any, int]]]) -> None:
         found = merged(accumulators(text, type_, result), text, type_, batches)
@@ -116,14 +115,12 @@ def test_batches_merge_to_what_the_values_come_to(name: str) -> None:
     check()
 
 
-@settings(deadline=None, max_examples=60)
 @given(rows(LONGS))
 def test_count_counts_values_and_is_never_null(batches: list[list[tuple[int, Any, int]]]) -> None:
     made = accumulators("count(v)", pa.int64(), pa.int64())
     assert merged(made, "count(v)", pa.int64(), batches) == [len(g) for g in by_group(batches)]
 
 
-@settings(deadline=None, max_examples=60)
 @given(rows(DOUBLES))
 def test_a_variance_of_a_sample_needs_two_values(batches: list[list[tuple[int, Any, int]]]) -> None:
     made = accumulators("var_samp(v)", pa.float64(), pa.float64())
@@ -136,7 +133,6 @@ def test_a_variance_of_a_sample_needs_two_values(batches: list[list[tuple[int, A
 
 
 @pytest.mark.parametrize("text", ["first(v)", "last(v)"])
-@settings(deadline=None, max_examples=60)
 @given(batches=rows(LONGS))
 def test_first_and_last_go_by_time_then_by_value(
     text: str, batches: list[list[tuple[int, Any, int]]]
@@ -154,7 +150,6 @@ def test_first_and_last_go_by_time_then_by_value(
 
 
 @pytest.mark.parametrize("text", ["first(v)", "last(v)"])
-@settings(deadline=None, max_examples=60)
 @given(batches=rows(st.text(max_size=2)))
 def test_without_event_time_first_and_last_go_by_arrival(
     text: str, batches: list[list[tuple[int, Any, int]]]
@@ -219,7 +214,6 @@ def test_distinct_hashes_are_counted_across_batches() -> None:
     assert made.results(made.load(stored))[0].to_pylist() == [3, 3]
 
 
-@settings(deadline=None, max_examples=60)
 @given(rows(LONGS))
 def test_merging_what_is_merged_gives_the_same(batches: list[list[tuple[int, Any, int]]]) -> None:
     """Panes go into windows, and sessions into sessions, as accumulators."""

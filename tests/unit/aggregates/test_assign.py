@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.aggregates import assign
@@ -28,7 +28,6 @@ TIMES = st.lists(st.integers(-(10**15), 2 * 10**15), max_size=20)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-@settings(deadline=None, max_examples=60)
 @given(times=TIMES)
 def test_windows_of_a_column_are_those_of_each_time(spec: WindowSpec, times: list[int]) -> None:
     column = np.array(times, np.int64)
@@ -55,7 +54,6 @@ def test_days_follow_the_clocks_of_a_place_through_a_year(zone: str) -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(-30, 30), st.integers(1, 8)), max_size=25)
 
 
-@settings(deadline=None, max_examples=60)
 @given(SPANS)
 def test_spans_that_overlap_or_touch_become_one(spans: list[tuple[int, int, int]]) -> None:
     columns = Spans(
@@ -83,7 +81,6 @@ def test_touching_counts_and_other_keys_do_not() -> None:
     assert touching(asked, known).tolist() == [True, False, True, False]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.none() | st.sampled_from("abc")), max_size=40),
     st.integers(1, 1000),

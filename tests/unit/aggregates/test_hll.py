@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.aggregates import hll
@@ -21,12 +21,11 @@ def test_small_counts_are_exact(count: int) -> None:
 
 @pytest.mark.parametrize("count", [257, 1000, 5000, 10_000, 100_000, 1_000_000])
 def test_large_counts_are_near(count: int) -> None:
-    errors = [hll.estimate(hll.of_hashes(hashes(count, seed))) / count - 1 for seed in range(5)]
+    errors = [hll.estimate(hll.of_hashes(hashes(count, seed))) / count - 1 for seed in range(3)]
     assert max(map(abs, errors)) < 4 * 0.023
     assert abs(np.mean(errors)) < 2 * 0.023
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 600), max_size=6))
 def test_merging_is_like_having_seen_all_at_once(counts: list[int]) -> None:
     parts = [hashes(count, seed) for seed, count in enumerate(counts)]

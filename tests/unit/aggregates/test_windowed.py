@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.durations import MAX_MS
@@ -94,7 +94,6 @@ EPOCHS = st.lists(
 @pytest.mark.parametrize("lateness_ms", [0, 8])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_windows_are_those_of_a_model_row_by_row(spec: WindowSpec, lateness_ms: int) -> None:
-    @settings(max_examples=40, deadline=None)
     @given(EPOCHS, st.integers(0, 5))
     def check(epochs: list[tuple[list[list[Row]], int]], restored_at: int) -> None:
         job, model = Aggregated(WindowPlan(spec, lateness_ms)), Model(spec, lateness_ms)

@@ -72,7 +72,7 @@ class Model:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     before=st.lists(EPOCH, max_size=3),
     meanwhile=st.lists(EPOCH, max_size=8),

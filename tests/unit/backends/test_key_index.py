@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.backends import key_index
@@ -41,7 +41,6 @@ def agree(index: NameIndex, known: dict[Any, int], arrays: list[pa.Array], add: 
     assert positions.tolist() == [known[row] for row in rows]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.lists(LONGS | st.integers(0, 50))), max_size=8))
 def test_longs_have_the_positions_a_dict_would_give_them(steps: Any) -> None:
     index, known = NameIndex([pa.int64()]), {}

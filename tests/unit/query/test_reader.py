@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cairn
@@ -145,7 +145,6 @@ def test_a_difference_that_cannot_be_told_leaves_no_hold(name: str, epoch: int) 
     assert not checkpoint.store.list("holds")
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_difference_applied_to_the_first_epoch_gives_the_second(data: st.DataObject) -> None:
     checkpoint = Checkpoint({"n": value("bigint"), "m": mapped("string", "bigint")}, group_count=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.slot.gather import Gather
@@ -19,7 +19,6 @@ def batch(rows: list[tuple[int, int]], first: int) -> tuple[Any, Any, Any]:
     return groups, at, pa.StructArray.from_arrays([at, groups], ["at", "group"])
 
 
-@settings(deadline=None)
 @given(BATCHES)
 def test_rows_come_out_by_group_in_the_order_they_came(batches: list[Any]) -> None:
     gather = Gather(sort_rows_min=0)

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import cairn.snapshots.reader as reader_module
@@ -66,7 +66,6 @@ changes = st.fixed_dictionaries(
 steps = st.lists(st.tuples(changes, st.booleans(), st.integers(1, 4)), min_size=2, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps, st.data())
 def test_diff_agrees_with_the_dict_model(steps: Any, data: st.DataObject) -> None:
     checkpoint = Checkpoint(STATES, group_count=6)

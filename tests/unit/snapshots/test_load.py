@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.coordinator.ranges import ranges_for
@@ -175,7 +175,6 @@ def test_progress_ends_with_everything_done() -> None:
     assert counted == [(3, 8), (6, 8), (8, 8)]
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_values_of_every_type_are_loaded(data: st.DataObject) -> None:
     declared, values = data.draw(typed)

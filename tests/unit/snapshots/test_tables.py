@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn import KeyedProcess, Process, state
@@ -279,7 +279,6 @@ def test_a_savepoint_is_of_one_epoch_only(tmp_path: Path) -> None:
         open_state(str(tmp_path / "saved"), info.epoch - 1)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
@@ -81,7 +81,6 @@ def simple(groups: list[int]) -> pa.RecordBatch:
     return pa.record_batch({"group": np.array(groups, np.int32), "value": values})
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows, st.integers(0, 13), st.integers(0, 13), st.integers(1, 9), st.booleans())
 def test_rows_come_back_for_any_range_of_groups(
     found: list[Row], first: int, end: int, block_rows: int, compress: bool
@@ -104,7 +103,6 @@ def test_rows_come_back_for_any_range_of_groups(
     assert counts == {g: [r[0] for r in found].count(g) for g in {r[0] for r in found}}
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows, rows, rows, st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1))
 def test_equal_rows_give_equal_bytes_however_they_were_cut(
     found: list[Row], before: list[Row], after: list[Row], block_rows: int, cuts: list[int]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError, RestoreError
@@ -76,7 +76,6 @@ def operators(draw: st.DrawFn) -> dict[str, OperatorEntry]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(operators(), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_chain_of_manifests_resolves_to_the_epochs_that_were_written(
     chain: list[tuple[dict[str, OperatorEntry], int]],

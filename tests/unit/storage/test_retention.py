@@ -8,7 +8,7 @@ import os
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
@@ -211,7 +211,6 @@ def walked_back(log: Log, keep: int, keep_ms: float, now_ms: int) -> int:
     return oldest
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 30),
     st.sampled_from([0.0, 5.0, 40.0]),
@@ -411,7 +410,6 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(actions)
 def test_everything_a_kept_manifest_references_exists(script: list[tuple[str, int]]) -> None:
     store = new_store()

@@ -100,7 +100,7 @@ def test_description_says_that_a_token_is_needed_only_where_one_is() -> None:
 
 
 FEW = hypothesis.settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(hypothesis.HealthCheck),

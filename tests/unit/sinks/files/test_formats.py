@@ -73,7 +73,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right or (left != left and right != right)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(rows=_ROWS)
 def test_every_value_comes_back_from_every_format(
     rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory

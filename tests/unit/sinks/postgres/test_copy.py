@@ -94,7 +94,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(rows=_rows(), cut=st.integers(0, 8))
 def test_values_of_every_type_come_back_as_they_were(rows: list[Any], cut: int) -> None:
     batch = _batch(SCHEMA, rows)
@@ -105,7 +105,6 @@ def test_values_of_every_type_come_back_as_they_were(rows: list[Any], cut: int) 
             assert _same(a, b), (name, a, b)
 
 
-@settings(max_examples=20, deadline=None)
 @given(rows=_rows(), cut=st.integers(0, 8))
 def test_the_text_is_the_same_however_rows_are_cut_into_batches(rows: list[Any], cut: int) -> None:
     batch = _batch(SCHEMA, rows)
