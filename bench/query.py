@@ -2,9 +2,10 @@
 
 A counting job holds a million keys. `run.query` of random keys is called by one thread and by
 four, while the job has nothing to do and while it works through rows as fast as it can. Then the
-job runs alone and with a thousand queries a second, in turns: the ratio of its rows/s, and of
-the processor time that a row takes, clients included, which busy neighbours disturb less. With
-`--http` they go over HTTP too, from clients in processes of their own.
+job runs alone and with a thousand queries a second, in many short turns, each compared with the
+turns before and after it: a machine that others use is now faster, now slower. The median ratio
+of its rows/s, and of the processor time that a row takes, clients included. With `--http` they
+go over HTTP too, from clients in processes of their own.
 
 The clients, the driver, Spark and the slots share the cores there are.
 """
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -196,7 +198,8 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
         if options.http:
             http["idle"] = [over_http(run.url, keys, clients, seconds) for clients in CLIENTS]
             note(f"idle, over HTTP: {http['idle']}")
-        files = round((options.turns * 2 + 2 * len(CLIENTS) + 1) * seconds * 5)
+        busy_s = (2 * len(CLIENTS) + 1) * seconds + (2 * options.turns + 1) * options.turn_seconds
+        files = round(5 * busy_s)
         lay_work(feed, keys, options.rows, files)
         time.sleep(seconds)
         busy = [ask_for(ask, keys, clients, seconds) for clients in CLIENTS]
@@ -206,14 +209,15 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
             note(f"busy, over HTTP: {http['busy']}")
         turn = (run._coordinator.run_id, work / "ckpt", options.rows)
         alone, asked, loads = [], [], []
-        for _ in range(options.turns):
+        for number in range(2 * options.turns + 1):
             begun = Turn(*turn)
-            time.sleep(seconds)
-            alone.append(begun.end())
-            begun = Turn(*turn)
-            loads.append(ask_for(ask, keys, 4, seconds, 4 / options.rate))
-            asked.append(begun.end())
-            note(f"(rows/s, us/row) alone {alone[-1]}, asked {asked[-1]}: {loads[-1]}")
+            if number % 2:
+                loads.append(ask_for(ask, keys, 4, options.turn_seconds, 4 / options.rate))
+                asked.append(begun.end())
+                note(f"(rows/s, us/row) alone {alone[-1]}, asked {asked[-1]}: {loads[-1]}")
+            else:
+                time.sleep(options.turn_seconds)
+                alone.append(begun.end())
     rows, cpu = (
         {"alone": [each[at] for each in alone], "asked": [each[at] for each in asked]}
         for at in (0, 1)
@@ -225,11 +229,15 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
         "rows_per_s": {name: [round(each) for each in found] for name, found in rows.items()},
         "cpu_us_per_row": {name: [round(v, 2) for v in found] for name, found in cpu.items()},
         "asked": loads,
-        "slowdown": round(
-            1 - statistics.median(rows["asked"]) / statistics.median(rows["alone"]), 3
-        ),
-        "more_cpu": round(statistics.median(cpu["asked"]) / statistics.median(cpu["alone"]) - 1, 3),
+        "slowdown": round(1 - ratio(**rows), 3),
+        "more_cpu": round(ratio(**cpu) - 1, 3),
     }
+
+
+def ratio(alone: list[float], asked: list[float]) -> float:
+    """The median of turns, each against its neighbours."""
+    neighbours = [(before + after) / 2 for before, after in pairwise(alone)]
+    return statistics.median(mine / other for mine, other in zip(asked, neighbours, strict=True))
 
 
 def main() -> None:
@@ -238,14 +246,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="of an epoch")
     parser.add_argument("--rate", type=int, default=LOAD_RATE, help="queries a second")
     parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turn-seconds", type=float, default=4)
     parser.add_argument("--parallelism", type=int, default=2)
     parser.add_argument("--backend", default="heap")
     parser.add_argument("--http", action="store_true", help="ask over HTTP too")
     parser.add_argument("--quick", action="store_true", help="a trial of a minute; not kept")
     options = parser.parse_args()
     if options.quick:
-        options.keys, options.rows, options.seconds, options.turns = 200_000, 50_000, 6, 3
+        options.keys, options.rows, options.seconds, options.turns = 200_000, 50_000, 4, 3
     spark = cairn.session("bench", master="local[2]", ui__enabled=False, driver__memory="3g")
     with work_dir() as work:
         result = measure(spark, work, options)
