@@ -179,7 +179,8 @@ def _outside() -> list[tuple[str, str, str]]:
         ),
         (
             f"State of {_millions(tables['keys'])} keys read as a DataFrame",
-            f"{tables['ratio']:.1f} × Spark's `statestore` reader with {tables['provider']} "
+            f"{tables['ratio']['default']:.1f} × Spark's `statestore` reader with its default "
+            f"state store, {tables['ratio']['rocksdb']:.1f} × with RocksDB "
             f"({tables['rows_per_s']['cairn']:,} rows/s)",
             "`bench/read_state.py`",
         ),
