@@ -188,7 +188,7 @@ class _Sent:
         """Of a value that is taken apart."""
         for field in table.schema:
             is_whole = field.name == "value" and table.kind in _NEVER_NULL
-            if is_whole and pa.types.is_struct(field.type):
+            if is_whole and pa.types.is_struct(field.type) and field.type.num_fields:
                 self._fields = [part.name for part in field.type]
                 fields += [pa.field(_part(n), part.type) for n, part in enumerate(field.type)]
             elif field.name != KEY_GROUP or self._group is None:
