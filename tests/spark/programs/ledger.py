@@ -132,19 +132,19 @@ def change_between_epochs(changes: list[str]) -> None:
     """Ask for "2:rescale=4" when two epochs of this run are committed, before the third."""
     from cairn.run import Run
 
-    run_batch = Run._run_batch
+    commit_epoch = Run._commit_epoch
     done = 0
 
-    def changing(run: Any, rows: Any, batch_id: int) -> None:
+    def changing(run: Any, position: Any, rows: Any, **more: Any) -> None:
         nonlocal done
         while changes and done >= int(changes[0].partition(":")[0]):
             change(run, changes.pop(0).partition(":")[2])
         newest = run._coordinator.newest
-        run_batch(run, rows, batch_id)
-        # A batch that was committed before a crash is skipped.
+        commit_epoch(run, position, rows, **more)
+        # An epoch may have several batches.
         done += run._coordinator.newest is not newest
 
-    Run._run_batch = changing  # type: ignore[method-assign]
+    Run._commit_epoch = changing  # type: ignore[method-assign]
 
 
 def change(run: Any, what: str) -> None:
