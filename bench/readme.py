@@ -23,8 +23,8 @@ def numbers() -> str:
         (
             "Running count and sum per key, a Python function per row, 1 M keys, every 1 M rows "
             "a committed epoch",
-            f"{count['of_identity']:.0%} of the same pipeline with an identity function; "
-            f"{count['times_transform_with_state']:.0f} × PySpark's `transformWithState` "
+            f"{count['of_identity']:.1%} of the same pipeline with an identity function; "
+            f"{count['times_transform_with_state']:.1f} × PySpark's `transformWithState` "
             f"({rates['cairn']:,} and {rates['transform_with_state']:,} rows/s on 2 cores)",
             "`bench/keyed_count.py`",
         ),
@@ -56,20 +56,20 @@ def _time() -> list[tuple[str, str, str]]:
     return [
         (
             "The same count and sum by `.aggregate`, and by a function on Arrow batches",
-            f"{aggregate['of_identity']:.0%} and {batch['of_identity']:.0%} of the identity "
+            f"{aggregate['of_identity']:.1%} and {batch['of_identity']:.1%} of the identity "
             "function",
             "`bench/keyed_count.py --api aggregate`, `--api process_batch`",
         ),
         (
             "Count per key in windows of 10 seconds",
-            f"{of_spark['rocksdb']:.1f} × Spark's own streaming aggregation with its RocksDB "
-            f"store, {of_spark['default']:.1f} × with the default one",
+            f"{of_spark['rocksdb']:.2f} × Spark's own streaming aggregation with its RocksDB "
+            f"store, {of_spark['default']:.2f} × with the default one",
             "`bench/windows.py`",
         ),
         (
             "One key with half of all rows",
-            f"{left['aggregate']:.0%} of the speed with uniform keys by `.aggregate`, "
-            f"{left['process']:.0%} by `.process`",
+            f"{left['aggregate']:.1%} of the speed with uniform keys by `.aggregate`, "
+            f"{left['process']:.1%} by `.process`",
             "`bench/skew.py`",
         ),
         (
@@ -112,7 +112,7 @@ def _snapshots() -> list[tuple[str, str, str]]:
     return [
         (
             "The same count and sum with state in RocksDB (it fits its memory)",
-            f"{rocks['of_heap']:.0%} of the heap",
+            f"{rocks['of_heap']:.1%} of the heap",
             "`bench/keyed_count.py --backend rocksdb`",
         ),
         (
@@ -160,7 +160,7 @@ def _outside() -> list[tuple[str, str, str]]:
             "Rows into each sink, of what the plain writer does with the same rows: files "
             "(Parquet, JSON, CSV), PostgreSQL (append, prepared, upsert), Delta, any Spark writer, "
             "Redis, Foreach",
-            ", ".join(f"{of[kind]:.0%}" for kind in kinds),
+            ", ".join(f"{of[kind]:.1%}" for kind in kinds),
             "`bench/sinks.py`",
         ),
         (
@@ -179,8 +179,8 @@ def _outside() -> list[tuple[str, str, str]]:
         ),
         (
             f"State of {_millions(tables['keys'])} keys read as a DataFrame",
-            f"{tables['ratio']['default']:.1f} × Spark's `statestore` reader with its default "
-            f"state store, {tables['ratio']['rocksdb']:.1f} × with RocksDB "
+            f"{tables['ratio']['default']:.2f} × Spark's `statestore` reader with its default "
+            f"state store, {tables['ratio']['rocksdb']:.2f} × with RocksDB "
             f"({tables['rows_per_s']['cairn']:,} rows/s)",
             "`bench/read_state.py`",
         ),
