@@ -30,7 +30,7 @@ from cairn.backends.rocksdb_packing import Packing
 from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
-from cairn.plan.keygroups import groups_of
+from cairn.plan.keygroups import groups_of, overlap
 from cairn.slot.door import TOLD_BYTES_MAX
 from cairn.slot.protocol import Begin, Piece
 from cairn.slot.timers import Timers
@@ -143,7 +143,7 @@ class Holding:
             kept = [
                 owned
                 for piece in pieces
-                if piece.version == self.version and (owned := _overlap(piece, self.groups))
+                if piece.version == self.version and (owned := overlap(piece.groups, self.groups))
             ]
         missing = _without(groups, kept)
         # What a restore leaves behind that fails half way must not pass for the version.
@@ -331,13 +331,6 @@ def _form(table: Table) -> tuple[Any, ...]:
     # With another ttl it is restored: what had expired must not live again.
     lives = None if ttl is None else (ttl.clock, ttl.ms)
     return type(table), declaration.type, declaration.entry_type, lives
-
-
-def _overlap(piece: Piece, groups: range) -> range:
-    return range(
-        max(piece.first_group, groups.start),
-        min(piece.first_group + piece.group_count, groups.stop),
-    )
 
 
 def _without(groups: range, kept: Sequence[range]) -> list[range]:

@@ -52,6 +52,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     group_count: int
     version: str
 
+    @property
+    def groups(self) -> range:
+        return range(self.first_group, self.first_group + self.group_count)
+
 
 class Begin(msgspec.Struct, frozen=True):
     """Fixed by the coordinator for an attempt at an epoch, the same for every subtask."""

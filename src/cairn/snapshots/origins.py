@@ -68,14 +68,14 @@ class Origin(ABC):
 
 class EpochOrigin(Origin):
     def __init__(self, store: Store, reading: Unheld) -> None:
-        self.store = self._store = store
+        self.store = store
         self._reading = reading
         self.epoch: Epoch = reading.epoch
         self.entries = self.epoch.operators
         self._counts: dict[str, dict[str, dict[int, int]]] = {}
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
-        return EpochReader(self._store, self.epoch).columns(uid)
+        return EpochReader(self.store, self.epoch).columns(uid)
 
     def about(self, uid: str, state: str) -> About:
         entry = self.epoch.operators[uid]
@@ -94,7 +94,7 @@ class EpochOrigin(Origin):
     ) -> Iterator[pa.RecordBatch]:
         name = columns.name
         try:
-            with EpochReader(self._store, self.epoch) as reader:
+            with EpochReader(self.store, self.epoch) as reader:
                 only = None if keys is None else {name: keys}
                 for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
                     self._reading.renew()
@@ -124,7 +124,7 @@ class EpochOrigin(Origin):
 
     def _counted(self, ref: FileRef) -> dict[str, dict[int, int]]:
         if ref.id not in self._counts:
-            self._counts[ref.id] = group_counts(self._store, ref)
+            self._counts[ref.id] = group_counts(self.store, ref)
         return self._counts[ref.id]
 
     def _refs(self, uid: str) -> list[FileRef]:

@@ -24,6 +24,7 @@ from cairn.backends import Backend, HeapBackend
 from cairn.backends.files import RowsReader, open_rows
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
+from cairn.plan.keygroups import overlap
 from cairn.snapshots.columns import GROUP, StateColumns, is_plain
 from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState, entry_uids
 from cairn.storage.store import Store
@@ -142,7 +143,7 @@ class EpochReader:
             for name, each in columns.items()
         }
         for part in sorted(entry.ranges, key=lambda part: part.first_group):
-            for few in _chunks_of(part, _overlap(part, wanted)):
+            for few in _chunks_of(part, overlap(part.groups, wanted)):
                 yield Chunk(few, self._read(part, few, tables, columns, keys or {}, ordered))
 
     def keys_in(self, refs: list[FileRef], groups: range, states: list[str]) -> dict[str, pa.Array]:
@@ -152,7 +153,7 @@ class EpochReader:
             reader = self._reader(ref)
             for name in reader.states:
                 if name in found:
-                    batches = reader.read(name, _overlap(ref, groups))
+                    batches = reader.read(name, overlap(ref.groups, groups))
                     found[name] += [batch["key"] for batch in batches]
         return {name: pc.unique(pa.chunked_array(keys)) for name, keys in found.items() if keys}
 
@@ -169,7 +170,7 @@ class EpochReader:
         self._keep_open({(ref.id, ref.path) for ref in part.files})
         files: dict[str, list[list[pa.RecordBatch]]] = {name: [] for name in tables}
         for ref in part.files:
-            counted = _overlap(ref, groups)
+            counted = overlap(ref.groups, groups)
             if not counted:
                 continue
             reader = self._reader(ref)
@@ -364,13 +365,6 @@ def _is_small(files: list[list[pa.RecordBatch]]) -> bool:
 
 def _groups_of(entry: OperatorEntry) -> range:
     return range(0, max((r.first_group + r.group_count for r in entry.ranges), default=0))
-
-
-def _overlap(part: RangeState | FileRef, groups: range) -> range:
-    return range(
-        max(part.first_group, groups.start),
-        min(part.first_group + part.group_count, groups.stop),
-    )
 
 
 def _chunks_of(part: RangeState, groups: range) -> Iterator[range]:
