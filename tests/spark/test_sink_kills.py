@@ -6,8 +6,8 @@ that a driver that dies at a point of one of them dies between two others as wel
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
-import random
 import time
 
 import pytest
@@ -23,7 +23,6 @@ from tests.spark.programs.outputs import Account, build
 from tests.spark.support import epochs, eventually, finish
 
 POSTGRES = ["postgres", "upsert", "prepared"]
-OTHERS = [name for name in TARGETS if name not in ("files", *POSTGRES)]
 
 
 @pytest.fixture
@@ -53,13 +52,14 @@ def attempts(chain):
 # The driver
 
 
-def seeded_points():
-    """Two for each of the other sinks; Delta has one in each of its modes."""
-    chance = random.Random(5)
-    for name in OTHERS:
-        points = [p for p in SINK_POINTS if TARGETS[name].pieces or p != "driver.sink.piece"]
-        count = 1 if name in ("delta", "merge") else 2
-        yield from (f"{point}@{name}" for point in chance.sample(points, count))
+def one_place_per_sink():
+    """A place in each sink's commit, every point among them; `make soak` tries them all."""
+    uses = collections.Counter()
+    for name, target in TARGETS.items():
+        points = [p for p in SINK_POINTS if target.pieces or p != "driver.sink.piece"]
+        point = min(points, key=uses.__getitem__)
+        uses[point] += 1
+        yield f"{point}@{name}"
 
 
 @pytest.mark.slow
@@ -67,15 +67,8 @@ def seeded_points():
 def test_driver_killed_anywhere_between_prepare_and_the_end_of_commit_publishes_once(spark, chain):
     """Two chains at the same time; what one sink is through with, the next one begins with."""
     first, second = chain(*TARGETS), chain(*TARGETS)
-    of_files = [f"{point}@files" for point in SINK_POINTS]
-    # PostgreSQL begins where files are committed.
-    of_postgres = [
-        "driver.sink.unmarked@postgres",
-        "driver.sink.committed@postgres",
-        "driver.sink.piece@prepared",
-        "driver.sink.unmarked@prepared",
-    ]
-    places = [*DRIVER_POINTS, *of_files, *of_postgres, *seeded_points()]
+    places = [*DRIVER_POINTS, *one_place_per_sink()]
+    assert {place.split("@")[0] for place in places} == {*DRIVER_POINTS, *SINK_POINTS}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(first.die, places[::2]), pool.submit(second.die, places[1::2])]:
             done.result()
