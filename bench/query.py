@@ -33,7 +33,7 @@ from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
-from cairn.slot.process import runtime_root
+from cairn.slot.folders import living_slots, run_folder
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
 
@@ -152,8 +152,7 @@ def now_ms() -> int:
 def cpu_s(run_id: str) -> float:
     """Of this process with its clients, of Spark and of the slots; not of anybody else."""
     own = psutil.Process()
-    pids = (runtime_root() / run_id[:12]).glob("*/slot-*/pid")
-    slots = [psutil.Process(int(path.read_text().split()[0])) for path in pids]
+    slots = [psutil.Process(slot.process.pid) for slot in living_slots(run_folder(run_id))]
     found = {p.pid: p.cpu_times() for p in [own, *own.children(recursive=True), *slots]}
     return float(sum(times.user + times.system for times in found.values()))
 

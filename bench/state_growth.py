@@ -18,7 +18,7 @@ from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
-from cairn.slot.process import runtime_root
+from cairn.slot.folders import living_slots, run_folder
 
 
 def write_input(folder: Path, *, keys: int, changed: int, epochs: int) -> int:
@@ -32,8 +32,8 @@ def write_input(folder: Path, *, keys: int, changed: int, epochs: int) -> int:
 
 
 def slots_rss_bytes(run_id: str) -> int:
-    pids = (runtime_root() / run_id[:12]).glob("*/slot-*/pid")
-    return sum(psutil.Process(int(p.read_text().split()[0])).memory_info().rss for p in pids)
+    slots = living_slots(run_folder(run_id))
+    return sum(psutil.Process(slot.process.pid).memory_info().rss for slot in slots)
 
 
 def measure(spark: Any, work: Path, *, keys: int, changed: int, epochs: int) -> dict[str, float]:

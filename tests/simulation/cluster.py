@@ -2,7 +2,8 @@
 
 Everything inside a slot is real (`slot.runtime.Runtime`, loaded from the pickled job); what
 is played here is Spark: which rows go to which subtask, tasks that fail or run twice, and
-slots that die. What goes wrong in an attempt is decided by `Trouble`, from a seed.
+slots that die. What goes wrong in an attempt is decided by `Trouble`, from a seed. A slot may be
+on a `Host` of its own, which sees another checkpoint or has another wall clock.
 
 Always true here:
 - rows of a key reach a level in the order in which they left the one before;
@@ -13,12 +14,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -29,11 +33,12 @@ from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.plan.keygroups import key_hasher, subtask_of
+from cairn.process_identity import ProcessIdentity, identify
 from cairn.slot.level import LevelRuntime, StaleTokenError
 from cairn.slot.protocol import Ack, Begin, Report, Token, ack_encoder, report_decoder
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import JobSpec, lane_name
-from cairn.storage.store import Store
+from cairn.storage.store import NotFoundError, Store
 from cairn.testing import SimulatedCrash
 
 BATCH_ROWS = 7
@@ -48,6 +53,36 @@ class Trouble:
 
     def strikes(self) -> bool:
         return self.random.random() < self.chance
+
+
+@dataclass
+class Host:
+    """A machine that a slot is on."""
+
+    checkpoint: Store | None
+    """What is at the path of the checkpoint."""
+    clock_step_s: float = 0.0
+    """By how much its wall clock was set since the slot started."""
+
+    def open(self, url: str) -> Store:
+        if self.checkpoint is None:
+            raise NotFoundError(url)
+        return self.checkpoint
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Whatever reads the wall clock inside reads this machine's."""
+        if not self.clock_step_s:
+            yield
+            return
+        now_s, now_ns, boot_s = time.time, time.time_ns, psutil.boot_time()
+        step_s = self.clock_step_s
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", lambda: now_s() + step_s)
+            patch.setattr(time, "time_ns", lambda: now_ns() + int(step_s * 1e9))
+            # The kernel computes it from the wall clock, and start times are computed from it.
+            patch.setattr(psutil._pslinux, "boot_time", lambda: boot_s + step_s)
+            yield
 
 
 class Cluster:
@@ -66,15 +101,30 @@ class Cluster:
         self.scratch = scratch
         self.trouble = trouble or Trouble(random.Random(0))
         self.slots: dict[int, Runtime] = {}
+        self.hosts: dict[int, Host] = {}
+        """Of slots that are not on a machine like the driver's."""
+        self._executors: dict[int, ProcessIdentity] = {}
         self.spec_id, self._spec = spec.pickled()
         self._task_attempts = itertools.count()
 
-    def slot(self, number: int) -> Runtime:
+    def host(self, number: int) -> Host:
+        return self.hosts.get(number) or Host(self.store)
+
+    def slot(self, number: int, token: Token | None = None) -> Runtime:
         if number not in self.slots:
-            runtime = Runtime(scratch=self.scratch, store=self.store, threaded=False)
-            runtime.load(self.spec_id, self._spec)
+            host = self.host(number)
+            runtime = Runtime(scratch=self.scratch, open_url=host.open, threaded=False)
+            runtime.load(self.spec_id, self._spec, token)
             self.slots[number] = runtime
+            self._executors[number] = identify()
         return self.slots[number]
+
+    def watch(self) -> None:
+        """Every slot looks whether its executor is there, and ends if it is not."""
+        for number in list(self.slots):
+            with self.host(number).clock():
+                if not self._executors[number].is_alive:
+                    self.kill(number)
 
     def kill(self, number: int) -> None:
         """As by SIGKILL: nothing is closed, nothing is aborted."""
@@ -90,10 +140,12 @@ class Cluster:
         }
         acks: list[Ack] = []
         reports: list[Report] = []
+        self.watch()
         for level in self.graph.levels:
             feeds = self._feeds(level, lanes, begin.parallelism)
             for subtask in range(begin.parallelism):
-                ack, emitted = self._run_subtask(level, subtask, feeds[subtask], begin)
+                with self.host(begin.slot(subtask)).clock():
+                    ack, emitted = self._run_subtask(level, subtask, feeds[subtask], begin)
                 acks.append(ack)
                 if self.trouble.strikes():
                     acks.append(ack)
@@ -210,7 +262,7 @@ class Cluster:
 
     def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
         token = Token(begin.term, begin.epoch, begin.step, next(self._task_attempts))
-        runtime = self.slot(begin.slot(subtask)).level(level.index)
+        runtime = self.slot(begin.slot(subtask), token).level(level.index)
         runtime.begin(token, begin, subtask)
         return runtime, token
 

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.codec import codec
 from cairn.job import Job
 from cairn.plan.deploy import job_spec
-from cairn.slot.process import runtime_root
+from cairn.slot.folders import living_slots, run_folder
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
@@ -127,18 +126,11 @@ def stored_state(job: Job, checkpoint: Any, epoch: int | None = None) -> dict[st
 
 def slot_pids(run_id: str) -> dict[int, int]:
     """{subtask: process id} of the slots of a run that live."""
-    living = {}
-    for file in (runtime_root() / run_id[:12]).glob("*/slot-*/pid"):
-        with contextlib.suppress(OSError, ValueError, psutil.Error):
-            pid, started = file.read_text().split()
-            process = psutil.Process(int(pid))
-            if process.create_time() == float(started) and process.status() != "zombie":
-                living[int(file.parent.name.removeprefix("slot-"))] = process.pid
-    return living
+    return {living.slot: living.process.pid for living in living_slots(run_folder(run_id))}
 
 
 def slot_logs(run_id: str) -> str:
-    files = sorted((runtime_root() / run_id[:12]).glob("*/slot-*.log"))
+    files = sorted(run_folder(run_id).glob("*/slot-*.log"))
     return "".join(file.read_text() for file in files)
 
 

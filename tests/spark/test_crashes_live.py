@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cairn.coordinator import compaction
-from cairn.slot.process import runtime_root
+from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
@@ -191,12 +191,9 @@ def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_not
 
 def executor_of(slot_pid):
     """The process of the executor beside which a slot lives: its folder is named for it."""
-    (folder,) = (
-        file.parent
-        for file in runtime_root().glob("*/*/slot-*/pid")
-        if file.read_text().split()[0] == str(slot_pid)
-    )
-    executor = psutil.Process(int(folder.parent.name.partition("-")[0]))
+    runs = runtime_root().glob("*")
+    (slot,) = (s for run in runs for s in living_slots(run) if s.process.pid == slot_pid)
+    executor = psutil.Process(slot.executor_pid)
     assert "java" in executor.name()
     return executor
 

@@ -13,8 +13,10 @@ import pyarrow.flight as flight
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
+from cairn.process_identity import identify
+from cairn.slot.folders import run_folder
 from cairn.slot.forward import Forward
-from cairn.slot.process import SlotHome, runtime_root
+from cairn.slot.process import SlotHome
 from cairn.slot.server import Call
 from tests.spark.programs.ledger import SCHEMA, payments
 from tests.spark.support import (
@@ -112,7 +114,7 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
     assert logs.count("opened in subtask") == logs.count("closed") == 4
     assert logs.count("saw 7\n") >= 8
     assert "told to end" in logs
-    assert not list((runtime_root() / run._coordinator.run_id[:12]).glob("*/slot-*/socket"))
+    assert not list(run_folder(run._coordinator.run_id).glob("*/p-*"))
 
 
 def test_job_that_fails_leaves_no_slot_behind(spark, make_input, tmp_path):
@@ -330,12 +332,10 @@ def test_forwarder_whose_input_breaks_off_fails_instead_of_waiting(tmp_path):
 
 def test_dead_slot_is_not_taken_for_a_living_one(tmp_path):
     """Nobody has to have collected its exit code: a zombie is dead."""
-    home = SlotHome("zombie-test-run", psutil.Process(), 0)
-    home.start()
-    pid = home.pid()
-    assert pid is not None
+    home = SlotHome("zombie-test-run", identify(), 0)
+    pid = home.start().process.pid
     os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: home.pid() is None, within_s=5)
-    home.start()
-    assert home.pid() not in (None, pid)
-    os.kill(home.pid(), signal.SIGKILL)
+    assert eventually(lambda: home.find() is None, within_s=5)
+    again = home.start().process.pid
+    assert again != pid
+    os.kill(again, signal.SIGKILL)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 def spark_log() -> Path:
     """A file beside the logs of the slots, removed with them after a week."""
-    from cairn.slot.process import runtime_root
+    from cairn.slot.folders import hold, runtime_root
 
     folder = runtime_root() / f"driver-{os.getpid()}-{int(time.time())}"
     folder.mkdir(mode=0o700)
+    hold(folder)  # While this process lives.
     return folder / "spark.log"
 
 

@@ -8,6 +8,7 @@ Always true here:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from cairn.demo import fraud
+from cairn.slot.folders import Living, living_slots
 
 STOP_PATIENCE_S = 90.0
 # For JVMs that live half a minute: what only pays off in the long run is left out.
@@ -98,17 +100,12 @@ class Driver:
 
     def slots(self) -> list[Slot]:
         """The living slots of this driver, by subtask."""
-        found = []
         executors = {child.pid for child in psutil.Process(self.pid).children()}
-        for file in self._runtime.glob("*/*/slot-*/pid"):
-            executor = int(file.parent.parent.name.partition("-")[0])
-            try:
-                pid, started_s = file.read_text().split()
-                process = psutil.Process(int(pid))
-                if executor in executors and process.create_time() == float(started_s):
-                    found.append(Slot(int(file.parent.name.removeprefix("slot-")), process))
-            except (OSError, ValueError, psutil.Error):
-                continue  # It ended while we looked.
+        found = []
+        for living in _living(self._runtime):
+            with contextlib.suppress(psutil.Error):  # It may end while we look.
+                if living.executor_pid in executors:
+                    found.append(Slot(living.slot, psutil.Process(living.process.pid)))
         return sorted(found, key=lambda slot: slot.subtask)
 
     def kill(self) -> None:
@@ -132,13 +129,11 @@ def wait_for_leftovers(runtime: Path, patience_s: float = 20.0) -> int:
     """How many slots are still alive; they end by themselves, within seconds of their JVM."""
     deadline = time.monotonic() + patience_s
     while True:
-        alive = 0
-        for file in runtime.glob("*/*/slot-*/pid"):
-            try:
-                pid, started_s = file.read_text().split()
-                alive += psutil.Process(int(pid)).create_time() == float(started_s)
-            except (OSError, ValueError, psutil.Error):
-                continue
+        alive = len(_living(runtime))
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(0.2)
+
+
+def _living(runtime: Path) -> list[Living]:
+    return [living for run in runtime.glob("*") for living in living_slots(run)]

@@ -24,7 +24,7 @@ from cairn.ids import new_id
 from cairn.plan.keygroups import groups_of, spark_key_group_sql
 from cairn.plan.sql import quoted
 from cairn.snapshots.columns import PARQUET_GROUP
-from cairn.snapshots.destination import put_file
+from cairn.snapshots.destination import open_claimed, put_file
 from cairn.snapshots.savepoint import SavedFile, StateFile, state_folder
 from cairn.snapshots.table_rows import COPY, RANK
 from cairn.snapshots.writer import StateTask
@@ -150,15 +150,16 @@ def _written(task: StateTask) -> Callable[[_Batches], _Batches]:
 
     def write(batches: _Batches) -> _Batches:
         rows = task.rows
-        store = open_store(task.dest_url)
-
-        def put(path: str, local_file: str) -> SavedFile:
-            return put_file(store, path, local_file)
 
         grouped = (rows.grouped(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
         files: list[StateFile] = []
         error: bytes | None = None
         try:
+            store = open_claimed(task.dest_url)
+
+            def put(path: str, local_file: str) -> SavedFile:
+                return put_file(store, path, local_file)
+
             with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
                 files = task.write(grouped, put, folder, part=f"{new_id()}-")
         except CairnError as refused:

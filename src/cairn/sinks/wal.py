@@ -15,6 +15,7 @@ Always true here:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.base import Promise
 from cairn.sinks.staged import GROUP_ROWS, PublishedEpoch, Staged, StagedFile, check_content
-from cairn.storage.store import open_store
+from cairn.storage.store import NotFoundError, open_store
 from cairn.types import parse_schema, schema_ddl
 
 _SECRET: Final = re.compile(r"pass|pwd|secret|token|key|url|user|credential|jaas|auth", re.I)
@@ -98,12 +99,21 @@ class _Reader:
         self.folder = folder
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = open_store(self.url)
         for batch in batches:
             for name in batch.column(0).to_pylist():
-                data = store.get(self.folder + name)
+                data = self._read(self.folder + name)
                 check_content(name, data, self.url, self.folder + name)
                 yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(GROUP_ROWS)
+
+    def _read(self, path: str) -> bytes:
+        try:
+            return open_store(self.url, create=False).get(path)
+        except NotFoundError:
+            raise CommitError(
+                f"an executor on {os.uname().nodename} does not see the rows to be published\n"
+                f"  expected: {self.url}/{path}\n"
+                "  next: pass a checkpoint that driver and executors share"
+            ) from None
 
 
 class Spark(Wal):

@@ -1,6 +1,7 @@
 """A slot's other door: lookups of committed state, while epochs come in by the first one.
 
     Ask     state of some keys, in one version
+    End     the slot is not needed any more
     Told    what is held of them, or that this version is not here
 
 A frame is four bytes of length and then the message, in msgpack. Who connects proves first
@@ -38,6 +39,7 @@ import msgspec
 
 from cairn.backends.held import Form
 from cairn.logs import logger
+from cairn.slot.protocol import End
 
 ASK_BYTES_MAX: Final = 8 << 20
 TOLD_BYTES_MAX: Final = 64 << 20
@@ -65,7 +67,7 @@ _PAUSE_S: Final = 0.1
 _send: Final = ctypes.PyDLL(None).send
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """What is held of some keys."""
 
     uid: str
@@ -95,7 +97,8 @@ class DoorSpec:
 
 
 ask_encoder: Final = msgspec.msgpack.Encoder()
-ask_decoder: Final = msgspec.msgpack.Decoder(Ask)
+ask_decoder: Final = msgspec.msgpack.Decoder(Ask | End)
+ended_decoder: Final = msgspec.msgpack.Decoder(bool)
 told_decoder: Final = msgspec.msgpack.Decoder(Told)
 
 
@@ -263,13 +266,19 @@ class Door:
     """Answers what `look_up` finds, a thread per guest."""
 
     def __init__(
-        self, listening: socket.socket, address: str, key: bytes, look_up: Callable[[Ask], Told]
+        self,
+        listening: socket.socket,
+        address: str,
+        key: bytes,
+        look_up: Callable[[Ask], Told],
+        end: Callable[[End], bool] = lambda order: False,
     ) -> None:
         self.address = address
         self.last_used_s = time.monotonic()
         self._listening = listening
         self._key = key
         self._look_up = look_up
+        self._end = end
         self._guests = threading.BoundedSemaphore(GUESTS_MAX)
         self._strangers: list[socket.socket] = []
         """Who has not shown the key yet, or has no place yet; the longest there come first."""
@@ -327,6 +336,9 @@ class Door:
             sys.setswitchinterval(SWITCH_S)
             while True:
                 ask = ask_decoder.decode(channel.receive(ASK_BYTES_MAX))
+                if isinstance(ask, End):
+                    channel.send(ask_encoder.encode(self._end(ask)))
+                    continue
                 self.last_used_s = time.monotonic()
                 told = ask_encoder.encode(self._look_up(ask))
                 if len(told) > TOLD_BYTES_MAX:
@@ -350,7 +362,12 @@ class Door:
         self._listening.close()
 
 
-def open_door(spec: DoorSpec, directory: str, look_up: Callable[[Ask], Told]) -> Door:
+def open_door(
+    spec: DoorSpec,
+    directory: str,
+    look_up: Callable[[Ask], Told],
+    end: Callable[[End], bool] = lambda order: False,
+) -> Door:
     """On a Unix socket where the driver is on this machine, else on a port."""
     if spec.host == this_host():
         path = Path(directory) / "door"
@@ -364,7 +381,7 @@ def open_door(spec: DoorSpec, directory: str, look_up: Callable[[Ask], Told]) ->
         listening.bind((own, 0))
         address = f"tcp:{own}:{listening.getsockname()[1]}"
     listening.listen(QUEUE_MAX)
-    return Door(listening, address, spec.key, look_up)
+    return Door(listening, address, spec.key, look_up, end)
 
 
 def _address_towards(other: str) -> str:

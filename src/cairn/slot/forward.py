@@ -27,11 +27,12 @@ import pyarrow.flight as flight
 
 from cairn.slot.process import SlotHome, executor_process
 from cairn.slot.protocol import Begin, Failure, begin_decoder, pack_failure
-from cairn.slot.server import DONE, FAILED, LOAD_FIRST, Call, Loaded
+from cairn.slot.server import DONE, ENDED, FAILED, LOAD_FIRST, Call, Loaded
 from cairn.slot.spec import lane_name
 
 BEGIN_PROPERTY = "cairn.begin"
 QUEUE_BATCHES = 8
+SLOTS_TRIED_MAX = 3
 
 
 @functools.cache
@@ -100,24 +101,25 @@ class Forward:
         body = msgspec.msgpack.encode(
             Call(call.token, call.spec_id, call.level, call.subtask, begin)
         )
-        client = self._connect(home)
-        answer = self._act(client, "begin", body)
-        if answer == LOAD_FIRST:
-            loaded = Loaded(call.token, self.spec_id, self.spec)
-            self._act(client, "load", msgspec.msgpack.encode(loaded))
-            self._act(client, "begin", body)
-        return client
+        for _ in range(SLOTS_TRIED_MAX):
+            client = self._connect(home)
+            answer = self._act(client, "begin", body)
+            if answer == LOAD_FIRST:
+                loaded = Loaded(call.token, self.spec_id, self.spec)
+                answer = self._act(client, "load", msgspec.msgpack.encode(loaded))
+                if answer != ENDED:
+                    answer = self._act(client, "begin", body)
+            if answer != ENDED:
+                return client
+            # It was told to end just now, so the next look finds none and starts another.
+        raise RuntimeError(f"slot {home.slot} was told to end again and again")
 
     def _connect(self, home: SlotHome) -> flight.FlightClient:
-        pid = home.pid()
-        if pid is None:
-            home.start()
-            pid = home.pid()
         # A worker is reused for many tasks; so is its connection, while the slot lives.
-        name = f"{home.location}#{pid}"
-        client = self._clients.get(name)
+        location = (home.find() or home.start()).location
+        client = self._clients.get(location)
         if client is None:
-            client = self._clients[name] = flight.connect(home.location)
+            client = self._clients[location] = flight.connect(location)
         return client
 
     def _act(self, client: flight.FlightClient, kind: str, body: bytes) -> bytes:

@@ -9,6 +9,7 @@ Always true here:
 - the nursery runs no code of users, opens no state and has no threads of ours, so a fork is safe;
 - a slot gets the environment, folder and import path of whoever asks for it, as if started anew;
 - it ends with its executor, or when nobody has asked for a while; its slots live on;
+- while nobody asks it removes what ended runs have left in the runtime folder;
 - nothing depends on it: who cannot reach it starts the slot as a process of its own.
 """
 
@@ -30,22 +31,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+from cairn.process_identity import ProcessIdentity, parse_identity
+from cairn.slot.folders import hold, redirect_output, sweep
 
 POLL_S = 0.5
 START_TIMEOUT_S = 60.0
 ASK_TIMEOUT_S = 10.0
+SWEEP_EVERY_S = 3600.0
 _PR_SET_NAME = 15
-
-
-def is_alive(pid: int, started_s: float) -> bool:
-    """Whether it is still the same process, and not one that only waits to be collected."""
-    try:
-        process = psutil.Process(pid)
-        same = bool(process.create_time() == started_s)
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def surroundings() -> dict[str, Any]:
@@ -71,9 +64,7 @@ def ask(address: Path, arguments: Sequence[str], log: Path) -> int:
     return int(answer)
 
 
-def fork_slot(
-    home: Path, executor_pid: int, executor_started_s: float, arguments: Sequence[str], log: Path
-) -> int:
+def fork_slot(home: Path, executor: ProcessIdentity, arguments: Sequence[str], log: Path) -> int:
     """A slot from the nursery of an executor, which is started when it does not live yet."""
     address = home / "socket"
     with contextlib.suppress(OSError):
@@ -84,7 +75,7 @@ def fork_slot(
         with contextlib.suppress(OSError):
             return ask(address, arguments, log)  # Another has started it meanwhile.
         address.unlink(missing_ok=True)
-        _start(home, executor_pid, executor_started_s)
+        _start(home, executor)
         return ask(address, arguments, log)
 
 
@@ -103,10 +94,9 @@ def detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _start(home: Path, executor_pid: int, executor_started_s: float) -> None:
+def _start(home: Path, executor: ProcessIdentity) -> None:
     command = [sys.executable, "-m", "cairn.slot.nursery", "--home", str(home)]
-    command += ["--executor-pid", str(executor_pid)]
-    command += ["--executor-started", repr(executor_started_s)]
+    command += ["--executor", str(executor)]
     child = detached(command, home / "log")
     deadline = time.monotonic() + START_TIMEOUT_S
     while not (home / "socket").exists():
@@ -138,10 +128,7 @@ def _become_slot(order: dict[str, Any], caller: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Slots would all draw the same numbers; Python's own generator takes care of itself.
     np.random.seed()
-    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    redirect_output(Path(order["log"]))
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
@@ -174,11 +161,17 @@ def _answer(listener: socket.socket) -> None:
             os._exit(1)
 
 
+def _sweep(root: Path) -> None:
+    """Remove what ended runs have left on this machine, unless another nursery is at it."""
+    with (root / "sweep.lock").open("w") as lock, contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        sweep(root, time.time())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="cairn nursery", description="Forks slots.")
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--executor-pid", type=int, required=True)
-    parser.add_argument("--executor-started", type=float, required=True)
+    parser.add_argument("--executor", type=parse_identity, required=True)
     options = parser.parse_args()
 
     from cairn.slot.process import lease_s
@@ -187,6 +180,8 @@ def main() -> None:
     _load()
     # Nobody waits for the slots: they are collected as they end.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Held for life: this folder is in use, however old it is.
+    hold(options.home)
     address: Path = options.home / "socket"
     unready = options.home / "socket.new"
     unready.unlink(missing_ok=True)
@@ -197,13 +192,17 @@ def main() -> None:
         unready.rename(address)
         listener.settimeout(POLL_S)
         asked = time.monotonic()
-        while is_alive(options.executor_pid, options.executor_started):
+        swept: float | None = None
+        while options.executor.is_alive:
             try:
                 _answer(listener)
                 asked = time.monotonic()
             except TimeoutError:
                 if time.monotonic() - asked > lease_s():
                     break
+                if swept is None or time.monotonic() - swept > SWEEP_EVERY_S:
+                    swept = time.monotonic()
+                    _sweep(options.home.parent)
             except (OSError, ValueError) as error:
                 print(f"a caller got no slot: {error!r}", flush=True)
         address.unlink(missing_ok=True)

@@ -1,16 +1,15 @@
 """The slot as an operating-system process: how it is started, found and ended.
 
-    <runtime>/<run>/<executor>/slot-<i>/   socket, lock, pid
-    <runtime>/<run>/<executor>/slot-<i>.log
-
 A forwarder that finds no living slot starts one, under a file lock, so that there is
 one per run, executor and number: forked by the executor's nursery, or else as a process
-of its own. It is detached from the Python worker that asked for it and ends by itself:
-when told so, when its executor's JVM is gone (process id *and* start time are compared),
-or when nobody has called for a while.
+of its own. It is detached from the Python worker that asked for it and ends by itself: when
+told so, when its executor's JVM is gone, when another process has taken its place, or when nobody
+has called for a while. `folders` has the layout on disk.
 
 Always true here:
-- the directory belongs to this user and no other can enter it;
+- every process has a folder of its own, so one that is closing is in nobody's way;
+- a slot that ends gives up its pid file before anything else: whoever looks for it then starts
+  another one;
 - a slot never outlives its executor by more than a few seconds.
 """
 
@@ -21,172 +20,187 @@ import contextlib
 import fcntl
 import gc
 import os
+import secrets
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
+import msgspec
 
-from cairn.slot.nursery import detached, fork_slot, is_alive
+from cairn.process_identity import (
+    ProcessIdentity,
+    identify,
+    is_jvm,
+    parent_of,
+    parse_identity,
+)
+from cairn.slot.folders import (
+    Living,
+    bound_log,
+    check_socket_path,
+    executor_name,
+    held,
+    hold,
+    living_slot,
+    living_slots,
+    remove_dead,
+    run_folder,
+    runtime_root,
+)
+from cairn.slot.nursery import detached, fork_slot
+from cairn.slot.protocol import End
+
+if TYPE_CHECKING:
+    from cairn.slot.server import SlotServer
 
 POLL_S = 0.5
 LEASE_S = 3600.0
 START_TIMEOUT_S = 60.0
 CLOSE_PATIENCE_S = 10.0
+END_TIMEOUT_S = 5.0
+
+_executor: ProcessIdentity | None = None
 
 
-def runtime_root() -> Path:
-    """Short, because the path of a Unix socket holds about a hundred characters."""
-    root = Path(os.environ.get("CAIRN_RUNTIME_DIR") or tempfile.gettempdir())
-    if not os.environ.get("CAIRN_RUNTIME_DIR"):
-        root = root / f"cairn-{os.getuid()}"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = root.stat()
-    if info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise PermissionError(f"{root} must belong to this user and be closed to others (0700)")
-    return root
-
-
-_executor: psutil.Process | None = None
-
-
-def executor_process() -> psutil.Process:
-    """The JVM this Python worker works for."""
+def executor_process() -> ProcessIdentity:
+    """Return the JVM this Python worker works for."""
     global _executor
     # Remembered: a worker that has lost the daemon between them still serves the same JVM.
-    if _executor is None or not _executor.is_running():
+    if _executor is None or not _executor.is_alive:
         _executor = _find_executor()
     return _executor
 
 
-def _find_executor() -> psutil.Process:
-    process = psutil.Process().parent()
-    while process is not None and process.pid != 1 and "python" in process.name().lower():
-        process = process.parent()
-    if process is None or process.pid == 1:
+def _find_executor() -> ProcessIdentity:
+    # In a container without an init the JVM may be process 1, so an id says nothing.
+    pid = parent_of(os.getpid())
+    while pid and not is_jvm(pid):
+        pid = parent_of(pid)
+    if not pid:
         # The daemon between worker and JVM has died, so nobody would tell us of the JVM's end.
         raise RuntimeError("this Python worker has lost its executor; the task must run again")
-    return process
+    return identify(pid)
 
 
 class SlotHome:
-    """Where a slot lives."""
+    """Where the processes of a slot live, one after the other."""
 
-    def __init__(self, run_id: str, executor: psutil.Process, slot: int) -> None:
-        self.executor_pid = executor.pid
-        self.executor_started_s = executor.create_time()
-        name = f"{executor.pid}-{int(self.executor_started_s)}"
-        root = runtime_root()
-        parent = root / run_id[:12] / name
-        self.nursery = root / f"nursery-{name}"
-        self.directory = parent / f"slot-{slot}"
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.socket = self.directory / "socket"
-        self.log = parent / f"slot-{slot}.log"
+    def __init__(self, run_id: str, executor: ProcessIdentity, slot: int) -> None:
+        self.executor = executor
+        self.slot = slot
+        name = executor_name(executor)
+        self.folder = run_folder(run_id) / name
+        self.nursery = runtime_root() / f"nursery-{name}"
+        self.link = self.folder / f"slot-{slot}"
+        self.log = self.folder / f"slot-{slot}.log"
 
-    @property
-    def location(self) -> str:
-        return f"grpc+unix://{self.socket}"
+    def find(self) -> Living | None:
+        """Return the living slot."""
+        return living_slot(self.link)
 
-    def pid(self) -> int | None:
-        """The living slot's process id."""
-        try:
-            text = (self.directory / "pid").read_text()
-            pid, started_s = text.split()
-            # Until its parent asks how it ended, a dead process keeps its number.
-            if is_alive(int(pid), float(started_s)):
-                return int(pid)
-        except (OSError, ValueError):
-            pass
-        return None
-
-    def start(self) -> None:
+    def start(self) -> Living:
         """Make sure a slot lives here: found, or started and ready to be called."""
-        with (self.directory / "lock").open("w") as lock:
+        with held(self.folder), self.link.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.pid() is not None and self.socket.exists():
-                return
-            self.socket.unlink(missing_ok=True)
-            (self.directory / "pid").unlink(missing_ok=True)
-            pid = self._fork()
-            started_s = _started_s(pid)
-            deadline = time.monotonic() + START_TIMEOUT_S
-            while not self.socket.exists() or self.pid() != pid:
-                if not is_alive(pid, started_s) or time.monotonic() > deadline:
-                    raise RuntimeError(f"slot did not start; log: {self.log}")
-                time.sleep(0.005)
+            living = self.find()
+            if living is not None:
+                return living
+            remove_dead(self.folder)
+            folder = self.folder / f"p-{secrets.token_hex(4)}"
+            check_socket_path(folder)
+            folder.mkdir(mode=0o700)
+            # From here on this is the slot: a process that was started before and is late ends.
+            fresh = folder / "link"
+            fresh.symlink_to(folder.name)
+            fresh.replace(self.link)
+            pid = self._fork(folder)
+            with contextlib.suppress(ProcessLookupError):
+                process = identify(pid)
+                deadline = time.monotonic() + START_TIMEOUT_S
+                while process.is_alive and time.monotonic() < deadline:
+                    living = self.find()
+                    if living is not None:
+                        return living
+                    time.sleep(0.005)
+            raise RuntimeError(f"slot did not start; log: {self.log}")
 
-    def _fork(self) -> int:
-        arguments = ["--directory", str(self.directory)]
-        arguments += ["--log", str(self.log), "--executor-pid", str(self.executor_pid)]
-        arguments += ["--executor-started", repr(self.executor_started_s)]
-        executor = (self.executor_pid, self.executor_started_s)
+    def _fork(self, folder: Path) -> int:
+        arguments = ["--directory", str(folder), "--slot", str(self.slot)]
+        arguments += ["--executor", str(self.executor)]
         try:
-            return fork_slot(self.nursery, *executor, arguments, self.log)
+            return fork_slot(self.nursery, self.executor, arguments, self.log)
         except OSError as error:
             with self.log.open("a") as log:
                 print(f"no nursery: {error}", file=log)
-            return self._spawn(arguments)
-
-    def _spawn(self, arguments: Sequence[str]) -> int:
-        command = [sys.executable, "-m", "cairn.slot.process", *arguments]
-        return detached(command, self.log).pid
-
-
-def _started_s(pid: int) -> float:
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return 0.0  # Gone already.
+            command = [sys.executable, "-m", "cairn.slot.process", *arguments]
+            return detached(command, self.log).pid
 
 
 def start_slot(run_id: str, slot: int, executor_pid: int | None = None) -> None:
     """Make sure that a slot lives beside an executor; in a Python worker: its own."""
-    executor = executor_process() if executor_pid is None else psutil.Process(executor_pid)
+    executor = executor_process() if executor_pid is None else identify(executor_pid)
     home = SlotHome(run_id, executor, slot)
-    if home.pid() is None:
+    if home.find() is None:
         home.start()
 
 
-def end_slots(run_id: str, keep: Collection[int] = ()) -> int:
-    """Say goodbye to a run's slots on this machine, but for some; how many were there."""
+def end_slots(
+    run_id: str, keep: Collection[str] = (), as_of: tuple[int, int, int] | None = None
+) -> int:
+    """Tell a run's slots on this machine to end; return how many do.
+
+    `keep` names those that stay, by the ids of their processes. With `as_of` those stay too that
+    have begun something later, or nothing yet.
+    """
     import pyarrow.flight as flight
 
     ended = 0
-    for socket in (runtime_root() / run_id[:12]).glob("*/slot-*/socket"):
-        if int(socket.parent.name.removeprefix("slot-")) in keep:
+    order = msgspec.msgpack.encode(End(as_of))
+    for living in living_slots(run_folder(run_id)):
+        if living.folder.name in keep:
             continue
         try:
-            with flight.connect(f"grpc+unix://{socket}") as client:
-                options = flight.FlightCallOptions(timeout=5)
-                list(client.do_action(flight.Action("end", b""), options))
-            ended += 1
+            with flight.connect(living.location) as client:
+                options = flight.FlightCallOptions(timeout=END_TIMEOUT_S)
+                (answer,) = client.do_action(flight.Action("end", order), options)
+            ended += msgspec.msgpack.decode(answer.body.to_pybytes(), type=bool)
         except flight.FlightError:
             pass  # Gone already, or going: it watches its executor and its lease.
     return ended
 
 
-def _watch(server: object, pid: int, started_s: float, lease_s: float) -> str:
-    """Wait for the end: returns why."""
+def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path) -> str:
+    """Wait for the end of the slot; return why it ends."""
     idle_collected = True
+    lease = lease_s()
     while True:
-        if server.ended.wait(POLL_S):  # type: ignore[attr-defined]
+        if server.ended.wait(POLL_S):
             return "told to end"
-        if not is_alive(pid, started_s):
+        if not executor.is_alive:
             return "the executor is gone"
-        idle_s = server.idle_s()  # type: ignore[attr-defined]
-        if idle_s > lease_s:
+        if _is_replaced(link, server.slot_id):
+            return "another process has taken its place"
+        idle_s = server.idle_s()
+        if idle_s > lease and server.leave_if_idle(lease):
             return f"idle for {idle_s:.0f} s"
         if idle_s < POLL_S:
             idle_collected = False
         elif idle_s > 10 and not idle_collected:
             gc.collect()
             idle_collected = True
+        bound_log(log)
+
+
+def _is_replaced(link: Path, slot_id: str) -> bool:
+    try:
+        return os.readlink(link) != slot_id
+    except OSError:
+        return False
 
 
 def lease_s() -> float:
@@ -198,9 +212,8 @@ def live(arguments: Sequence[str] | None = None) -> None:
     """The life of a slot, from its start to the end of this process."""
     parser = argparse.ArgumentParser(prog="cairn slot", description="A slot; started by cairn.")
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--log", required=True)
-    parser.add_argument("--executor-pid", type=int, required=True)
-    parser.add_argument("--executor-started", type=float, required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--executor", type=parse_identity, required=True)
     options = parser.parse_args(arguments)
 
     from cairn.logs import configure_slot, logger
@@ -213,32 +226,33 @@ def live(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     configure_slot("text")
     directory: Path = options.directory
-    executor = f"{os.uname().nodename}:{options.executor_pid}"
+    executor: ProcessIdentity = options.executor
+    link = directory.parent / f"slot-{options.slot}"
+    log = link.with_suffix(".log")
+    # Held for life: what lies here is in use, however old it is.
+    hold(directory.parent)
     scratch = directory / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(mode=0o700)
     server = SlotServer(
         f"grpc+unix://{directory / 'socket'}",
-        executor=executor,
-        log=options.log,
+        executor=f"{os.uname().nodename}:{executor.pid}",
+        log=str(log),
         scratch=str(scratch),
         directory=str(directory),
     )
-    own = psutil.Process()
-    (directory / "pid.new").write_text(f"{own.pid} {own.create_time()!r}")
+    (directory / "pid.new").write_text(str(identify()))
     (directory / "pid.new").rename(directory / "pid")
     threading.Thread(target=server.serve, daemon=True, name="serve").start()
-    why = _watch(server, options.executor_pid, options.executor_started, lease_s())
-    logger.info("%s ends: %s", directory.name, why)
-    with contextlib.suppress(OSError):
-        (directory / "socket").unlink(missing_ok=True)
+    why = _watch(server, executor, link, log)
+    server.leave()
+    logger.info("%s ends: %s", link.name, why)
     try:
         if why == "told to end":
             # Of its own accord a thread that waits for a user's close() might never end.
             closing = threading.Thread(target=server.runtime.close, daemon=True, name="close")
             closing.start()
             closing.join(CLOSE_PATIENCE_S)
-            shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     finally:
         # Not through the interpreter's end: threads of the transport may still be blocked.
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 
     begin   an attempt at an epoch: what `now` is, which parent, which state versions
     run     batches of rows in, batches of the envelope out, the acknowledgement last
-    end     goodbye
+    end     a slot is not needed any more
 
 Acknowledgements travel in band, as the last row a subtask emits, and are a
 function of epoch, state and input alone: Spark compares the output of a stage that
@@ -112,6 +112,17 @@ class Begin(msgspec.Struct, frozen=True):
         return self.slots[subtask] if self.slots else subtask
 
 
+class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """A slot is to end.
+
+    Such a message may come late, so it says as of when the slot is not needed: one that has begun
+    something later stays, and so does one that is there for an epoch to come.
+    """
+
+    as_of: tuple[int, int, int] | None = None
+    """Term, epoch and step of an attempt; None: whatever the slot has begun."""
+
+
 class Compacted(msgspec.Struct, frozen=True):
     """A file written in the background: a base as of an epoch, or several deltas as one."""
 
@@ -182,6 +193,8 @@ class Report(msgspec.Struct, frozen=True):
     """The Spark stage it ran in; None without Spark."""
     door: str = ""
     """Where the slot is asked for state."""
+    slot_id: str = ""
+    """The process of the slot, told apart from all others of the run."""
     epoch: int = 0
     step: int = 0
     """Which attempt it is of: what a superseded one measured does not count."""

@@ -6,6 +6,7 @@
 
 Always true here:
 - state whose form fits is handed on when a function is replaced;
+- a checkpoint that is not the driver's is refused before anything is made of the job;
 - a task of before a change does not bring back the functions of then.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from cairn.slot.checkpoint import Open, open_checkpoint, open_existing
 from cairn.slot.compactor import Compactor
 from cairn.slot.door import Ask, Told
 from cairn.slot.feedback import InFlight
@@ -23,7 +25,7 @@ from cairn.slot.protocol import Token
 from cairn.slot.spec import JobSpec
 from cairn.slot.sweeper import Sweeper
 from cairn.storage.log import Log
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import Store
 
 
 class Runtime:
@@ -34,6 +36,7 @@ class Runtime:
         *,
         scratch: str,
         store: Store | None = None,
+        open_url: Open = open_existing,
         is_busy: Callable[[], bool] = lambda: False,
         threaded: bool = True,
     ) -> None:
@@ -43,6 +46,7 @@ class Runtime:
         self.sweeper = Sweeper(self._sweep, is_busy)
         self._scratch = scratch
         self._store = store
+        self._open_url = open_url
         self._levels: dict[int, LevelRuntime] = {}
         self._holdings: dict[str, Holding] = {}
         self._in_flight = InFlight()
@@ -58,7 +62,7 @@ class Runtime:
                     # A task of before the change must not bring back the functions of then.
                     level.check(token)
             spec = JobSpec.unpickled(data)
-            store = self._store or open_store(spec.checkpoint)
+            store = self._store or open_checkpoint(spec, token, self._open_url)
             log = Log(store)
             levels = {
                 level.index: LevelRuntime(

@@ -2,12 +2,14 @@
 
     action load      the job, pickled
     action begin     an attempt at a level of an epoch
-    action end       goodbye
+    action end       the slot is not needed any more
     exchange run     rows in, envelope out; the last message carries Ack and Report
 
 Always true here:
 - an exchange reads a batch, writes what it caused, and only then reads on: memory is
   bounded by the transport's window, however large the epoch;
+- a slot that has promised to end begins nothing, and one that has begun something is not ended
+  by a message that is older;
 - an error goes back as a `Failure` in the body of an answer (a transport's error text is
   short), with the log file of this slot.
 """
@@ -20,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,7 +33,7 @@ from cairn.crash import crash_point
 from cairn.errors import CairnError
 from cairn.logs import configure_slot, logger, scope
 from cairn.slot.door import Door, open_door
-from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
+from cairn.slot.protocol import Begin, End, Failure, Token, ack_encoder
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE
 
@@ -57,6 +60,7 @@ call_decoder = msgspec.msgpack.Decoder(Call)
 
 DONE = b"D"
 LOAD_FIRST = b"L"
+ENDED = b"E"
 FAILED = b"F"
 
 
@@ -72,7 +76,11 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         self.log = log
         self._directory = directory
         self._door: Door | None = None
+        self.slot_id = Path(directory).name
         self.ended = threading.Event()
+        self._begun: tuple[int, int, int] | None = None
+        """Term, epoch and step of the latest attempt that has begun here."""
+        self._begin_or_end = threading.Lock()
         self._calls: set[object] = set()
         self._last_used_s = time.monotonic()
 
@@ -104,6 +112,10 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         yield flight.Result(answer)
 
     def _act(self, kind: str, body: bytes) -> bytes:
+        if kind == "end":
+            return msgspec.msgpack.encode(self.end(msgspec.msgpack.decode(body, type=End)))
+        if self.ended.is_set():
+            return ENDED
         if kind == "load":
             loaded = msgspec.msgpack.decode(body, type=Loaded)
             self.runtime.load(loaded.spec_id, loaded.spec, Token(*loaded.token))
@@ -115,13 +127,44 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             if call.spec_id != self.runtime.spec_id:
                 return LOAD_FIRST
             assert call.begin is not None, "begin says what begins"
+            if not self._may_begin(call.token):
+                return ENDED
             level = self.runtime.level(call.level)
             level.begin(Token(*call.token), call.begin, call.subtask)
-        elif kind == "end":
-            self.ended.set()
         else:
             raise ValueError(f"no such action: {kind}")
         return DONE
+
+    def _may_begin(self, token: tuple[int, int, int, int]) -> bool:
+        with self._begin_or_end:
+            self._begun = max(self._begun or token[:3], token[:3])
+            return not self.ended.is_set()
+
+    def end(self, order: End) -> bool:
+        """End the slot, unless it has begun something later than the order is about."""
+        with self._begin_or_end:
+            if order.as_of is not None and (self._begun is None or self._begun > order.as_of):
+                return False
+            self._leave()
+            return True
+
+    def leave_if_idle(self, seconds: float) -> bool:
+        """End the slot if nobody has called it for so long."""
+        with self._begin_or_end:
+            if self.idle_s() <= seconds:
+                return False
+            self._leave()
+            return True
+
+    def leave(self) -> None:
+        """From now on nobody finds this slot, and it begins nothing."""
+        with self._begin_or_end:
+            self._leave()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError):
+            (Path(self._directory) / "pid").rename(Path(self._directory) / "ended")
+        self.ended.set()
 
     def _job_name(self) -> str | None:
         return None if self.runtime.spec is None else self.runtime.spec.job_name
@@ -130,7 +173,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         spec = self.runtime.spec
         if self._door is None and spec is not None and spec.door is not None:
             try:
-                self._door = open_door(spec.door, self._directory, self.runtime.look_up)
+                self._door = open_door(spec.door, self._directory, self.runtime.look_up, self.end)
             except OSError as error:
                 # Epochs run without it, and the checkpoint answers.
                 logger.warning("no door for queries of state: %s", error)
@@ -167,6 +210,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 stage=call.stage,
                 door="" if self._door is None else self._door.address,
             )
+            report = msgspec.structs.replace(report, slot_id=self.slot_id)
             columns = [pa.array([ACK_LANE], pa.int32())]
             columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
             columns.append(pa.array([ack_encoder.encode(ack)], pa.binary()))

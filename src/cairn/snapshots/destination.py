@@ -56,6 +56,24 @@ def check_destination(url: str) -> None:
         raise _refused(store, [found.path for found in there])
 
 
+def open_claimed(url: str) -> Store:
+    """Open the folder of a savepoint that the driver is writing, in an executor."""
+    try:
+        store = open_store(url, create=False)
+        is_there = store.exists(UNFINISHED_PATH)
+    except NotFoundError:
+        is_there = False
+    if not is_there:
+        raise RestoreError(
+            f"an executor on {os.uname().nodename} does not see the folder that the driver writes "
+            f"the savepoint to\n  expected: {url}/{UNFINISHED_PATH}\n"
+            "  next: pass a place that driver and executors share: a bucket, or a folder that is "
+            "mounted at this path on all of them",
+            url=url,
+        )
+    return store
+
+
 class Destination:
     """Where the savepoint goes; remembers what was written, to take it back."""
 

@@ -22,14 +22,12 @@ import threading
 import uuid
 from typing import Final
 
-import psutil
+from cairn.process_identity import identify, parse_identity, pid_namespace
 
 SHARED_MEMORY: Final = "/dev/shm"
 _PREFIX: Final = "cairn-memory"
-_ROOT_NAME: Final = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-(\d+)-\w+")
+_ROOT_NAME: Final = re.compile(rf"{_PREFIX}-ns([0-9a-f]+)-(\d+-\d+)-\w+")
 _NAME: Final = re.compile(r"[\w.-]+")
-# What psutil computes a start time from may be adjusted by a second while a process runs.
-_START_TOLERANCE_S: Final = 5
 
 _lock = threading.Lock()
 _root: str | None = None
@@ -46,10 +44,9 @@ def memory_folder(name: str = "") -> str:
     with _lock:
         if _root is None or not os.path.isdir(_root):
             _remove_stale(_parent())
-            own = psutil.Process()
-            prefix = f"{_PREFIX}-{_pid_namespace()}-{own.pid}-{int(own.create_time())}-"
+            prefix = f"{_PREFIX}-ns{pid_namespace()}-{identify()}-"
             _root = tempfile.mkdtemp(prefix=prefix, dir=_parent())
-            atexit.register(_remove, _root, own.pid)
+            atexit.register(_remove, _root, os.getpid())
         return os.path.join(_root, name or uuid.uuid4().hex)
 
 
@@ -70,27 +67,10 @@ def _remove_stale(parent: str) -> None:
             match = _ROOT_NAME.fullmatch(entry.name)
             if match is None:
                 continue
-            namespace, pid, started_s = map(int, match.groups())
+            namespace, owner = match.groups()
             # Process ids of another container mean nothing here.
-            if namespace != _pid_namespace() or _is_alive(pid, started_s):
+            if namespace != pid_namespace() or parse_identity(owner).is_alive:
                 continue
             with contextlib.suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == os.getuid():
                     shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _is_alive(pid: int, started_s: int) -> bool:
-    try:
-        found_s = psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return True
-    return bool(abs(found_s - started_s) <= _START_TOLERANCE_S)
-
-
-def _pid_namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +13,9 @@ import psutil
 import pytest
 
 from cairn.slot import nursery, process
-from cairn.slot.process import SlotHome
+from tests.unit.slot.executors import eventually, executor, is_gone
 
-
-def eventually(holds: Callable[[], object], within_s: float = 30) -> bool:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-class Executor:
-    """A process that slots live beside."""
-
-    def __init__(self) -> None:
-        self.process = psutil.Popen(["sleep", "600"])
-
-    def home(self, number: int) -> SlotHome:
-        return SlotHome("nursery-test-run", self.process, number)
-
-    def slot(self, number: int) -> psutil.Process:
-        """The process of a slot that was started."""
-        home = self.home(number)
-        home.start()
-        return psutil.Process(home.pid())
-
-    def end(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.process.kill()
-        self.process.wait()
-
-    def log(self, number: int) -> str:
-        return self.home(number).log.read_text()
-
-
-def is_gone(dead: psutil.Process) -> bool:
-    return not dead.is_running() or dead.status() == psutil.STATUS_ZOMBIE
-
-
-@pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
-    # Sockets lie below it, and their paths are short.
-    folder = f"/tmp/cn{os.getpid()}"
-    monkeypatch.setenv("CAIRN_RUNTIME_DIR", folder)
-    one = Executor()
-    yield one
-    one.end()
-    shutil.rmtree(folder, ignore_errors=True)
+__all__ = ["executor"]
 
 
 def test_slots_have_one_nursery_live_on_without_it_and_end_with_their_executor(executor) -> None:
@@ -107,7 +57,7 @@ def test_a_nursery_that_nobody_asks_for_long_ends_without_its_slots(executor, mo
     monkeypatch.setenv("CAIRN_SLOT_LEASE_S", "0.2")
     home = executor.home(0)
     home.nursery.mkdir()
-    nursery._start(home.nursery, home.executor_pid, home.executor_started_s)
+    nursery._start(home.nursery, home.executor)
     monkeypatch.delenv("CAIRN_SLOT_LEASE_S")
     slot = executor.slot(0)
     assert eventually(lambda: not (home.nursery / "socket").exists())
@@ -126,8 +76,8 @@ def test_without_a_nursery_a_slot_starts_as_a_process_of_its_own(executor) -> No
 def test_a_slot_that_cannot_start_is_told_with_its_log(executor) -> None:
     executor.slot(0)
     home = executor.home(1)
-    home._fork = lambda: nursery.fork_slot(  # type: ignore[method-assign]
-        home.nursery, home.executor_pid, home.executor_started_s, ["--nonsense"], home.log
+    home._fork = lambda folder: nursery.fork_slot(  # type: ignore[method-assign]
+        home.nursery, home.executor, ["--nonsense"], home.log
     )
     with pytest.raises(RuntimeError, match=r"did not start; log: .*slot-1\.log"):
         home.start()

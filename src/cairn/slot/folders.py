@@ -1,0 +1,234 @@
+"""The runtime folder: where the slots of one user on one machine keep sockets, state and logs.
+
+    <runtime>/<run>/<executor>/
+        slot-<i> -> p-<id>      the process that is slot i now
+        slot-<i>.lock           held while one is started
+        slot-<i>.log            output and log of slot i; slot-<i>.log.1 is the part before
+        p-<id>/                 of one process: pid, socket, door, scratch
+    <runtime>/nursery-<executor>/       socket, lock, log
+    <runtime>/driver-<pid>-<time>/      log of a driver's JVM
+
+The name of an executor has its pid, its start and its pid namespace: containers may share the
+folder. Paths are short, because that of a Unix socket holds about a hundred characters.
+
+Always true here:
+- the runtime folder belongs to this user, and no other can enter it or put a link in its place;
+- whoever lives in a folder of an executor holds a shared lock on it. systemd-tmpfiles leaves
+  locked folders alone however old their files are, and so does `sweep`, which needs no process id
+  to see who is alive;
+- logs outlive their processes by a week, everything else goes with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cairn.process_identity import ProcessIdentity, parse_identity, pid_namespace
+
+LOG_BYTES_MAX: Final = 10 << 20
+"""Of the part of a log that is written to; the part before is kept too."""
+LOGS_KEPT_S: Final = 7 * 24 * 3600.0
+SOCKET_PATH_BYTES_MAX: Final = 103 if sys.platform == "darwin" else 107
+_RUN: Final = re.compile(r"[0-9a-f]{12}")
+_OURS: Final = re.compile(r"(nursery|driver)-\d+-.*")
+
+
+def runtime_root() -> Path:
+    """Return the runtime folder, made if need be. PermissionError when others could use it."""
+    given = os.environ.get("CAIRN_RUNTIME_DIR")
+    root = Path(given) if given else Path(tempfile.gettempdir()) / f"cairn-{os.getuid()}"
+    if not root.is_symlink():
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A link is looked at too: whoever put it there decides where it leads.
+    for info in (root.lstat(), root.stat()):
+        if info.st_uid != os.getuid():
+            raise _unsafe(root, f"it belongs to user {info.st_uid}")
+    if not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o077:
+        raise _unsafe(root, f"its mode is {stat.filemode(info.st_mode)}")
+    return root
+
+
+def _unsafe(root: Path, found: str) -> PermissionError:
+    return PermissionError(
+        f"the runtime folder {root} must belong to this user and be closed to others\n"
+        f"  expected: a folder of user {os.getuid()} with mode drwx------\n  found: {found}\n"
+        "  next: remove it, or set CAIRN_RUNTIME_DIR to a folder of your own"
+    )
+
+
+def run_folder(run_id: str) -> Path:
+    return runtime_root() / run_id[:12]
+
+
+def executor_name(executor: ProcessIdentity) -> str:
+    return f"{executor}-{pid_namespace()}"
+
+
+class Living(NamedTuple):
+    """A slot that can be called: a process, and its folder."""
+
+    slot: int
+    process: ProcessIdentity
+    folder: Path
+
+    @property
+    def location(self) -> str:
+        return f"grpc+unix://{self.folder / 'socket'}"
+
+    @property
+    def executor_pid(self) -> int:
+        return int(self.folder.parent.name.partition("-")[0])
+
+
+def living_slot(link: Path) -> Living | None:
+    """Return the slot that a link `slot-<i>` leads to, if it lives and was not told to end."""
+    try:
+        folder = link.parent / os.readlink(link)
+        process = parse_identity((folder / "pid").read_text())
+        slot = int(link.name.removeprefix("slot-"))
+    except (OSError, ValueError):
+        return None
+    return Living(slot, process, folder) if process.is_alive else None
+
+
+def living_slots(folder: Path) -> list[Living]:
+    """Return the living slots of a run, by its folder; of all executors on this machine."""
+    links = sorted(link for link in folder.glob("*/slot-*") if not link.suffix)
+    return [found for link in links if (found := living_slot(link)) is not None]
+
+
+def check_socket_path(folder: Path) -> None:
+    """Raise OSError unless a socket in this folder can be bound."""
+    path = os.fsencode(folder / "socket")
+    if len(path) > SOCKET_PATH_BYTES_MAX:
+        raise OSError(
+            f"the path of a slot's socket is too long: {os.fsdecode(path)}\n"
+            f"  expected: at most {SOCKET_PATH_BYTES_MAX} bytes\n  found: {len(path)}\n"
+            "  next: set CAIRN_RUNTIME_DIR to a shorter path"
+        )
+
+
+# Locks
+
+
+def hold(folder: Path) -> int:
+    """Take a shared lock on a folder; it is held until the descriptor is closed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make a folder and keep `sweep` from it meanwhile."""
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = hold(folder)
+        except FileNotFoundError:
+            continue
+        # While this waited for the lock the folder may have been removed.
+        if _is_at(descriptor, folder):
+            break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether nobody lives in the folder; if so, nobody moves in meanwhile."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_alone = True
+    except OSError:
+        is_alone = False
+    try:
+        yield is_alone
+    finally:
+        os.close(descriptor)
+
+
+# What is left behind
+
+
+def remove_dead(executor: Path) -> None:
+    """Remove the folders of processes beside an executor that were killed."""
+    for folder in executor.glob("p-*"):
+        for name in ("pid", "ended"):
+            try:
+                process = parse_identity((folder / name).read_text())
+            except (OSError, ValueError):
+                continue
+            if not process.is_alive:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(root: Path, now_s: float) -> None:
+    """Remove what is left of ended runs: state at once, logs when they are old enough."""
+    for folder in list(root.iterdir()):
+        if _OURS.fullmatch(folder.name):
+            _sweep_folder(folder, now_s)
+        elif _RUN.fullmatch(folder.name):
+            for executor in list(folder.iterdir()):
+                _sweep_folder(executor, now_s)
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # Only when it is empty.
+
+
+def _sweep_folder(folder: Path, now_s: float) -> None:
+    with _alone(folder) as is_alone:
+        if not is_alone:
+            return
+        for process in folder.glob("p-*"):
+            shutil.rmtree(process, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            logs = [entry for entry in folder.iterdir() if entry.suffix not in ("", ".lock")]
+            newest_s = max(entry.lstat().st_mtime for entry in (*logs, folder))
+            if now_s - newest_s > LOGS_KEPT_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def bound_log(log: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
+    """Let stdout and stderr of this process go on in a new file when this one is long."""
+    with contextlib.suppress(OSError):
+        if os.fstat(1).st_size <= bytes_max:
+            return
+        os.replace(log, f"{log}.1")
+        redirect_output(log)
+
+
+def redirect_output(log: Path) -> None:
+    """Append stdout and stderr of this process to a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
