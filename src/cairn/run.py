@@ -436,6 +436,7 @@ class Run:
                 f"job {self.name!r} has no committed epoch yet\n"
                 "  next: wait for the first one, for example with run.process_all_available()"
             )
+        self._coordinator.note_published()
         written = write_savepoint(self._store, newest.number, path, spark_store=self._spark_store)
         self._say("savepoint of epoch %d written to %s", newest.number, path)
         return written
