@@ -74,6 +74,7 @@ class LedJob:
             is_draining=is_draining,
         )
         self.epochs.append(epoch)
+        self.coordinator.note_published()
         return epoch
 
     def run_out(self) -> None:

@@ -385,6 +385,7 @@ class Driver:
                 lambda begin: self.cluster.execute({"rows": rows}, begin),
             )
         crash_point("driver.epoch.ended")
+        self.coordinator.note_published()
         self.spark.commit(batch_id)
 
     def run_idle(self, *, is_draining: bool = False) -> bool:
@@ -412,3 +413,4 @@ class Driver:
             position, lambda begin: self.cluster.execute({}, begin), is_draining=is_draining
         )
         crash_point("driver.idle.ended")
+        self.coordinator.note_published()

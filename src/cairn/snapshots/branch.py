@@ -7,6 +7,7 @@ of them shrinks as it writes bases of its own; its collector shrinks the hold.
     hold in the parent -> is the epoch still kept? -> job.json -> Spark's folder -> first epoch
 
 Always true here:
+- an epoch whose output may still have to be published is refused;
 - the parent is not disturbed: nothing but the hold is written there;
 - the branch exists from its first epoch on; before that no job starts in its folder;
 - a failure half way leaves at most a hold, which `cairn verify` calls stale.
@@ -22,6 +23,7 @@ import msgspec
 
 from cairn.errors import CairnError, CommitUnknownError, RestoreError
 from cairn.ids import new_id
+from cairn.snapshots.published import check_published
 from cairn.storage import (
     Epoch,
     FileRef,
@@ -71,6 +73,7 @@ def branch(
     """
     job = _job(store)
     parent = _epoch(store, epoch)
+    check_published(Log(store), parent)
     dest = _empty(store, dest_url)
     spark_store, spark_dest = spark_store or store, spark_dest or dest
     _check_spark_dest(spark_dest, spark_store)

@@ -1,6 +1,7 @@
 """Write a savepoint of a committed epoch, whether its job runs or not.
 
 Always true here:
+- an epoch whose output may still have to be published is refused;
 - the epoch is held while it is read, so a running job's collector keeps what is needed;
 - after an error nothing is left behind, neither the hold nor what was written.
 """
@@ -14,9 +15,10 @@ import uuid
 from cairn.errors import RestoreError
 from cairn.snapshots.destination import Destination, StateWriter
 from cairn.snapshots.holds import held
+from cairn.snapshots.published import check_published
 from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
-from cairn.storage.log import read_job
+from cairn.storage.log import Log, read_job
 from cairn.storage.manifest import Epoch, OperatorEntry
 from cairn.storage.saved import note_savepoint
 from cairn.storage.spark_log import source_files
@@ -47,6 +49,7 @@ def write_savepoint(
             url=store.url,
         )
     with held(store, epoch_number, f"savepoint-{savepoint_id}") as epoch:
+        check_published(Log(store), epoch)
         dest = Destination(open_store(dest_url), savepoint_id, epoch.number)
         try:
             with tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch) as folder:

@@ -135,6 +135,7 @@ class TtlJob:
                 ),
             ),
         )
+        self.coordinator.note_published()
         return {
             row[0]: tuple(list(seen) if isinstance(seen, tuple) else seen for seen in row[1:])
             for row in self.sink.epochs[epoch.number]

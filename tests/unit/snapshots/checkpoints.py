@@ -28,6 +28,7 @@ from cairn.storage.manifest import (
     next_version,
 )
 from cairn.storage.pack import write_pack
+from cairn.storage.published import note_published
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_type
@@ -116,7 +117,7 @@ class Checkpoint:
             ranges=ranges,
         )
         oldest_kept = self.collector.oldest_to_keep()
-        return self.log.append(
+        epoch = self.log.append(
             lambda number: Epoch(
                 number=number,
                 parent=None if newest is None else newest.number,
@@ -140,6 +141,8 @@ class Checkpoint:
                 oldest_kept=oldest_kept,
             )
         )
+        note_published(self.store, epoch.number, epoch.nonce)
+        return epoch
 
     # From values to rows
 

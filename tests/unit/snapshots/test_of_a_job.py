@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
+from cairn.errors import CommitError
 from cairn.plan.keygroups import key_group
-from cairn.snapshots import EpochReader, diff_epochs, open_savepoint, write_savepoint
+from cairn.snapshots import EpochReader, diff_epochs, open_savepoint, published, write_savepoint
+from cairn.snapshots.branch import branch
+from cairn.storage.holds import find_holds
 from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
+from cairn.testing import SimulatedCrash, simulated_crash
 from cairn.types import parse_type
 from tests.simulation.world import Driver, World, stored_state
 from tests.unit.snapshots.jobs import State, by_key, newest, start_from, take
@@ -30,6 +35,63 @@ def world(tmp_path: Path) -> World:
         for _ in range(14):
             driver.run_batch()
     return world
+
+
+@pytest.fixture
+def unpublished(world: World, monkeypatch: pytest.MonkeyPatch) -> Epoch:
+    """The newest epoch of a driver that was killed before its sinks published."""
+    monkeypatch.setattr(published, "PATIENCE_S", 0.0)
+    driver = Driver(world)
+    driver.start()
+    with simulated_crash("driver.manifest.written"), pytest.raises(SimulatedCrash):
+        driver.run_batch()
+    return newest(world)
+
+
+def copy_epoch(how: str, world: World, epoch: int | None, dest: Path) -> None:
+    if how == "savepoint":
+        write_savepoint(world.store, epoch, str(dest))
+    else:
+        branch(world.store, epoch, str(dest))
+
+
+@pytest.mark.parametrize("how", ["savepoint", "branch"])
+def test_an_epoch_that_was_not_published_is_not_copied(
+    how: str, world: World, unpublished: Epoch, tmp_path: Path
+) -> None:
+    for asked in (None, unpublished.number):
+        with pytest.raises(CommitError, match="is not known to be published") as failure:
+            copy_epoch(how, world, asked, tmp_path / "copy")
+        assert "next: start the job on this checkpoint once" in str(failure.value)
+        assert "'seen'" in str(failure.value)
+    assert find_holds(world.store).listing == []
+    assert open_store(str(tmp_path / "copy")).list() == []
+
+
+@pytest.mark.parametrize("how", ["savepoint", "branch"])
+def test_the_epoch_before_one_that_was_not_published_is_copied(
+    how: str, world: World, unpublished: Epoch, tmp_path: Path
+) -> None:
+    copy_epoch(how, world, unpublished.parent, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("how", ["savepoint", "branch"])
+def test_after_a_start_has_published_the_epoch_it_is_copied(
+    how: str, world: World, unpublished: Epoch, tmp_path: Path
+) -> None:
+    Driver(world).start()
+    world.check_output()
+    copy_epoch(how, world, unpublished.number, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("how", ["savepoint", "branch"])
+def test_an_epoch_of_a_running_job_is_copied_once_it_is_published(
+    how: str, world: World, unpublished: Epoch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "PATIENCE_S", 60.0)
+    driver = Driver(world)
+    monkeypatch.setattr(published.time, "sleep", lambda seconds: driver.start())
+    copy_epoch(how, world, None, tmp_path / "copy")
 
 
 def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:

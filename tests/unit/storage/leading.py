@@ -20,6 +20,7 @@ from cairn.storage.manifest import (
     SparkPosition,
 )
 from cairn.storage.pack import write_segment
+from cairn.storage.published import note_published
 from cairn.storage.retention import Collector
 from cairn.storage.spark_log import spark_folder
 from cairn.storage.store import Store, open_store
@@ -105,6 +106,7 @@ class Driver:
                 oldest_kept=oldest,
             )
         )
+        note_published(self.store, epoch.number, epoch.nonce)
         if collect:
             self.collector.after_epoch()
         return epoch
