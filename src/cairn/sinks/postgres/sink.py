@@ -11,6 +11,7 @@ Always true here:
   and upsert it is in the transaction that publishes, in prepared each transaction has its own
   proof inside;
 - what another driver gave up cannot be published, whole or in part;
+- an epoch is published as it was prepared, with the mode, table, columns and key of then;
 - a commit removes what is left of epochs before it: those are all published, or given up.
 """
 
@@ -30,6 +31,7 @@ from cairn.sinks.postgres.table import (
     create_statement,
     find_table,
     parse_name,
+    quoted,
 )
 from cairn.sinks.postgres.writer import (
     PreparedWriter,
@@ -210,8 +212,12 @@ class Postgres(Sink):
         table, ledger = self._opened()
         # What came in a later pass is newer, whichever subtask it came from.
         pieces = sorted(pieces, key=lambda piece: (piece["pass"], piece["subtask"]))
-        columns, key = self.context.schema.names, pieces[0].get("key", ())
-        statement = ledger.publish(table, columns, key, epoch, part, pieces)
+        # As it was prepared: this program may have another table, other columns, another key.
+        # Committables of older versions name the key only.
+        first = pieces[0]
+        into = quoted(*first["table"]) if "table" in first else table.sql
+        columns = first.get("columns", self.context.schema.names)
+        statement = ledger.publish(into, columns, first.get("key", ()), epoch, part, pieces)
         crash_point("driver.sink.unmarked")
         try:
             connection.execute(statement.encode())
