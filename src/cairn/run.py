@@ -14,7 +14,13 @@ from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
-from cairn.errors import CommitConflictError, CommitError, EpochError, PlanError
+from cairn.errors import (
+    CommitConflictError,
+    CommitError,
+    CommitUnknownError,
+    EpochError,
+    PlanError,
+)
 from cairn.functions import Function
 from cairn.history import History
 from cairn.idle import Host, IdleEpochs, Turn
@@ -123,9 +129,7 @@ class Run:
         except BaseException:
             self._let_go()
             raise
-        self._ticker: Ticker | None = None
-        if not self._is_bounded:
-            self._ticker = Ticker(self._idle.tick, self._trigger_ms, graph.name)
+        self._ticker = Ticker(self._tick, self._trigger_ms, graph.name)
         self._supervisor = threading.Thread(
             target=self._supervise, daemon=True, name=f"cairn-{graph.name}"
         )
@@ -210,6 +214,13 @@ class Run:
     def _run_without_batch(self, position: SparkPosition, is_draining: bool) -> None:
         self._commit_epoch(position, None, is_draining=is_draining)
 
+    def _tick(self) -> None:
+        if self._pace.is_quiet:
+            # Those who look at the checkpoint need not wait for the next epoch to prove it.
+            self._coordinator.note_published()
+        if not self._is_bounded:
+            self._idle.tick()
+
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
 
@@ -243,8 +254,7 @@ class Run:
                     continue
                 self.error = self._explained(failure)
             break
-        if self._ticker is not None:
-            self._ticker.stop()
+        self._ticker.stop()
         if self._is_bounded and not self._is_ending:
             self._finish_input()
         # An epoch without a batch may be under way: it needs its slots. None begins after this.
@@ -252,6 +262,9 @@ class Run:
         if self._turn.take_at_once(STOP_PATIENCE_S):
             self._turn.give_up()
         self._finish_epoch()
+        if not isinstance(self.error, (CommitConflictError, CommitUnknownError)):
+            # A driver that another one has replaced leaves the checkpoint alone.
+            self._coordinator.note_published()
         if self.error is not None:
             newest = self._coordinator.newest
             self._failures.ended(self.error, 0 if newest is None else newest.number + 1)

@@ -323,13 +323,17 @@ class Coordinator:
         self.newest = self.committed = epoch
         self.batches = 0
         self.is_published = False
-        self._publisher.publish(epoch.number, epoch.committables)
+        self._publisher.publish_epoch(epoch)
         self.is_published = True
         said.committed(epoch, self.last_commit_ms)
         crash_point("driver.sinks.committed")
         self._pending.forget()
         self._collector.after_epoch()
         crash_point("driver.collected")
+
+    def note_published(self) -> None:
+        """Write down that the newest published epoch is: no later one proves it yet."""
+        self._publisher.note_published()
 
     def _check_leader(self, number: int) -> None:
         """Before something is published that is not in the log: whoever takes over is there first.

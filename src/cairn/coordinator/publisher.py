@@ -12,6 +12,7 @@ Always true here:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from cairn.logs import logger
 from cairn.sinks.base import Committable, Sink
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
+from cairn.storage.published import note_path, note_published
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
@@ -70,6 +72,10 @@ class Publisher:
         self.dropped = 0
         """Batches that a sink has failed on, and was not told of again."""
         self.is_stopping: Callable[[], bool] = lambda: False
+        self._published: Epoch | None = None
+        """The last epoch of the log that every sink of it has published."""
+        self._noted: Epoch | None = None
+        self._noting = threading.Lock()
         self._log = log
         self._guarantee = guarantee
         self._timeout_s = timeout_s
@@ -79,10 +85,37 @@ class Publisher:
     def recover(self, newest: Epoch | None, term: int) -> None:
         """Publish the newest epoch again, it may not have been; clear what nobody will publish."""
         if newest is not None:
-            self.publish(newest.number, newest.committables, is_start=True)
+            self.publish_epoch(newest, is_start=True)
+            self.note_published()
         for sink in self.sinks.values():
             # The number of the takeover itself may have been tried by the driver before.
             sink.recover(term + 1)
+
+    def publish_epoch(self, epoch: Epoch, *, is_start: bool = False) -> None:
+        """Have every sink publish an epoch of the log."""
+        self.publish(epoch.number, epoch.committables, is_start=is_start)
+        if epoch.committables.keys() <= self.sinks.keys():
+            self._published = epoch
+
+    def note_published(self) -> None:
+        """Write down which epoch is published last, where that is not yet. Never raises.
+
+        Safe on any thread. The note of before goes: its epoch has a child in the log.
+        """
+        with self._noting:
+            epoch, noted = self._published, self._noted
+            if epoch is None or epoch is noted or not epoch.committables:
+                return
+            try:
+                note_published(self._log.store, epoch.number, epoch.nonce)
+                self._noted = epoch
+                if noted is not None:
+                    self._log.store.delete([note_path(noted.number)])
+            except AssertionError:
+                raise
+            except Exception as error:
+                # Then the next start publishes the epoch again, and sinks leave out what they have.
+                logger.warning("epoch %d is published, but not noted: %s", epoch.number, error)
 
     def publish(
         self,

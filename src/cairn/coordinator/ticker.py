@@ -122,6 +122,11 @@ class Pace:
         self._asked_s = self._clock_s()
 
     @property
+    def is_quiet(self) -> bool:
+        """True if no epoch has ended for a moment, whether one is under way or not."""
+        return self._clock_s() >= self._ended_s + SILENCE_S
+
+    @property
     def is_silent(self) -> bool:
         next_s = self._began_s + self._interval_s
         return self._clock_s() >= max(next_s, self._ended_s + min(self._interval_s, SILENCE_S))

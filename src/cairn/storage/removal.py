@@ -32,6 +32,7 @@ from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.notes import NOTE_FOLDERS
 from cairn.storage.pack import STATE_FOLDER
 from cairn.storage.pending import PENDING_FOLDER
+from cairn.storage.published import PUBLISHED_FOLDER
 from cairn.storage.retention import files_of
 from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
@@ -46,6 +47,7 @@ _FOLDERS: Final = (
     HOLDS_FOLDER,
     PENDING_FOLDER,
     WAL_FOLDER,
+    PUBLISHED_FOLDER,
     *NOTE_FOLDERS,
 )
 

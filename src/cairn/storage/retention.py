@@ -51,6 +51,7 @@ from cairn.storage.lineage import Window
 from cairn.storage.log import FIRST_NUMBER, Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, is_full
 from cairn.storage.pack import STATE_FOLDER, writer_term
+from cairn.storage.published import remove_notes
 from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import Store, other_store
 
@@ -224,6 +225,9 @@ class Collector:
                 orphans.append(there)
         self._remove([orphan.path for orphan in orphans])
         self._remove_spark_folders(now_s)
+        records = self._count()
+        if records:
+            remove_notes(self._store, records[0].number)
         self._holds_to_shrink = {url for url, _ in self._foreign}
         job = read_job(self._store)
         if job is not None and job.origin is not None and job.origin.kind == "branch":
