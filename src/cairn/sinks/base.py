@@ -28,7 +28,7 @@ Committable = dict[str, Any]
 Promise = Literal["exactly-once", "at-least-once"]
 Shows = Literal["epochs", "pieces"]
 
-ATTEMPTS_MAX = 1000
+ATTEMPTS_MAX = 1 << 29
 """More attempts than there are at a batch of an epoch."""
 
 
