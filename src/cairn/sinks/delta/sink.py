@@ -27,10 +27,11 @@ failed write.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,7 +40,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.logs import logger
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, causes, round_of
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
 from cairn.sinks.delta.schema import (
     check_columns,
@@ -47,12 +48,17 @@ from cairn.sinks.delta.schema import (
     check_table,
     missing_columns,
 )
-from cairn.storage.store import NotFoundError, Store, file_path, open_store
+from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
 PART_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
+_AWAY: Final = re.compile(
+    r"error sending request|connection|connect error|timed? ?out|dns error|HTTP error|"
+    r"server error|service unavailable",
+    re.IGNORECASE,
+)
 
 
 class _Prepared(NamedTuple):
@@ -137,6 +143,14 @@ class Delta(Sink):
         # Slots never look into the log again; it may be large.
         if not is_driver:
             self._table = None
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether the table's store cannot be reached now, and may be later."""
+        # Delta-rs raises plain OSErrors, which only their text tells apart.
+        return any(
+            is_away(each) or (type(each) is OSError and bool(_AWAY.search(str(each))))
+            for each in causes(error)
+        )
 
     def close(self) -> None:
         self._table = None

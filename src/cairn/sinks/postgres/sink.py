@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, away_at_start, causes
 from cairn.sinks.postgres.ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
 from cairn.sinks.postgres.session import Dsn, Sessions, check_installed, is_lost, session_name
 from cairn.sinks.postgres.table import (
@@ -122,6 +122,8 @@ class Postgres(Sink):
         try:
             self._target = self._with_session(self._checked)
         except psycopg.Error as error:
+            if is_lost(error):
+                raise away_at_start(self.context.uid, error) from error
             raise PlanError(
                 f"sink {self.context.uid!r} cannot use PostgreSQL: {str(error).strip()}\n"
                 "  next: check the dsn, the server, and what the role may do: it creates tables in "
@@ -271,10 +273,7 @@ class Postgres(Sink):
 
     def is_away(self, error: Exception) -> bool:
         """Whether the server cannot be reached now, and may be later."""
-        cause: BaseException | None = error
-        while cause is not None and not is_lost(cause):
-            cause = cause.__cause__
-        return cause is not None
+        return any(is_lost(each) for each in causes(error))
 
     def _reaching(self, what: str, act: Callable[[Connection[Any]], None]) -> None:
         import psycopg
