@@ -24,7 +24,7 @@ from cairn.options import Options, check_options
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
 from cairn.plan.graph import Graph
-from cairn.sinks.base import Sink, SinkContext, closed_on_error
+from cairn.sinks.base import Sink, SinkContext, closed_on_error, reached_at_start
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.failures import Failures
@@ -73,16 +73,16 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     )
     for sink in graph.sinks:
         opened.append(sink.sink)  # One that fails may hold something already.
-        sink.sink.open(
-            SinkContext(
-                job.job_id,
-                graph.name,
-                sink.uid,
-                graph.input_schema(sink),
-                checkpoint=store.url,
-                spark=spark,
-            )
+        context = SinkContext(
+            job.job_id,
+            graph.name,
+            sink.uid,
+            graph.input_schema(sink),
+            checkpoint=store.url,
+            spark=spark,
         )
+        with reached_at_start(sink.uid, sink.sink):
+            sink.sink.open(context)
     commit_ms = options.commit_timeout and duration_ms(options.commit_timeout, "commit_timeout")
     keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
     coordinator = Coordinator(

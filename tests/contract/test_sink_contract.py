@@ -178,6 +178,19 @@ def test_equal_rows_give_equal_committables(place: Stage) -> None:
     assert place.leftovers() == []
 
 
+def test_an_epoch_is_published_with_the_columns_it_was_prepared_with(place: Stage) -> None:
+    """The program that publishes it may have others: a column more, one less, another order."""
+    # First: what is prepared in a transaction holds the table.
+    place.place.add_column("t")
+    prepared = [place.prepared(2, (s, "a"), (s, "b"), subtask=s) for s in range(2)]
+    later = place.opened(schema=place.place.other_columns())
+    for _ in range(2):
+        later.commit(2, prepared)
+    place.assert_sees(*[(s, text) for s in range(2) for text in "ab"], driver=later)
+    later.recover(3)
+    assert place.leftovers() == []
+
+
 def test_a_sink_travels_with_its_settings_only(place: Stage) -> None:
     place.driver.commit(2, [place.prepared(2, (1, "a"))])
     slot = pickle.loads(pickle.dumps(place.driver))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -37,6 +38,8 @@ class Place(ABC):
     """Text of this length fits."""
     has_no_empty_text: ClassVar[bool] = False
     """Text without letters is null there."""
+    needs_text: ClassVar[bool] = False
+    """The sink's settings name `s`, so rows cannot be without it."""
 
     def __init__(self, folder: Path) -> None:
         """A new, empty place; `folder` is its own. Servers are those of tests/servers.py."""
@@ -56,6 +59,9 @@ class Place(ABC):
     def leftovers(self) -> list[str]:
         """What is stored and not published, but for marks: staged files, rows, transactions."""
 
+    def add_column(self, name: str) -> None:
+        """Let the target take rows with one more column of text."""
+
     def connections(self) -> list[str]:
         """Which connections of sinks are open, where that can be seen."""
         return []
@@ -65,13 +71,24 @@ class Place(ABC):
 
     # For the suite
 
-    def opened(self, job_id: str = "job", uid: str = "out", *, in_slot: bool = False) -> Sink:
+    def opened(
+        self,
+        job_id: str = "job",
+        uid: str = "out",
+        *,
+        in_slot: bool = False,
+        schema: pa.Schema = SCHEMA,
+    ) -> Sink:
         """The sink as a driver has it, made by the program; or as it arrives in a slot."""
         sink = self.make()
         if in_slot:
             sink = pickle.loads(pickle.dumps(sink))
-        sink.open(self.context(job_id, uid, in_slot=in_slot))
+        sink.open(dataclasses.replace(self.context(job_id, uid, in_slot=in_slot), schema=schema))
         return sink
+
+    def other_columns(self) -> pa.Schema:
+        """Rows of a later program: a column more, one less where it can be, in another order."""
+        return parse_schema("t string, s string, k long" if self.needs_text else "t string, k long")
 
     def both(self) -> tuple[Sink, Sink]:
         """The sink in a driver, and in a slot."""

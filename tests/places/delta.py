@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
 from cairn.sinks import Delta
 from cairn.sinks.base import Sink
@@ -28,6 +28,10 @@ class DeltaPlace(Place):
     def rows(self, driver: Sink) -> list[Row]:
         return [(row["k"], row["s"]) for row in self.table().to_pylist()]
 
+    def add_column(self, name: str) -> None:
+        field = Schema.from_arrow(pa.schema([pa.field(name, pa.string())])).fields[0]
+        DeltaTable(self.path).alter.add_columns([field])
+
     def leftovers(self) -> list[str]:
         """What is prepared, and data files of ours that the log does not name."""
         folder = self.folder / "table"
@@ -40,6 +44,7 @@ class DeltaPlace(Place):
 class PartitionedDeltaPlace(DeltaPlace):
     settings: ClassVar[dict[str, Any]] = {"partition_by": "s", "buffer_bytes_max": 1}
     has_no_empty_text = True
+    needs_text = True
 
 
 class MergedDeltaPlace(DeltaPlace):

@@ -81,6 +81,7 @@ class BucketFilesPlace(ListedFilesPlace):
     is_far = True
     text_length = 100  # It is a part of names.
     has_no_empty_text = True
+    needs_text = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

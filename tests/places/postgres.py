@@ -43,6 +43,9 @@ class PostgresPlace(Place):
     def rows(self, driver: Sink) -> list[Row]:
         return self._asked(f"select k, s from {self.schema}.rows")
 
+    def add_column(self, name: str) -> None:
+        self.outside.execute(f"alter table {self.schema}.rows add column {name} text")
+
     def leftovers(self) -> list[str]:
         """Staged pieces, listed or not, what is prepared, and transactions that are open."""
         tables = self._asked(

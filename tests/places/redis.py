@@ -19,6 +19,7 @@ PREFIX = "row:"
 class RedisHashPlace(Place):
     is_keyed = True
     is_in_pieces = True
+    needs_text = True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

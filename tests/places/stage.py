@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pyarrow as pa
+
 from cairn.sinks.base import Committable, Sink
-from tests.places import Place, batch
+from tests.places import SCHEMA, Place, batch
 from tests.places.base import Row
 
 
@@ -19,8 +21,15 @@ class Stage:
         self.driver = self.opened()
         self.slot = self.opened(in_slot=True)
 
-    def opened(self, job_id: str = "job", uid: str = "out", *, in_slot: bool = False) -> Sink:
-        sink = self.place.opened(job_id, uid, in_slot=in_slot)
+    def opened(
+        self,
+        job_id: str = "job",
+        uid: str = "out",
+        *,
+        in_slot: bool = False,
+        schema: pa.Schema = SCHEMA,
+    ) -> Sink:
+        sink = self.place.opened(job_id, uid, in_slot=in_slot, schema=schema)
         self._opened.append(sink)
         return sink
 

@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import pytest
 
 from cairn import Job, sinks
-from cairn.errors import PlanError
+from cairn.errors import CommitError, PlanError
 from cairn.options import Options
 from cairn.plan.graph import Graph
 from cairn.run import Run
 from cairn.sinks.base import SinkContext
 from cairn.start import start
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
 from tests.unit.plan.programs import process, source
 
 
@@ -64,6 +66,36 @@ def test_sinks_are_closed_when_a_later_one_cannot_be_opened(options: Options) ->
         start(graph_of(seen, "cannot close", "a", "cannot open", "never"), options)
     assert seen[:3] == ["open cannot close", "open a", "open cannot open"]
     assert sorted(seen[3:]) == ["close a", "close cannot close", "close cannot open"]
+
+
+def test_a_start_while_a_target_is_away_says_so_and_leaves_the_job_that_runs_alone(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    seen: list[str] = []
+    graph = graph_of(seen, "a", "b")
+    monkeypatch.setattr(graph.sinks[1].sink, "open", refuse)
+    with pytest.raises(
+        CommitError, match=r"sink 'sink-1' cannot be reached[\s\S]*no route[\s\S]*next: bring"
+    ) as away:
+        start(graph, options)
+    assert away.value.sink == "sink-1"
+    assert seen == ["open a", "close a", "close b"]
+    assert Log(open_store(options.checkpoint)).newest_number() is None, "nothing is taken over"
+
+
+def test_a_target_that_goes_away_before_leftovers_are_cleared_is_no_fault_of_the_job(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise TimeoutError
+
+    graph = graph_of([], "a")
+    monkeypatch.setattr(graph.sinks[0].sink, "recover", refuse)
+    with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*cause: TimeoutError"):
+        start(graph, options)
 
 
 def test_sinks_are_closed_when_the_job_does_not_become_the_leader(

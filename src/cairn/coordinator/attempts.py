@@ -2,7 +2,9 @@
 
 Always true here:
 - what is raised in the end is the first cause, which the later failures may follow from;
-- a sink that is away and a slot that has lost its state do not use up the tries of a batch;
+- a sink that is away does not use up the tries of a batch: it is waited for until it is back,
+  the run ends, another driver takes over, or it has been away for `commit_timeout`;
+- a slot that has lost its state does not use them up either, up to a limit;
 - what no attempt can mend is raised at once.
 """
 
@@ -13,10 +15,11 @@ from collections.abc import Callable
 from cairn.coordinator import said
 from cairn.coordinator.publisher import Publisher
 from cairn.errors import CairnError, CommitError, EpochError, RestoreError
-from cairn.slot.protocol import ATTEMPTS_MAX
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
+LOSSES_MAX = 1000
+"""More slots than die during one batch, unless something is wrong with all of them."""
 
 
 class Attempts:
@@ -38,8 +41,13 @@ class Attempts:
         self._publisher = publisher
         self._failures_max = failures_max
         self._on_failure = on_failure
+        self._clock = clock
         self._sleep = sleep
-        self._began_ms = clock()
+        self._away_tries = 0
+        """How many have failed because a sink was away."""
+        self._away_since_ms = 0
+        """When the first of them did."""
+        self._losses = 0
         self._failures = 0
         self._first: CairnError | None = None
 
@@ -51,13 +59,11 @@ class Attempts:
         error = cause if isinstance(cause, CairnError) else _failed(self._epoch, cause)
         self.failed += 1
         self._on_failure(error, self._epoch, self.failed)
-        # Numbers of attempts are bounded; the last ones are for failures.
-        is_free = self.failed < ATTEMPTS_MAX - self._failures_max
-        if error.facts.get("is_away") and is_free:
-            sink = str(error.facts.get("sink"))
-            self._publisher.wait_for(sink, self._epoch, error, self.failed, self._began_ms)
+        if error.facts.get("is_away"):
+            self._wait_for_sink(error)
             return
-        if error.facts.get("is_lost") and is_free:
+        if error.facts.get("is_lost") and self._losses < LOSSES_MAX:
+            self._losses += 1
             said.tries_again(self._epoch, self.failed, error)
             return  # What the slot has lost is written down for the next attempt.
         self._first = self._first or error
@@ -67,6 +73,15 @@ class Attempts:
             raise self._first
         said.tries_again(self._epoch, self.failed, error)
         self._sleep(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 4 ** (self._failures - 1)))
+
+    def _wait_for_sink(self, error: CairnError) -> None:
+        if not self._away_tries:
+            self._away_since_ms = self._clock()
+        self._away_tries += 1
+        # A long wait sees executors come and go. What went wrong before it is long over.
+        self._failures, self._first = 0, None
+        sink = str(error.facts.get("sink"))
+        self._publisher.wait_for(sink, self._epoch, error, self._away_tries, self._away_since_ms)
 
 
 def _failed(epoch: int, cause: Exception) -> EpochError:

@@ -21,7 +21,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, CommitError
 from cairn.guarantees import Guarantee
 from cairn.logs import logger
-from cairn.sinks.base import Committable, Sink
+from cairn.sinks.base import Committable, Sink, reached_at_start
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.published import note_path, note_published
@@ -87,9 +87,10 @@ class Publisher:
         if newest is not None:
             self.publish_epoch(newest, is_start=True)
             self.note_published()
-        for sink in self.sinks.values():
+        for uid, sink in self.sinks.items():
             # The number of the takeover itself may have been tried by the driver before.
-            sink.recover(term + 1)
+            with reached_at_start(uid, sink):
+                sink.recover(term + 1)
 
     def publish_epoch(self, epoch: Epoch, *, is_start: bool = False) -> None:
         """Have every sink publish an epoch of the log."""

@@ -23,12 +23,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from cairn.errors import CommitError
+
 Committable = dict[str, Any]
 
 Promise = Literal["exactly-once", "at-least-once"]
 Shows = Literal["epochs", "pieces"]
 
-ATTEMPTS_MAX = 1000
+ATTEMPTS_MAX = 1 << 29
 """More attempts than there are at a batch of an epoch."""
 
 
@@ -119,16 +121,47 @@ class Sink(ABC):
 
     def is_away(self, error: Exception) -> bool:
         """Whether the target cannot be reached now, and may be later: then the job waits for it."""
-        found: BaseException | None = error
-        while found is not None and not isinstance(found, ConnectionError | TimeoutError):
-            found = found.__cause__
-        return found is not None
+        return any(isinstance(each, ConnectionError | TimeoutError) for each in causes(error))
 
     def on_epoch_committed(self, epoch: int) -> None:
         """In a slot, at the beginning of the next epoch: this one is committed for good."""
 
     def close(self) -> None:
         """When the run or the slot ends; also after an `open` that failed."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then what caused it, and so on."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
+
+
+@contextmanager
+def reached_at_start(uid: str, sink: Sink) -> Iterator[None]:
+    """Raise CommitError if the target is away: then the job is right, and the world is not."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        is_told = isinstance(error, CommitError) and bool(error.facts.get("is_away"))
+        if is_told or not sink.is_away(error):
+            raise
+        raise away_at_start(uid, error) from error
+
+
+def away_at_start(uid: str, error: Exception) -> CommitError:
+    """Return what a start raises while the target of a sink is away."""
+    why = str(error).strip().replace("\n", "\n  ") or type(error).__name__
+    return CommitError(
+        f"sink {uid!r} cannot be reached, so the job does not start\n  cause: {why}\n"
+        "  next: bring the target back, or correct where the sink looks for it, and start the "
+        "job again; nothing is lost",
+        sink=uid,
+        is_away=True,
+    )
 
 
 def close_all(sinks: Iterable[Sink]) -> None:

@@ -24,8 +24,9 @@ ROUNDS_MAX = 1 << 20
 """More rounds than a batch of an epoch can have."""
 
 
-ATTEMPTS_MAX = 1000
-"""More attempts than there are at a batch."""
+ATTEMPTS_MAX = 1 << 29
+"""More attempts than there are at a batch, also when one is made every few seconds for years
+because a sink is away. Batches, attempts and rounds together fit into 63 bits."""
 
 
 class Token(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.errors import CairnError, EpochError
-from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of
+from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of, closed_on_error
 from cairn.slot.outlet import fitted
 from cairn.slot.protocol import Begin
 from cairn.slot.spec import (
@@ -24,11 +24,11 @@ class SinkRuntime:
     def __init__(self, spec: SinkSpec, job: JobSpec, scratch: str) -> None:
         self.spec = spec
         self.sink: Sink = spec.sink
-        self.sink.open(
-            SinkContext(
-                job.job_id, job.job_name, spec.uid, spec.schema, scratch, checkpoint=job.checkpoint
-            )
+        context = SinkContext(
+            job.job_id, job.job_name, spec.uid, spec.schema, scratch, checkpoint=job.checkpoint
         )
+        with self._named(), closed_on_error([self.sink]):
+            self.sink.open(context)
         self.writer: Writer | None = None
         self.told_of: int | None = None
 
@@ -70,7 +70,9 @@ class SinkRuntime:
                 error.facts.update(sink=uid, is_away=is_away)
                 raise
             raise EpochError(
-                f"sink {uid!r} could not be written: {error}", sink=uid, is_away=is_away
+                f"sink {uid!r} could not be written: {str(error) or type(error).__name__}",
+                sink=uid,
+                is_away=is_away,
             ) from error
 
     def committed(self, epoch: int | None) -> None:

@@ -176,6 +176,13 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, obstore_errors.BaseError)
 
 
+def is_away(error: BaseException) -> bool:
+    """True if a store could not be reached, and may be later; a disk is always there."""
+    if isinstance(error, OSError):
+        return isinstance(error, ConnectionError | TimeoutError)
+    return is_transient(error)
+
+
 def is_not_found(error: BaseException) -> bool:
     return isinstance(error, NotFoundError | FileNotFoundError | obstore_errors.NotFoundError)
 

@@ -311,3 +311,58 @@ def test_a_target_that_is_away_while_slots_write_pauses_the_job(tmp_path: Path) 
 
     with pytest.raises(StoppedError):
         lead.coordinator.run_epoch(POSITION, away)
+
+
+def is_away(begin: Any) -> Any:
+    raise EpochError("no route", sink="out", is_away=True)
+
+
+def test_a_target_that_is_away_from_the_slots_is_waited_for_as_long_as_it_takes(
+    tmp_path: Path,
+) -> None:
+    """Weeks here; executors come and go meanwhile, and an epoch still has all of its tries."""
+    lead = Lead(tmp_path, attempts_max=2).start()
+    began_ms, tries = lead.clock(), 5000
+
+    def execute(begin: Any) -> Any:
+        if begin.attempt < tries:
+            if begin.attempt % 100 == 50:
+                raise EpochError("an executor is lost")
+            lead.clock.sleep(600)
+            is_away(begin)
+        return lead.execute(begin, [(1, 5)])
+
+    lead.coordinator.run_epoch(POSITION, execute)
+    assert lead.clock() - began_ms > 14 * 24 * 3600 * 1000
+    assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
+
+
+def test_a_target_away_from_the_slots_ends_the_run_after_the_commit_timeout(
+    tmp_path: Path,
+) -> None:
+    lead = Lead(tmp_path, commit_timeout_s=60).start()
+    was_long = lead.clock() + 3_600_000
+
+    def execute(begin: Any) -> Any:
+        if lead.clock() < was_long:
+            lead.clock.sleep(3600)  # The epoch itself may take long: that does not count.
+        is_away(begin)
+
+    with pytest.raises(CommitError, match="sink 'out' did not take epoch 2: no route"):
+        lead.coordinator.run_epoch(POSITION, execute)
+    assert 60_000 <= lead.clock() - was_long < 120_000
+
+
+def test_a_driver_that_waits_for_a_target_leaves_the_job_to_one_that_takes_over(
+    tmp_path: Path,
+) -> None:
+    lead = Lead(tmp_path).start()
+
+    def execute(begin: Any) -> Any:
+        if begin.attempt == TRIES_BEFORE_PAUSE + 3:
+            Lead(tmp_path, lead.store).start()
+        is_away(begin)
+
+    with pytest.raises(CommitConflictError, match="another driver has taken over"):
+        lead.coordinator.run_epoch(POSITION, execute)
+    assert lead.coordinator.paused is not None, "why it waited can still be seen"

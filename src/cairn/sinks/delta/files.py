@@ -78,7 +78,9 @@ class _FilesWriter(Writer, ABC):
     def prepare(self) -> Committable | None:
         self._hold_new()
         self._store(list(self._held))
-        return {"files": self._files} if self._files else None
+        if not self._files:
+            return None
+        return {"files": self._files, "columns": self._sink.context.schema.names}
 
     def abort(self) -> None:
         # What is stored stays until `recover`: equal rows have equal names, so by now it may
@@ -121,6 +123,10 @@ class _FilesWriter(Writer, ABC):
 
 class MergeWriter(_FilesWriter):
     """Stores rows beside the table, for the driver to merge."""
+
+    def prepare(self) -> Committable | None:
+        prepared = super().prepare()
+        return prepared and prepared | {"key": list(self._sink.key)}
 
     def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
         return {"place": place}

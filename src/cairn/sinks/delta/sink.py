@@ -13,6 +13,7 @@ Always true here:
   of it, and an epoch that is marked is not committed again;
 - two drivers that commit at once write the same transaction id: one of them is refused, looks
   again and finds the mark;
+- an epoch is published as it was prepared, with the mode, the key and the columns of then;
 - before anything is removed, the log says below which epoch nothing may be committed any more;
 - a data file that the log names, or has named while its older versions can be read, is never
   removed from here.
@@ -26,10 +27,11 @@ failed write.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,7 +40,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.logs import logger
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, causes, round_of
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
 from cairn.sinks.delta.schema import (
     check_columns,
@@ -46,12 +48,26 @@ from cairn.sinks.delta.schema import (
     check_table,
     missing_columns,
 )
-from cairn.storage.store import NotFoundError, Store, file_path, open_store
+from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
 PART_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
+_AWAY: Final = re.compile(
+    r"error sending request|connection|connect error|timed? ?out|dns error|HTTP error|"
+    r"server error|service unavailable",
+    re.IGNORECASE,
+)
+
+
+class _Prepared(NamedTuple):
+    """An epoch as it was prepared: by another program, perhaps."""
+
+    files: list[dict[str, Any]]
+    key: tuple[str, ...]
+    """What it is merged by; nothing where files are appended."""
+    columns: Sequence[str]
 
 
 class Delta(Sink):
@@ -128,6 +144,14 @@ class Delta(Sink):
         if not is_driver:
             self._table = None
 
+    def is_away(self, error: Exception) -> bool:
+        """Whether the table's store cannot be reached now, and may be later."""
+        # Delta-rs raises plain OSErrors, which only their text tells apart.
+        return any(
+            is_away(each) or (type(each) is OSError and bool(_AWAY.search(str(each))))
+            for each in causes(error)
+        )
+
     def close(self) -> None:
         self._table = None
 
@@ -139,13 +163,29 @@ class Delta(Sink):
         return kind(self, epoch, subtask, round_of(attempt))
 
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        files = [file for committable in committables for file in committable["files"]]
-        if not files:
+        prepared = self._prepared(epoch, committables)
+        if not prepared.files:
             return
         assert part < 1 << PART_BITS, "an epoch has fewer parts"
         mark = epoch << PART_BITS | part
-        if self._on_newest(lambda table: self._publish_once(table, epoch, mark, files)):
-            self.store.delete(self.staged(file["name"]) for file in files)
+        if self._on_newest(lambda table: self._publish_once(table, epoch, mark, prepared)):
+            self.store.delete(self.staged(file["name"]) for file in prepared.files)
+
+    def _prepared(self, epoch: int, committables: Sequence[Committable]) -> _Prepared:
+        """The files of an epoch, with the key and the columns they were prepared with."""
+        files = [file for committable in committables for file in committable["files"]]
+        is_merge = bool(files) and "place" in files[0]
+        # Committables of older versions name neither.
+        first = committables[0] if committables else {}
+        key = first.get("key", self.key) if is_merge else ()
+        if is_merge and not key:
+            raise self._refused(
+                epoch,
+                "it was prepared with mode='merge', by a version that did not note the key\n"
+                "  next: start the job with mode='merge' and that key once more, and change it "
+                "after this epoch",
+            )
+        return _Prepared(files, tuple(key), first.get("columns", self.context.schema.names))
 
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch, so those of earlier ones compare lower.
@@ -173,10 +213,8 @@ class Delta(Sink):
                 if not tries_left:
                     raise
 
-    def _publish_once(
-        self, table: Any, epoch: int, mark: int, files: Sequence[dict[str, Any]]
-    ) -> bool:
-        """Publish these files, unless they are; False when that cannot be told."""
+    def _publish_once(self, table: Any, epoch: int, mark: int, prepared: _Prepared) -> bool:
+        """Publish an epoch, unless it is; False when that cannot be told."""
         committed = self._committed(table)
         if committed > mark:
             # Long done, or abandoned by then: `recover` can tell by the log.
@@ -187,10 +225,10 @@ class Delta(Sink):
             return False
         if committed == mark:
             return True
-        self._check_allowed(table, epoch, files)
-        rows = self._merged_rows(files) if self.mode == "merge" else None
+        self._check_allowed(table, epoch, prepared)
+        rows = self._merged_rows(prepared) if prepared.key else None
         crash_point("driver.sink.unmarked")
-        self._publish(table, files, rows, self._transactions({self._app: mark}))
+        self._publish(table, prepared, rows, self._transactions({self._app: mark}))
         if rows is not None and self._committed(table) < mark:
             # A merge that changes nothing writes nothing. Not on a newer version of the table:
             # what a newer driver has written since must be in the way.
@@ -198,11 +236,7 @@ class Delta(Sink):
         return True
 
     def _publish(
-        self,
-        table: Any,
-        files: Sequence[dict[str, Any]],
-        rows: pa.Table | None,
-        properties: Any,
+        self, table: Any, prepared: _Prepared, rows: pa.Table | None, properties: Any
     ) -> None:
         if rows is None:
             now_ms = time.time_ns() // 1_000_000
@@ -215,7 +249,7 @@ class Delta(Sink):
                     data_change=True,
                     stats=file["stats"],
                 )
-                for file in files
+                for file in prepared.files
             ]
             table.create_write_transaction(
                 actions,
@@ -225,11 +259,12 @@ class Delta(Sink):
                 commit_properties=properties,
             )
             return
-        columns = {_quoted(name): f"source.{_quoted(name)}" for name in self.context.schema.names}
-        values = {name: value for name, value in columns.items() if name not in self._key_columns}
+        columns = {_quoted(name): f"source.{_quoted(name)}" for name in rows.column_names}
+        keys = [_quoted(name) for name in prepared.key]
+        values = {name: value for name, value in columns.items() if name not in keys}
         merge = table.merge(
             rows,
-            " and ".join(f"target.{name} = source.{name}" for name in self._key_columns),
+            " and ".join(f"target.{name} = source.{name}" for name in keys),
             source_alias="source",
             target_alias="target",
             # The rows are in memory; so their range of keys tells which files to read.
@@ -240,18 +275,14 @@ class Delta(Sink):
             merge = merge.when_matched_update(values)
         merge.when_not_matched_insert(columns).execute()
 
-    @property
-    def _key_columns(self) -> list[str]:
-        return [_quoted(name) for name in self.key]
-
-    def _merged_rows(self, files: Sequence[dict[str, Any]]) -> pa.Table:
+    def _merged_rows(self, prepared: _Prepared) -> pa.Table:
         """The last row of each key, in the order of passes, subtasks and rows."""
-        in_order = sorted(files, key=lambda file: file["place"])
+        key, in_order = list(prepared.key), sorted(prepared.files, key=lambda file: file["place"])
         contents = [self.store.get(self.staged(file["name"])) for file in in_order]
         rows = pa.concat_tables([pq.read_table(pa.BufferReader(data)) for data in contents])
         numbers = pa.array(range(rows.num_rows), pa.int64())
-        keys = rows.select(list(self.key)).append_column("cairn row", numbers)
-        last = keys.group_by(list(self.key)).aggregate([("cairn row", "max")])
+        keys = rows.select(key).append_column("cairn row", numbers)
+        last = keys.group_by(key).aggregate([("cairn row", "max")])
         return rows.take(last["cairn row_max"].combine_chunks().sort())
 
     def _fence(self, table: Any, before_epoch: int) -> None:
@@ -289,7 +320,7 @@ class Delta(Sink):
     def _fenced(self, table: Any) -> int:
         return int(table.transaction_version(f"{self._app}/fence") or 0)
 
-    def _check_allowed(self, table: Any, epoch: int, files: Sequence[dict[str, Any]]) -> None:
+    def _check_allowed(self, table: Any, epoch: int, prepared: _Prepared) -> None:
         """Before a commit: it fits the table, and everything it names is there, and stays."""
         if self._fenced(table) > epoch:
             raise self._refused(
@@ -297,17 +328,9 @@ class Delta(Sink):
                 "a newer driver has cleared what was prepared before epoch "
                 f"{self._fenced(table)}\n  next: leave the job to that driver",
             )
-        mode = "merge" if "place" in files[0] else "append"
-        if mode != self.mode:
-            raise self._refused(
-                epoch,
-                f"it was prepared with mode={mode!r}, the sink has mode={self.mode!r}\n"
-                f"  next: start the job with mode={mode!r} once more, and change it after "
-                "this epoch",
-            )
-        self._check_table_again(table, epoch, files)
-        in_place = str if mode == "append" else self.staged
-        paths = [in_place(file["name"]) for file in files]
+        self._check_table_again(table, epoch, prepared)
+        in_place = self.staged if prepared.key else str
+        paths = [in_place(file["name"]) for file in prepared.files]
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             there = list(pool.map(self.store.exists, paths))
         missing = [path for path, is_there in zip(paths, there, strict=True) if not is_there]
@@ -320,14 +343,21 @@ class Delta(Sink):
                 "short retention?)",
             )
 
-    def _check_table_again(self, table: Any, epoch: int, files: Sequence[dict[str, Any]]) -> None:
+    def _check_table_again(self, table: Any, epoch: int, prepared: _Prepared) -> None:
         """Others may have changed the table since it was opened, or these files were written."""
         try:
             check_table(table, self.context.schema, self)
             columns = set(check_partitions(table, self.context.schema, self))
         except PlanError as error:
             raise self._refused(epoch, f"the table was changed: {error}") from error
-        for file in files:
+        known = {field.name for field in table.schema().fields}
+        if gone := [name for name in prepared.columns if name not in known]:
+            raise self._refused(
+                epoch,
+                f"it was prepared with column {gone[0]!r}, which the table no longer has\n"
+                "  next: add the column again; nothing needs to write it after this epoch",
+            )
+        for file in prepared.files:
             if columns != set(file.get("partition", columns)):
                 raise self._refused(
                     epoch,

@@ -35,7 +35,7 @@ import msgspec
 from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, causes, round_of
 from cairn.sinks.files.compaction import Compactor
 from cairn.sinks.files.formats import make_format
 from cairn.sinks.files.partitions import Partitions
@@ -50,7 +50,7 @@ from cairn.sinks.files.published import (
 from cairn.sinks.files.spark_list import Listed, Listing, Replacement, SparkList, is_compact
 from cairn.sinks.files.writer import FilesWriter, Target
 from cairn.storage.arrow_store import ArrowStore
-from cairn.storage.store import is_bucket, open_store
+from cairn.storage.store import is_away, is_bucket, open_store
 
 THREADS: Final = 16
 MARKS_KEPT: Final = 100
@@ -141,6 +141,10 @@ class Files(Sink):
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in _OPENED}
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether the store of the folder cannot be reached now, and may be later."""
+        return any(is_away(each) for each in causes(error))
 
     def close(self) -> None:
         if getattr(self, "_compactor", None) is not None:

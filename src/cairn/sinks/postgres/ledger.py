@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.errors import CommitError
 from cairn.ids import digest, new_id
 from cairn.sinks.base import Committable, SinkContext
-from cairn.sinks.postgres.table import Table, quoted, quoted_list
+from cairn.sinks.postgres.table import quoted, quoted_list
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -160,12 +160,13 @@ class Ledger:
         )
 
     def publish(
-        self, table: Table, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
+        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
         pieces: Sequence[Committable],
     ) -> str:  # fmt: skip
         """Everything of an epoch into the table, with its mark, as one statement.
 
-        Pieces are dropped in it too, unless they are many: then `drop` follows.
+        `table` is its quoted name. Pieces are dropped in it too, unless they are many: then
+        `drop` follows.
         """
         wanted = ", ".join(
             f"({i}, {_place(piece)}, {piece['rows']})" for i, piece in enumerate(pieces)
@@ -333,9 +334,9 @@ def _place(piece: Committable) -> str:
     return f"{piece['pass']}, {piece['subtask']}, {literal(piece['digest'])}"
 
 
-def _moving(table: Table, columns: Sequence[str], key: Sequence[str]) -> tuple[str, str]:
+def _moving(table: str, columns: Sequence[str], key: Sequence[str]) -> tuple[str, str]:
     """What moves a piece's rows, before and after its name: of each key the last one."""
-    into, names = f"insert into {table.sql} ({quoted_list(columns)})", quoted_list(columns)
+    into, names = f"insert into {table} ({quoted_list(columns)})", quoted_list(columns)
     if not key:
         return f"{into} select {names} from ", ""
     keys = quoted_list(key)

@@ -11,6 +11,7 @@ Always true here:
   and upsert it is in the transaction that publishes, in prepared each transaction has its own
   proof inside;
 - what another driver gave up cannot be published, whole or in part;
+- an epoch is published as it was prepared, with the mode, table, columns and key of then;
 - a commit removes what is left of epochs before it: those are all published, or given up.
 """
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Sink, SinkContext, Writer, away_at_start, causes
 from cairn.sinks.postgres.ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
 from cairn.sinks.postgres.session import Dsn, Sessions, check_installed, is_lost, session_name
 from cairn.sinks.postgres.table import (
@@ -30,6 +31,7 @@ from cairn.sinks.postgres.table import (
     create_statement,
     find_table,
     parse_name,
+    quoted,
 )
 from cairn.sinks.postgres.writer import (
     PreparedWriter,
@@ -120,6 +122,8 @@ class Postgres(Sink):
         try:
             self._target = self._with_session(self._checked)
         except psycopg.Error as error:
+            if is_lost(error):
+                raise away_at_start(self.context.uid, error) from error
             raise PlanError(
                 f"sink {self.context.uid!r} cannot use PostgreSQL: {str(error).strip()}\n"
                 "  next: check the dsn, the server, and what the role may do: it creates tables in "
@@ -210,8 +214,12 @@ class Postgres(Sink):
         table, ledger = self._opened()
         # What came in a later pass is newer, whichever subtask it came from.
         pieces = sorted(pieces, key=lambda piece: (piece["pass"], piece["subtask"]))
-        columns, key = self.context.schema.names, pieces[0].get("key", ())
-        statement = ledger.publish(table, columns, key, epoch, part, pieces)
+        # As it was prepared: this program may have another table, other columns, another key.
+        # Committables of older versions name the key only.
+        first = pieces[0]
+        into = quoted(*first["table"]) if "table" in first else table.sql
+        columns = first.get("columns", self.context.schema.names)
+        statement = ledger.publish(into, columns, first.get("key", ()), epoch, part, pieces)
         crash_point("driver.sink.unmarked")
         try:
             connection.execute(statement.encode())
@@ -265,10 +273,7 @@ class Postgres(Sink):
 
     def is_away(self, error: Exception) -> bool:
         """Whether the server cannot be reached now, and may be later."""
-        cause: BaseException | None = error
-        while cause is not None and not is_lost(cause):
-            cause = cause.__cause__
-        return cause is not None
+        return any(is_lost(each) for each in causes(error))
 
     def _reaching(self, what: str, act: Callable[[Connection[Any]], None]) -> None:
         import psycopg

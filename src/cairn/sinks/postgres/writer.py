@@ -215,6 +215,8 @@ class StagedWriter(CopyWriter):
             "pass": self._pass,
             "digest": digest,
             "rows": self._rows,
+            "table": [self._table.schema, self._table.name],
+            "columns": self._schema.names,
         }
         if self._key:
             piece["key"] = list(self._key)

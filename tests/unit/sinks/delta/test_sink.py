@@ -14,6 +14,7 @@ from deltalake.exceptions import CommitFailedError
 from cairn.errors import CommitError, EpochError
 from cairn.sinks.base import attempt_of
 from cairn.testing import told_of_passes
+from cairn.types import parse_schema
 from tests.unit.sinks.delta.tables import (
     KS,
     MERGE,
@@ -200,20 +201,55 @@ CHANGED = pytest.mark.parametrize(
 
 
 @CHANGED
-def test_what_was_prepared_in_the_other_mode_is_not_committed_and_can_be_later(
+def test_an_epoch_is_published_in_the_mode_it_was_prepared_in(
     tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     old = opened(tmp_path, **before)
-    committables = [prepared(old, 2, (1, "a"))]
-    mode = before.get("mode", "append")
-    with pytest.raises(CommitError, match=f"start the job with mode='{mode}' once more"):
-        opened(tmp_path, **after).commit(2, committables)
-    assert seen(tmp_path) == []
-    old.commit(2, committables)
+    published(old, 2, (1, "first"))
+    committables = [prepared(old, 3, (1, "a"), (1, "b"))]
     changed = opened(tmp_path, **after)
-    changed.commit(2, committables)
-    published(changed, 3, (2, "b"))
-    assert seen(tmp_path) == [(1, "a"), (2, "b")]
+    changed.commit(3, committables)
+    changed.commit(3, committables)
+    changed.recover(4)
+    expected = [(1, "b")] if before else [(1, "a"), (1, "b"), (1, "first")]
+    assert seen(tmp_path) == expected
+    published(changed, 5, (2, "c"))
+    assert seen(tmp_path) == [*expected, (2, "c")]
+
+
+def test_an_epoch_is_merged_by_the_key_it_was_prepared_with(tmp_path: Path) -> None:
+    old = opened(tmp_path, **MERGE)
+    published(old, 2, (1, "a"))
+    committables = [prepared(old, 3, (1, "b"))]
+    opened(tmp_path, mode="merge", key="s").commit(3, committables)
+    assert seen(tmp_path) == [(1, "b")]
+
+
+def test_an_epoch_to_merge_of_a_version_that_noted_no_key_waits_for_one(tmp_path: Path) -> None:
+    old = opened(tmp_path, **MERGE)
+    published(old, 2, (1, "a"))
+    committable = prepared(old, 3, (1, "b"))
+    del committable["key"], committable["columns"]
+    with pytest.raises(CommitError, match="mode='merge' and that key once more"):
+        opened(tmp_path).commit(3, [committable])
+    assert seen(tmp_path) == [(1, "a")]
+    old.commit(3, [committable])
+    assert seen(tmp_path) == [(1, "b")]
+
+
+@MODES
+def test_a_column_of_the_program_before_that_the_table_lost_is_not_lost_silently(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    committables = [prepared(opened(tmp_path, **settings), 2, (1, "a"))]
+    theirs = pa.table({"k": pa.array([], pa.int64())})
+    write_deltalake(str(tmp_path), theirs, mode="overwrite", schema_mode="overwrite")
+    later = opened(tmp_path, parse_schema("k long"), **settings)
+    with pytest.raises(CommitError, match="with column 's', which the table no longer has"):
+        later.commit(2, committables)
+    opened(tmp_path, merge_schema=True, **settings)
+    later.commit(2, committables)
+    assert seen(tmp_path) == [(1, "a")]
 
 
 @CHANGED

@@ -53,6 +53,57 @@ def test_an_epoch_is_published_as_it_was_prepared_when_the_mode_has_changed(
             opened.close()
 
 
+@pytest.mark.parametrize("ddl", ["k long", "k long, s string, t string"])
+def test_columns_of_the_program_before_keep_their_values(place: PostgresPlace, ddl: str) -> None:
+    driver, slot = place.both()
+    place.add_column("t")
+    piece = prepared(slot, 2, (1, "a"))
+    later = place.opened(schema=parse_schema(ddl))
+    later.commit(2, [piece])
+    assert place._asked(f"select k, s, t from {place.schema}.rows") == [(1, "a", None)]
+    for sink in (driver, slot, later):
+        sink.close()
+
+
+def test_an_epoch_is_upserted_by_the_key_it_was_prepared_with(tmp_path: Path) -> None:
+    place: Any = PLACES["postgres, upsert"](tmp_path)
+    driver, slot = place.both()
+    driver.commit(2, [prepared(slot, 2, (1, "a"))])
+    piece = prepared(slot, 3, (1, "b"))
+    place.outside.execute(f"create unique index on {place.schema}.rows (s)")
+    later = Postgres(place.uri, f"{place.schema}.rows", mode="upsert", key="s")
+    later.open(place.context(in_slot=False))
+    later.commit(3, [piece])
+    assert place.seen(later) == [(1, "b")]
+    for opened in (driver, slot, later, place):
+        opened.close()
+
+
+def test_an_epoch_is_published_into_the_table_it_was_prepared_for(place: PostgresPlace) -> None:
+    driver, slot = place.both()
+    piece = prepared(slot, 2, (1, "a"))
+    place.outside.execute(f"create table {place.schema}.other (k bigint primary key, s text)")
+    key = "k" if place.mode == "upsert" else ()
+    later = Postgres(place.uri, f"{place.schema}.other", mode=place.mode, key=key)
+    later.open(place.context(in_slot=False))
+    later.commit(2, [piece])
+    assert place.seen(later) == [(1, "a")]
+    assert place._asked(f"select * from {place.schema}.other") == []
+    for sink in (driver, slot, later):
+        sink.close()
+
+
+def test_an_epoch_of_a_version_that_noted_its_key_only_is_published(tmp_path: Path) -> None:
+    place: Any = PLACES["postgres, upsert"](tmp_path)
+    driver, slot = place.both()
+    piece = prepared(slot, 2, (1, "a"))
+    del piece["columns"], piece["table"]
+    driver.commit(2, [piece])
+    assert place.seen(driver) == [(1, "a")]
+    for opened in (driver, slot, place):
+        opened.close()
+
+
 def test_an_epoch_staged_in_another_schema_is_refused_with_where_it_was_looked_for(
     place: PostgresPlace,
 ) -> None:
