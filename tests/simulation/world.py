@@ -71,6 +71,10 @@ class Transactional(Sink):
         ]
         self.store.put(mark, json.dumps(rows).encode())
 
+    def newest_mark(self) -> int | None:
+        marks = [found.path.split("/")[1] for found in self.store.list("published/")]
+        return max((int(mark.split("-")[0]) for mark in marks), default=None)
+
     def recover(self, before_epoch: int) -> None:
         for found in self.store.list("staged/"):
             if int(found.path.split("/")[1].split("-")[0]) < before_epoch:

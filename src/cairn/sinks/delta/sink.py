@@ -147,6 +147,10 @@ class Delta(Sink):
         if self._on_newest(lambda table: self._publish_once(table, epoch, mark, files)):
             self.store.delete(self.staged(file["name"]) for file in files)
 
+    def newest_mark(self) -> int | None:
+        committed = self._committed(self._refreshed())
+        return None if committed == NOTHING_COMMITTED else committed >> PART_BITS
+
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch, so those of earlier ones compare lower.
         end = self.staged(f"part-{before_epoch:012d}")
