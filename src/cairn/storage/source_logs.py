@@ -117,15 +117,14 @@ def log_of_files(
 def _with_lines(
     log: SourceLog, lines: Iterable[str], last: int, checkpoint: Store, term: int
 ) -> SourceLog:
-    lines = [*log.lines, *lines]
-    chunks = log.chunks
+    chunks, lines = log.chunks, [*log.lines, *lines]
     if sum(map(len, lines)) > LINES_BYTES_MAX:
-        chunks, lines = [*chunks, _write_chunk(checkpoint, lines, 0, term)], []
-        while len(chunks) >= _MERGED_CHUNKS and chunks[-_MERGED_CHUNKS].tier == chunks[-1].tier:
-            small = chunks[-_MERGED_CHUNKS:]
-            merged = [text for ref in small for text in read_chunk(checkpoint, ref)]
-            made = _write_chunk(checkpoint, merged, small[-1].tier + 1, term)
-            chunks = [*chunks[:-_MERGED_CHUNKS], made]
+        tier, others = 0, _MERGED_CHUNKS - 1
+        # Merged before anything is written: an object that no epoch names would be an orphan.
+        while len(chunks) >= others and chunks[-others].tier == chunks[-1].tier == tier:
+            older = [line for ref in chunks[-others:] for line in read_chunk(checkpoint, ref)]
+            chunks, lines, tier = chunks[:-others], older + lines, tier + 1
+        chunks, lines = [*chunks, _write_chunk(checkpoint, lines, tier, term)], []
     return msgspec.structs.replace(log, last=last, chunks=chunks, lines=lines)
 
 
@@ -218,8 +217,8 @@ def _differing_entry(
             return path
         if number > last:
             lines = [line for line in lines if (entry_of(line) or 0) <= last]
-        # Of a list that was laid out, the first file has all lines.
-        is_cut = not lines and at < len(expected)
+        # Of a list that was laid out, the first file has the lines of those after it too.
+        is_cut = not lines and at < len(expected) and (entry_of(expected[at]) or 0) <= number
         if is_cut or lines != expected[at : at + len(lines)]:
             return path
         at += len(lines)

@@ -161,6 +161,17 @@ def test_a_damaged_file_of_spark_s_is_laid_out_again(
     )
 
 
+def test_a_folder_that_was_laid_out_is_gone_on_with(store: Store) -> None:
+    newest = ran(store, 13)
+    lay_out(newest.spark, NEW, source=store, target=store)
+    moved = msgspec.structs.replace(newest.spark, folder=NEW)
+    assert compare(store, msgspec.structs.replace(newest, spark=moved)) is Stand.EQUAL
+    store.put(f"{NEW}/sources/0/14", f"v1\n{log_line(14)}".encode())
+    after = msgspec.structs.replace(moved, offsets=at(14, offset(14)).spark.offsets)
+    after = advance(newest.spark.logs, store, after, checkpoint=store, term=7)
+    assert differing_file(store, after, checkpoint=store) is None
+
+
 def test_where_a_source_began_is_laid_out_again(store: Store) -> None:
     spark_ran(store, 3, committed=3)
     store.put(f"{OLD}/sources/0/0", b"\x00v1\n17")
