@@ -20,7 +20,7 @@ from typing import Final
 
 from cairn.errors import RestoreError
 from cairn.sinks.base import Sink
-from cairn.storage.log import FIRST_NUMBER, LOG_FOLDER, Log
+from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, Restore
 from cairn.storage.store import Store
 
@@ -61,7 +61,8 @@ def _guarantee(epoch: Epoch) -> str:
 def _unknown(store: Store, uid: str, epoch: int, last: int) -> RestoreError:
     return RestoreError(
         f"sink {uid!r} has published epoch {epoch} of this job, which is not in the log\n"
-        f"  found: records up to {last} in {store.url}/{LOG_FOLDER}\n"
+        f"  expected: {store.url}/{record_path(epoch)}\n"
+        f"  found: records up to {last}\n"
         "  records were removed, or this is an older copy of the checkpoint: rows would be "
         "published twice, or taken for published\n"
         "  next: put the newest records back; or go on as another job, which publishes the rows "

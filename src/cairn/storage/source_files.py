@@ -217,14 +217,15 @@ def shown(position: SparkPosition, index: int) -> str:
     return f"{index} ({names[index]!r})" if index < len(names) else str(index)
 
 
-def _list_names(last: int) -> list[str]:
-    """The files from which Spark reads a list up to entry `last`.
+def entry_name(number: int) -> str:
+    """The file of an entry: `n`, and every tenth is `n.compact`, which holds all before it."""
+    return str(number) if (number + 1) % COMPACT_INTERVAL else f"{number}.compact"
 
-    Entries are files `n`, and every tenth is `n.compact`, which holds all before it.
-    """
+
+def _list_names(last: int) -> list[str]:
+    """The files from which Spark reads a list up to entry `last`."""
     start = (last + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1
-    names = [str(number) for number in range(start + 1, last + 1)]
-    return [f"{start}.compact", *names] if start >= 0 else names
+    return [entry_name(number) for number in range(max(0, start), last + 1)]
 
 
 def list_files(lines: Sequence[str], last: int, head: str = "v1") -> dict[str, bytes]:

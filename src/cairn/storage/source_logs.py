@@ -24,6 +24,7 @@ from cairn.storage.manifest import FileRef, SourceLog, SparkPosition
 from cairn.storage.pack import state_path
 from cairn.storage.source_files import (
     cut_file_log,
+    entry_name,
     entry_of,
     in_order,
     is_kept,
@@ -208,7 +209,7 @@ def _differing_entry(
     for name in names:
         path = f"{root}/{name}"
         if name.partition(".")[0] != str(number):
-            return f"{root}/{number}"
+            return f"{root}/{entry_name(number)}"
         if number > last and not is_running:
             return path
         try:
@@ -217,15 +218,13 @@ def _differing_entry(
             return path
         if number > last:
             lines = [line for line in lines if (entry_of(line) or 0) <= last]
-        # Of a list that was laid out, the first file has the lines of those after it too.
-        is_cut = not lines and at < len(expected) and (entry_of(expected[at]) or 0) <= number
-        if is_cut or lines != expected[at : at + len(lines)]:
+        if lines != expected[at : at + len(lines)]:
             return path
         at += len(lines)
+        if at < len(expected) and (entry_of(expected[at]) or 0) <= number:
+            return path
         number += 1
-    if number <= last:
-        return f"{root}/{number}"
-    return None if at == len(expected) else f"{root}/{names[-1]}"
+    return f"{root}/{entry_name(number)}" if number <= last else None
 
 
 def _get(store: Store, path: str) -> bytes | None:
