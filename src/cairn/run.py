@@ -96,6 +96,7 @@ class Run:
             started.position,
             graph.source_names,
             gives_up=options.guarantee == "at-most-once",
+            reset_sources=options.reset_sources,
         )
         self._failures = started.failures
         self._ended_as: Status | None = None

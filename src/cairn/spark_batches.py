@@ -13,9 +13,11 @@ from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.rewind import Position
 from cairn.errors import EpochError
 from cairn.storage.manifest import SparkPosition
+from cairn.storage.source_logs import advance
 from cairn.storage.spark_log import (
     lay_out_for,
     leave_unread,
+    moved_logs,
     read_offsets,
     same_offsets,
     spark_folder,
@@ -34,6 +36,7 @@ class SparkBatches:
         sources: Sequence[str],
         *,
         gives_up: bool,
+        reset_sources: Sequence[str] = (),
     ) -> None:
         """`gives_up`: what was read once is not read again, whatever became of it."""
         self.stand = position.stand
@@ -43,6 +46,9 @@ class SparkBatches:
         self._folder = position.folder
         self._sources = list(sources)
         self._gives_up = gives_up
+        newest = coordinator.newest
+        self._logs = {} if newest is None else moved_logs(newest.spark, sources, reset_sources)
+        """What the sources keep, as of the epoch from which the folder was laid out."""
 
     @property
     def url(self) -> str:
@@ -54,8 +60,9 @@ class SparkBatches:
         when the run began."""
         offsets = read_offsets(self._store, self._folder, batch_id)
         newest = self._coordinator.newest
+        logs = self._logs
         if newest is not None and newest.spark.folder == self._folder:
-            last = newest.spark
+            last, logs = newest.spark, newest.spark.logs
             if last.batch_id == batch_id and same_offsets(last.offsets, offsets):
                 return None
             if batch_id != last.batch_id + 1 and not self._gives_up:
@@ -65,8 +72,12 @@ class SparkBatches:
                     f"  expected: batch {last.batch_id + 1}\n"
                     "  next: start the job again; it goes on after the newest epoch"
                 )
-        return SparkPosition(
+        position = SparkPosition(
             folder=self._folder, batch_id=batch_id, offsets=offsets, sources=self._sources
+        )
+        coordinator = self._coordinator
+        return advance(
+            logs, self._store, position, checkpoint=coordinator.store, term=coordinator.term
         )
 
     def leave_unread(self, batch_id: int) -> None:
@@ -94,6 +105,7 @@ class SparkBatches:
             and coordinator.newest.spark.folder == self._folder
         )
         reset = () if is_ours else reset_sources
-        lay_out_for(coordinator.newest.spark, folder, self._store, self._sources, reset)
-        self._folder = folder
+        newest = coordinator.newest.spark
+        lay_out_for(newest, folder, self._store, self._sources, reset, checkpoint=coordinator.store)
+        self._folder, self._logs = folder, moved_logs(newest, self._sources, reset)
         return True

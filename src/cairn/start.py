@@ -127,13 +127,15 @@ def _settled(
 ) -> Position:
     """Where Spark is to go on."""
     newest, term = coordinator.newest, coordinator.term
-    sources, reset = graph.source_names, options.reset_sources
+    where = {
+        "store": spark_store,
+        "checkpoint": coordinator.store,
+        "sources": graph.source_names,
+        "reset_sources": options.reset_sources,
+    }
     if options.guarantee == "at-most-once":
-        since = coordinator.log.restored_by() or 0
-        return give_up(
-            newest, term, store=spark_store, sources=sources, reset_sources=reset, since=since
-        )
-    return settle(newest, term, store=spark_store, sources=sources, reset_sources=reset)
+        return give_up(newest, term, since=coordinator.log.restored_by() or 0, **where)
+    return settle(newest, term, **where)
 
 
 def _check(

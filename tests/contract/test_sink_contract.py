@@ -11,10 +11,17 @@ import json
 import pickle
 from functools import partial
 
+import pytest
+
+from cairn.coordinator.marks import check_marks
+from cairn.errors import RestoreError
 from cairn.sinks.base import attempt_of
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
 from tests.at_once import at_once
 from tests.places import batch
 from tests.places.stage import Stage
+from tests.unit.coordinator import manifests
 
 # After `prepare` the data is durable and no reader sees it
 
@@ -150,6 +157,34 @@ def test_two_sinks_and_two_jobs_in_one_place_do_not_touch_each_other(place: Stag
         seen += [(k, "a")] if place.place.is_shared else []
     place.driver.commit(2, [mine])
     place.assert_sees(*seen)
+
+
+def test_a_sink_finds_the_newest_epoch_it_has_published(place: Stage) -> None:
+    assert place.driver.newest_mark() is None
+    for epoch, part in ((2, 0), (7, 0), (7, 1)):
+        prepared = place.prepared(epoch, (epoch, "a"), attempt=attempt_of(0, part))
+        place.driver.commit(epoch, [prepared], part)
+    newest = 7 if place.place.has_mark else None
+    assert place.driver.newest_mark() == newest
+    place.driver.recover(9)
+    assert place.opened().newest_mark() == newest
+    assert place.opened("another job").newest_mark() is None
+    assert place.opened("job", "other").newest_mark() is None
+
+
+def test_a_mark_of_an_epoch_that_the_log_does_not_have_ends_the_start(place: Stage) -> None:
+    """The newest records were removed, or the checkpoint is an older copy."""
+    if not place.place.has_mark:
+        return
+    store = open_store("memory:")
+    log = Log(store)
+    log.take_over(host="h", pid=1, wall_ms=1, guarantee="exactly-once")
+    log.append(lambda number: manifests.epoch(number))
+    place.driver.commit(2, [place.prepared(2, (1, "a"))])
+    check_marks({"out": place.opened()}, store)
+    place.driver.commit(3, [place.prepared(3, (2, "b"))])
+    with pytest.raises(RestoreError, match="published epoch 3 of this job, which is not in the"):
+        check_marks({"out": place.opened()}, store)
 
 
 # A committable is plain JSON, equal for equal rows, enough to commit from another machine

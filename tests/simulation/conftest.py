@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cairn.coordinator import compaction, epoch
-from cairn.storage import manifest
+from cairn.storage import manifest, source_logs
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +14,4 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 15_000)
     monkeypatch.setattr(epoch, "INLINE_BYTES_MAX", 3_000)
     monkeypatch.setattr(manifest, "FULL_EVERY", 5)
+    monkeypatch.setattr(source_logs, "LINES_BYTES_MAX", 120)

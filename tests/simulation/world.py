@@ -32,10 +32,12 @@ from cairn.guarantees import Guarantee
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.spark_batches import SparkBatches
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.spark_log import read_offsets, same_offsets
+from cairn.storage.source_files import COMPACT_INTERVAL, in_order
+from cairn.storage.spark_log import read_offsets
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing import Fault, FaultyStore, ManualClock, SimulatedCrash
@@ -71,6 +73,10 @@ class Transactional(Sink):
         ]
         self.store.put(mark, json.dumps(rows).encode())
 
+    def newest_mark(self) -> int | None:
+        marks = [found.path.split("/")[1] for found in self.store.list("published/")]
+        return max((int(mark.split("-")[0]) for mark in marks), default=None)
+
     def recover(self, before_epoch: int) -> None:
         for found in self.store.list("staged/"):
             if int(found.path.split("/")[1].split("-")[0]) < before_epoch:
@@ -103,11 +109,16 @@ class ConcurrentQueryError(Exception):
 
 
 class FakeSpark:
-    """A streaming query as far as its folder shows: offsets before a batch, commits after."""
+    """A streaming query over files as far as its folder shows.
+
+    A batch is an entry of the list of files, then its offsets, and in the end its commit. What
+    was read before is known by the list alone, as a file source knows it.
+    """
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store = store
         self.folder = folder
+        store.put_if_absent(f"{folder}/metadata", b'{"id":"a query"}')
 
     def next_batch(self, rows_max: int) -> tuple[int, int, int]:
         """(batch, first row, row after the last): the one under way, else a new one."""
@@ -117,11 +128,38 @@ class FakeSpark:
             first = self._end(last - 1) if last - 1 in offsets else 0
             return last, first, self._end(last)
         start = self._end(last) if last >= 0 else 0
-        text = f'v1\n{{"batchTimestampMs":{last}}}\n{{"rows":{start + rows_max}}}'
-        path = f"{self.folder}/offsets/{last + 1}"
-        if not self.store.put_if_absent(path, text.encode()):
-            raise ConcurrentQueryError(path)
+        entry = self._add_files(start, start + rows_max)
+        end = {"logOffset": entry, "rows": start + rows_max}
+        text = f'v1\n{{"batchTimestampMs":{last}}}\n{json.dumps(end)}'
+        self._put(f"offsets/{last + 1}", text)
         return last + 1, start, start + rows_max
+
+    def _add_files(self, start: int, stop: int) -> int:
+        """Add an entry to the list of files seen, which must go up to here; its number."""
+        root = f"{self.folder}/sources/0"
+        files = {name: self.store.get(f"{root}/{name}").decode() for name in self._names(root)}
+        names = in_order(files)
+        last = int(names[-1].split(".")[0]) if names else -1
+        lines = [line for name in names for line in files[name].split("\n")[1:]]
+        seen = [json.loads(line)["path"] for line in lines]
+        assert seen == sorted(set(seen)) and (seen[-1:] == [f"{start:06d}"]) == (start > 0), (
+            f"Spark would read files again: {start}, {seen}, {names}"
+        )
+        if start == stop:
+            return last
+        entry = last + 1
+        lines = lines if is_compact(entry) else []
+        lines.append(json.dumps({"path": f"{stop:06d}", "timestamp": 1, "batchId": entry}))
+        name = f"{entry}.compact" if is_compact(entry) else f"{entry}"
+        self._put(f"sources/0/{name}", "\n".join(["v1", *lines]))
+        return entry
+
+    def _put(self, name: str, text: str) -> None:
+        if not self.store.put_if_absent(f"{self.folder}/{name}", text.encode()):
+            raise ConcurrentQueryError(name)
+
+    def _names(self, root: str) -> list[str]:
+        return [found.path.rsplit("/", 1)[1] for found in self.store.list(root)]
 
     def commit(self, batch_id: int) -> None:
         self.store.put(f"{self.folder}/commits/{batch_id}", b'v1\n{"nextBatchWatermarkMs":0}')
@@ -130,8 +168,12 @@ class FakeSpark:
         return end_of(read_offsets(self.store, self.folder, batch_id))
 
     def _numbers(self, kind: str) -> set[int]:
-        found = self.store.list(f"{self.folder}/{kind}/")
-        return {int(each.path.rsplit("/", 1)[1]) for each in found}
+        return {int(name) for name in self._names(f"{self.folder}/{kind}")}
+
+
+def is_compact(entry: int) -> bool:
+    """As Spark does: every tenth entry holds all before it."""
+    return (entry + 1) % COMPACT_INTERVAL == 0
 
 
 def end_of(offsets: str) -> int:
@@ -358,7 +400,15 @@ class Driver:
         self.folder = position.folder
         crash_point("driver.rewind.laid")
         self.coordinator.recover()
+        # Not through the faulty store: Spark's files carry no checksum that would show a tear.
         self.spark = FakeSpark(self.world.store, self.folder)
+        self.batches = SparkBatches(
+            self.coordinator,
+            self.world.store,
+            position,
+            ["rows"],
+            gives_up=self.guarantee == "at-most-once",
+        )
 
     def rescale(self, parallelism: int) -> None:
         """As `Run.rescale`: from the next epoch on."""
@@ -368,21 +418,11 @@ class Driver:
 
     def run_batch(self, rows_max: int = 10) -> None:
         batch_id, start, stop = self.spark.next_batch(rows_max)
-        # Not through the faulty store: Spark's files carry no checksum that would show a tear.
-        offsets = read_offsets(self.world.store, self.folder, batch_id)
-        newest = self.coordinator.newest
-        is_done = False
-        if newest is not None and newest.spark.folder == self.folder:
-            is_done = newest.spark.batch_id == batch_id
-            assert not is_done or same_offsets(newest.spark.offsets, offsets)
-            is_next = batch_id == newest.spark.batch_id + 1
-            if not is_done and not is_next and self.guarantee != "at-most-once":
-                raise ConcurrentQueryError(f"batch {batch_id} after {newest.spark.batch_id}")
-        if not is_done:
+        position = self.batches.to_run(batch_id)
+        if position is not None:
             rows = self.world.arrow(start, stop)
             self.coordinator.run_epoch(
-                SparkPosition(folder=self.folder, batch_id=batch_id, offsets=offsets),
-                lambda begin: self.cluster.execute({"rows": rows}, begin),
+                position, lambda begin: self.cluster.execute({"rows": rows}, begin)
             )
         crash_point("driver.epoch.ended")
         self.coordinator.note_published()

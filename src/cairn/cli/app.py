@@ -278,6 +278,9 @@ def show(
 @app.command(rich_help_panel=LOOK)
 def verify(
     checkpoint: Checkpoint,
+    spark_checkpoint: Annotated[
+        str | None, typer.Option(help="Where the job keeps Spark's own log, if elsewhere.")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -290,7 +293,7 @@ def verify(
 
     with reported(debug=debug):
         with progress_bar("checking") as progress:
-            facts = check_facts(checkpoint, progress)
+            facts = check_facts(checkpoint, progress, spark_checkpoint=spark_checkpoint)
         print_json(facts) if as_json else print_report(facts)
         if not facts["ok"]:
             raise typer.Exit(FAILED)

@@ -69,17 +69,28 @@ def _no_checkpoint(
     )
 
 
-def check_facts(url: str, progress: Callable[[int, int], None] | None = None) -> Facts:
+def check_facts(
+    url: str,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    spark_checkpoint: str | None = None,
+) -> Facts:
     """What checking a checkpoint or a savepoint found, whichever is there."""
     store = open_folder(url)
     if store.exists(SAVEPOINT_PATH):
         return savepoint_facts(store, progress)
-    return verify_facts(open_checkpoint(url), progress)
+    spark_store = None if spark_checkpoint is None else open_folder(spark_checkpoint)
+    return verify_facts(open_checkpoint(url), progress, spark_store=spark_store)
 
 
-def verify_facts(store: Store, progress: Callable[[int, int], None] | None = None) -> Facts:
+def verify_facts(
+    store: Store,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    spark_store: Store | None = None,
+) -> Facts:
     """What `storage.verify` found."""
-    report = verify(store, progress, checkers=_checkers())
+    report = verify(store, progress, checkers=_checkers(), spark_store=spark_store)
     return {
         "checkpoint": store.url,
         "kind": "checkpoint",
@@ -95,6 +106,7 @@ def verify_facts(store: Store, progress: Callable[[int, int], None] | None = Non
             for o in report.orphans
         ],
         "stale_holds": [{"path": h.path, "what": h.what} for h in report.stale_holds],
+        "stale_notes": [{"path": n.path, "what": n.what} for n in report.stale_notes],
     }
 
 
@@ -116,6 +128,7 @@ def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = 
         "damage": [{"path": d.path, "what": d.what} for d in damage],
         "orphans": [],
         "stale_holds": [],
+        "stale_notes": [],
     }
 
 

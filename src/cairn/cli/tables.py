@@ -91,9 +91,11 @@ def print_report(facts: Facts) -> None:
         console.print(Text.assemble(("orphan ", "yellow"), said), soft_wrap=True)
     if facts["orphans"]:
         console.print(Text("orphans are no damage: collection removes them in time", "dim"))
-    for hold in facts["stale_holds"]:
-        first, *rest = hold["what"].splitlines()
-        text = Text.assemble(("stale hold ", "yellow"), hold["path"], f": {first}")
+    stale = [("stale hold ", hold) for hold in facts["stale_holds"]]
+    stale += [("stale note ", note) for note in facts["stale_notes"]]
+    for kind, found in stale:
+        first, *rest = found["what"].splitlines()
+        text = Text.assemble((kind, "yellow"), found["path"], f": {first}")
         more = (Text(f"  {line.strip()}", "dim") for line in rest)
         console.print(text, *more, sep="\n", soft_wrap=True)
     checked = f"{many(facts['files'], 'file')}, {size(facts['bytes'])} checked"

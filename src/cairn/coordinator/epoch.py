@@ -35,6 +35,7 @@ import msgspec
 from cairn.coordinator import said
 from cairn.coordinator.attempts import Attempts
 from cairn.coordinator.division import Division
+from cairn.coordinator.marks import check_marks
 from cairn.coordinator.measured import (
     added,
     announced,
@@ -192,9 +193,16 @@ class Coordinator:
     # Starting
 
     def take_over(self) -> Epoch | None:
-        """Become the leader. Everybody before is fenced; the newest epoch is ours to go on from."""
+        """Become the leader. Everybody before is fenced; the newest epoch is ours to go on from.
+
+        RestoreError, and nobody is fenced, where a sink has published what the log does not have.
+        """
+        check_marks(self._publisher.sinks, self.store)
         record = self.log.take_over(
-            host=os.uname().nodename, pid=os.getpid(), wall_ms=self._clock()
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            wall_ms=self._clock(),
+            guarantee=self._guarantee,
         )
         self.term = record.term
         self.awake_ms = self._clock()

@@ -2,9 +2,10 @@
 
 After a takeover the newest epoch is compared with Spark's folder. If Spark is about to
 run the batch that the epoch records, that batch is skipped; if Spark stands right
-behind it, Spark goes on; in every other case, and where the program reads other sources
-than the epoch was made from, a new folder is laid out from the offsets in the manifest,
-and Spark resumes after them.
+behind it, Spark goes on; in every other case, where a file of Spark's is missing or damaged, and
+where the program reads other sources than the epoch was made from, a new folder is laid out
+from the manifest, and Spark resumes after the epoch. A batch that Spark has planned and that
+is not in the log is planned again: Spark's files carry no checksum.
 
 A job that never reads twice (at-most-once) goes on after the last batch that any driver has
 planned, in a folder of its own. A driver that was fenced and has not noticed may plan another
@@ -25,9 +26,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from cairn.errors import CorruptFileError
+from cairn.logs import logger
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.source_logs import advance, differing_file
 from cairn.storage.spark_log import (
     SPARK_FOLDER,
+    damaged_file,
     last_planned,
     lay_out,
     lay_out_for,
@@ -50,6 +55,8 @@ class Stand(Enum):
     AHEAD = "Spark has committed batches the log does not know"
     DIFFERENT = "the offsets of the batch differ"
     MISSING = "Spark does not know the batch"
+    PLANNED = "Spark has planned a batch that the log does not know"
+    DAMAGED = "a file of Spark's is missing, damaged, or not what the epoch was made from"
     GIVEN_UP = "what Spark has planned counts as read, whether it was processed or not"
     SOURCES = "the program reads other sources, or some from their beginning"
 
@@ -59,8 +66,8 @@ class Position(NamedTuple):
     stand: Stand
 
 
-def compare(store: Store, newest: Epoch | None) -> Stand:
-    """Where Spark's folder stands against the newest epoch."""
+def compare(store: Store, newest: Epoch | None, *, checkpoint: Store | None = None) -> Stand:
+    """Where Spark's folder, in `store`, stands against the newest epoch, in `checkpoint`."""
     if newest is None:
         return Stand.FRESH
     position = newest.spark
@@ -68,12 +75,27 @@ def compare(store: Store, newest: Epoch | None) -> Stand:
         offsets = read_offsets(store, position.folder, position.batch_id)
     except NotFoundError:
         return Stand.MISSING
+    except CorruptFileError as error:
+        _say_damaged(error.facts["file"])
+        return Stand.DAMAGED
     if not same_offsets(offsets, position.offsets):
         return Stand.DIFFERENT
     committed = _numbers(store, f"{position.folder}/commits/")
     if committed and max(committed) > position.batch_id:
         return Stand.AHEAD
+    if max(_numbers(store, f"{position.folder}/offsets/")) > position.batch_id:
+        return Stand.PLANNED
+    damaged = damaged_file(store, position, committed) or differing_file(
+        store, position, checkpoint=checkpoint or store
+    )
+    if damaged is not None:
+        _say_damaged(f"{store.url}/{damaged}")
+        return Stand.DAMAGED
     return Stand.EQUAL if position.batch_id in committed else Stand.BEHIND
+
+
+def _say_damaged(file: str) -> None:
+    logger.warning("%s is not what the newest epoch was made from: it is laid out again", file)
 
 
 def settle(
@@ -83,10 +105,12 @@ def settle(
     store: Store,
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
+    checkpoint: Store | None = None,
 ) -> Position:
     """The folder Spark is to run in: the one it has, or a new one laid out from the manifest.
 
-    `store` is the one with Spark's folders; `sources` are the program's, in the order in
+    `store` is the one with Spark's folders, `checkpoint` the one with the log, where that is
+    another; `sources` are the program's, in the order in
     which Spark numbers them. Those in `reset_sources` start from their beginning, whatever
     of them the state holds already. A source that is gone is forgotten here: whether it
     may be is asked before the takeover, by `resume.check_sources`.
@@ -96,12 +120,12 @@ def settle(
         return Position(folder, Stand.FRESH)
     change = match_sources(epoch.spark, sources, reset_sources)
     if change is None or not change.is_same:
-        lay_out_for(epoch.spark, folder, store, sources, reset_sources)
+        lay_out_for(epoch.spark, folder, store, sources, reset_sources, checkpoint=checkpoint)
         return Position(folder, Stand.SOURCES)
-    stand = compare(store, epoch)
+    stand = compare(store, epoch, checkpoint=checkpoint)
     if stand in (Stand.EQUAL, Stand.BEHIND):
         return Position(epoch.spark.folder, stand)
-    lay_out(epoch.spark, folder, source=store, target=store)
+    lay_out(epoch.spark, folder, source=store, target=store, checkpoint=checkpoint)
     return Position(folder, stand)
 
 
@@ -113,22 +137,25 @@ def give_up(
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
     since: int = 0,
+    checkpoint: Store | None = None,
 ) -> Position:
     """As `settle`, for a job that never reads twice: what was planned is behind it.
 
     `since` is the record of the last rollback: a position of before it counts no longer.
     """
     folder = spark_folder(term)
-    planned = _last_planned(epoch, store, since)
+    planned = _last_planned(epoch, store, since, checkpoint or store, term)
     if planned is None:
         return Position(folder, Stand.FRESH)
     if not planned.sources:
         planned = msgspec.structs.replace(planned, sources=list(sources))
-    lay_out_for(planned, folder, store, sources, reset_sources)
+    lay_out_for(planned, folder, store, sources, reset_sources, checkpoint=checkpoint)
     return Position(folder, Stand.GIVEN_UP)
 
 
-def _last_planned(epoch: Epoch | None, store: Store, since: int) -> SparkPosition | None:
+def _last_planned(
+    epoch: Epoch | None, store: Store, since: int, checkpoint: Store, term: int
+) -> SparkPosition | None:
     """The last batch that a driver has planned after an epoch, or since a rollback to it."""
     first = (since, 0) if since or epoch is None else _order(epoch.spark.folder)
     folders: dict[str, set[int]] = {}
@@ -141,7 +168,13 @@ def _last_planned(epoch: Epoch | None, store: Store, since: int) -> SparkPositio
         batch_id = last_planned(store, folder, folders[folder])
         if batch_id is not None:
             offsets = read_offsets(store, folder, batch_id)
-            return SparkPosition(folder=folder, batch_id=batch_id, offsets=offsets, sources=names)
+            planned = SparkPosition(
+                folder=folder, batch_id=batch_id, offsets=offsets, sources=names
+            )
+            # A folder of another start may have the sources in another order.
+            is_same = epoch is not None and epoch.spark.folder == folder
+            known = epoch.spark.logs if epoch is not None and is_same else {}
+            return advance(known, store, planned, checkpoint=checkpoint, term=term)
     return None if epoch is None else epoch.spark
 
 

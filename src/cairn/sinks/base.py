@@ -9,6 +9,8 @@ Always true of a sink:
   and part, which together never mean two things;
 - `commit` is called again until it succeeds, by whichever driver leads;
 - a committable is plain JSON, equal for equal rows, and enough to commit from another machine;
+- a mark of an epoch that the log does not have is found by `newest_mark` before a takeover: a
+  new epoch is never taken for published because of it;
 - what was prepared and never named in a manifest is removed by `recover`, after a takeover;
 - a sink says what a reader sees (`shows`) and what a repeated commit does (`promise`).
 """
@@ -118,6 +120,14 @@ class Sink(ABC):
         Only of epochs below this number. Those from there on belong to this driver, or to
         one that has taken over from it since, unnoticed.
         """
+
+    def newest_mark(self) -> int | None:
+        """The newest epoch of this job and sink that is marked as published in the target.
+
+        Asked in the driver before a takeover: a mark of an epoch that is not in the log ends
+        the start. None when there is no mark, or the sink keeps none.
+        """
+        return None
 
     def is_away(self, error: Exception) -> bool:
         """Whether the target cannot be reached now, and may be later: then the job waits for it."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -257,12 +258,22 @@ class Redis(Staged):
             )
         return os.environ[name]
 
+    def newest_mark(self) -> int | None:
+        import redis
+
+        marks = [super().newest_mark()]
+        with suppress(redis.ConnectionError, redis.TimeoutError):
+            # One that is away is asked by the first commit.
+            fence = self._client.hget(self.fence, "epoch")
+            marks.append(None if fence is None else int(fence))
+        return max((mark for mark in marks if mark is not None), default=None)
+
     def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
         import redis
 
         try:
-            if self._publish(epoch, files):
-                self._left = int(epoch), epoch.part, sum(file.rows for file in files)
+            self._publish(epoch, files)
+            self._left = int(epoch), epoch.part, sum(file.rows for file in files)
         except redis.RedisError as error:
             raise CommitError(
                 f"sink {self.context.uid!r}: Redis did not take all of epoch {epoch}\n"
@@ -271,14 +282,11 @@ class Redis(Staged):
                 epoch=int(epoch),
             ) from None
 
-    def _publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> bool:
-        """False when there is a newer epoch or part."""
+    def _publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
         script = self._client.register_script(_SCRIPT)
         # Asks by writing nothing: how many rows are in?
         done = self._done(epoch)
         for _ in range(RESTARTS_MAX):
-            if done is None:
-                return False
             for first, keys, names, columns in self._chunks(files, done):
                 nulls, values = _flat(columns)
                 args = [int(epoch), epoch.part, first, self.ttl_ms, len(names), nulls]
@@ -287,8 +295,9 @@ class Redis(Staged):
                 if done != first + len(keys):
                     break
             else:
-                return True
-            done = None if done == -1 else done
+                return
+            if done == -1:
+                raise self._overtaken(epoch)
         raise CommitError(
             f"sink {self.context.uid!r}: epoch {epoch} was begun {RESTARTS_MAX} times\n"
             f"  found: the fence {self.fence} is not where this driver has put it\n"
@@ -296,8 +305,21 @@ class Redis(Staged):
             sink=self.context.uid,
         )
 
-    def _done(self, epoch: PublishedEpoch) -> int | None:
-        """How many rows of this part are in; None when there is a newer one."""
+    def _overtaken(self, epoch: PublishedEpoch) -> CommitError:
+        """A newer epoch is in, and the checkpoint has no mark of this one."""
+        found = int(self._client.hget(self.fence, "epoch") or -1)
+        return CommitError(
+            f"sink {self.context.uid!r}: Redis has a newer epoch of this job than {epoch}, which "
+            "is not marked as published\n"
+            f"  found: the fence {self.fence} at epoch {found}\n"
+            "  next: if another driver runs the job, it goes on there; else the checkpoint is an "
+            "older copy: put the newest one back, or `cairn branch` this one",
+            sink=self.context.uid,
+            epoch=int(epoch),
+        )
+
+    def _done(self, epoch: PublishedEpoch) -> int:
+        """How many rows of this part are in."""
         found = self._client.hmget(self.fence, "epoch", "part", "rows")
         at = (-1, -1, 0) if None in found else tuple(map(int, found))
         expected = max((*self.marked, 0), self._left)
@@ -312,7 +334,7 @@ class Redis(Staged):
                 _place(expected),
             )
         if at[:2] > (int(epoch), epoch.part):
-            return None
+            raise self._overtaken(epoch)
         return at[2] if at[:2] == (int(epoch), epoch.part) else 0
 
     def _chunks(

@@ -140,6 +140,10 @@ class Staged(Sink):
         older = {path for path in there if self.staged_path("") < path < self._end(epoch)}
         self._store.delete(older | {self.staged_path(file.name) for file in files})
 
+    def newest_mark(self) -> int | None:
+        marks = self._store.list(self._mark_path(""))
+        return int(marks[-1].path.rpartition("/")[2].partition("-")[0]) if marks else None
+
     def recover(self, before_epoch: int) -> None:
         staged = self._store.list(self.staged_path(""))
         self._store.delete([found.path for found in staged if found.path < self._end(before_epoch)])

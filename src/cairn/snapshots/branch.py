@@ -31,6 +31,7 @@ from cairn.storage import (
     Log,
     OperatorEntry,
     Origin,
+    SparkPosition,
     Store,
     new_nonce,
     open_store,
@@ -95,7 +96,7 @@ def branch(
         _check_kept(Log(store), parent.number)
         _write_job(dest, child)
         folder = spark_folder(FIRST_NUMBER)
-        lay_out(parent.spark, folder, source=spark_store, target=spark_dest)
+        lay_out(parent.spark, folder, source=spark_store, target=spark_dest, checkpoint=store)
         first = _write_epoch(dest, parent, store.url, folder, clock_ms())
     except CommitUnknownError as error:
         # The first epoch may be there: then the branch is whole and needs its holds.
@@ -136,7 +137,7 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
             passed_ms=parent.passed_ms,
             seen_ms=parent.seen_ms,
             timers=parent.timers,
-            spark=msgspec.structs.replace(parent.spark, folder=folder),
+            spark=_adopted_position(parent.spark, parent_url, folder),
             operators=operators,
             metrics=_metrics(operators),
         )
@@ -161,6 +162,19 @@ def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
         for part in entry.ranges
     ]
     return msgspec.structs.replace(entry, ranges=ranges)
+
+
+def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> SparkPosition:
+    logs = {
+        index: msgspec.structs.replace(
+            log,
+            chunks=[
+                msgspec.structs.replace(ref, store=ref.store or parent_url) for ref in log.chunks
+            ],
+        )
+        for index, log in position.logs.items()
+    }
+    return msgspec.structs.replace(position, folder=folder, logs=logs)
 
 
 def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:

@@ -15,6 +15,8 @@ import os
 import tempfile
 import time
 
+import msgspec
+
 from cairn.errors import CorruptFileError, KeyGroupCountError, RestoreError
 from cairn.ids import new_id
 from cairn.plan.keygroups import groups_of
@@ -33,6 +35,7 @@ from cairn.storage.manifest import (
     next_version,
 )
 from cairn.storage.pack import write_segment_file
+from cairn.storage.source_logs import log_of_files
 from cairn.storage.store import Store
 
 
@@ -112,6 +115,13 @@ def load_savepoint(
                 ranges=ranges,
                 scope=saved.scope,
             )
+    position = SparkPosition(
+        folder=spark_folder,
+        batch_id=info.batch_id,
+        offsets=info.offsets,
+        sources=info.sources,
+    )
+    logs = log_of_files(savepoint.source_files(), position, checkpoint=store, term=term)
     return Epoch(
         number=number,
         parent=None,
@@ -124,12 +134,7 @@ def load_savepoint(
         passed_ms=info.passed_ms,
         seen_ms=info.seen_ms,
         timers=info.timers,
-        spark=SparkPosition(
-            folder=spark_folder,
-            batch_id=info.batch_id,
-            offsets=info.offsets,
-            sources=info.sources,
-        ),
+        spark=msgspec.structs.replace(position, logs=logs),
         operators=operators,
         metrics={
             "operators": {

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from cairn.errors import CommitConflictError, RestoreError
 from cairn.storage import Epoch, Log, Restore, Store, new_nonce
-from cairn.storage.spark_log import source_lines
+from cairn.storage.source_files import source_lines
 
 APPEND_ATTEMPTS_MAX: Final = 100
 

@@ -21,7 +21,7 @@ from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, sa
 from cairn.storage.log import Log, read_job
 from cairn.storage.manifest import Epoch, OperatorEntry
 from cairn.storage.saved import note_savepoint
-from cairn.storage.spark_log import source_files
+from cairn.storage.source_logs import source_files
 from cairn.storage.store import Store, open_store
 
 
@@ -54,7 +54,8 @@ def write_savepoint(
         try:
             with tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch) as folder:
                 # First of all: a running query goes on cleaning up behind itself.
-                sources = dest.put_sources(source_files(spark_store or store, epoch.spark))
+                files = source_files(spark_store or store, epoch.spark, checkpoint=store)
+                sources = dest.put_sources(files)
                 operators = _write_operators(store, epoch, dest, folder, progress)
             info = SavepointInfo(
                 id=savepoint_id,

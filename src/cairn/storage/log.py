@@ -217,7 +217,7 @@ class Log:
         self._remember(record)
         return record
 
-    def take_over(self, *, host: str, pid: int, wall_ms: int) -> Takeover:
+    def take_over(self, *, host: str, pid: int, wall_ms: int, guarantee: str = "") -> Takeover:
         """Become the leader: the first act of a driver. Everybody before is fenced."""
         for _ in range(TAKEOVER_ATTEMPTS_MAX):
             self._last = self.newest_number() or FIRST_NUMBER - 1
@@ -228,7 +228,7 @@ class Log:
             def make(number: int, nonce: str = nonce, previous: int | None = previous) -> Takeover:
                 return Takeover(
                     number=number, term=number, nonce=nonce, wall_ms=wall_ms,
-                    host=host, pid=pid, previous=previous,
+                    host=host, pid=pid, previous=previous, guarantee=guarantee,
                 )  # fmt: skip
 
             try:
@@ -410,6 +410,7 @@ def create_or_open_job(
     if job is not None and job.origin is not None and job.origin.kind == "branch":
         _check_finished(store, job.origin)
     if job is None:
+        _check_unused(store)
         job = JobInfo(
             name=name,
             job_id=uuid.uuid4().hex,
@@ -447,6 +448,18 @@ def create_or_open_job(
             found=job.max_parallelism,
         )
     return job
+
+
+def _check_unused(store: Store) -> None:
+    """A job that lost its id would publish what it has published again."""
+    if store.list(LOG_FOLDER):
+        raise RestoreError(
+            f"this checkpoint has records, but not the file that names its job\n"
+            f"  expected: {store.url}/{JOB_PATH}\n"
+            "  next: put the file back; a new one would have another job id, and sinks would "
+            "take rows for new that they have",
+            file=f"{store.url}/{JOB_PATH}",
+        )
 
 
 def _check_finished(store: Store, origin: Origin) -> None:

@@ -56,7 +56,8 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A segment (a whole object, or a slice of a pack), or the list of a RocksDB base's files.
+    """A segment (a whole object, or a slice of a pack), or the list of a RocksDB base's files, or
+    lines of a source's log ("lines", of no key group).
 
     It counts for the key groups given here; after a change of parallelism a file may
     hold others too, which belong to another range by now.
@@ -73,7 +74,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_epoch: int
     first_group: int
     group_count: int
-    format: Literal["segment", "rocksdb"] = "segment"
+    format: Literal["segment", "rocksdb", "lines"] = "segment"
     objects: list[str] = []
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0
@@ -145,6 +146,19 @@ def entry_uids(known: Iterable[str], operator: str) -> list[str]:
     return [uid for uid in known if uid == operator or uid.startswith(f"{operator}:")]
 
 
+class SourceLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Copy of what a source keeps in Spark's folder beside its offset (see `source_logs`)."""
+
+    last: int = -1
+    """The newest entry of the file source's list of files."""
+    chunks: list[FileRef] = []
+    """Older lines of that list, oldest first."""
+    lines: list[str] = []
+    """The lines after those in `chunks`."""
+    files: dict[str, bytes] = {}
+    """Of other sources, small files by their path below sources/<index>/."""
+
+
 class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where Spark stands: its folder, batch, and the raw text of its offset file."""
 
@@ -153,6 +167,9 @@ class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
     offsets: str
     sources: list[str] = []
     """Their names, in the order of the offsets."""
+    logs: dict[int, SourceLog] = {}
+    """Per index of a source. One that is not here has nothing to keep, or was read by a cairn
+    that did not keep it."""
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):
@@ -192,6 +209,8 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     host: str
     pid: int
     previous: int | None
+    guarantee: str = ""
+    """The one its driver runs with; empty: not known."""
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True, tag="restore", tag_field="kind"):

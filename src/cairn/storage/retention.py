@@ -82,10 +82,12 @@ NOTHING: Final = Collected(0, 0, 0)
 
 
 def files_of(epoch: Epoch) -> Iterator[FileRef]:
-    """Every file that an epoch names, once for each range that lists it."""
+    """Every file that an epoch names, once for each range or source that lists it."""
     for operator in epoch.operators.values():
         for state in operator.ranges:
             yield from state.files
+    for log in epoch.spark.logs.values():
+        yield from log.chunks
 
 
 def referenced_paths(epochs: Iterable[Epoch]) -> set[str]:

@@ -4,7 +4,8 @@
 
 An offsets file has two lines of its own, then a line per source, in the order in which
 Spark numbers them; "-" stands for a source that has given nothing yet. Beside its offset a
-source may keep files under sources/<i>/: the file source, the list of files it has seen.
+source may keep files under sources/<i>/ (`source_logs`): the file source, the list of files
+it has seen. The epoch has a copy of them, so a folder is laid out from the log alone.
 
 A position without offsets is one before anything was read: there is nothing to lay out for it,
 and every source starts at its beginning.
@@ -21,24 +22,23 @@ import json
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 import msgspec
 
-from cairn.errors import RestoreError
-from cairn.storage.manifest import SparkPosition
+from cairn.errors import CorruptFileError, RestoreError
+from cairn.storage.manifest import SourceLog, SparkPosition
+from cairn.storage.source_files import source_lines
+from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store
 
 SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
 NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 """A batch as committed, in Spark's words."""
-# Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
-COMPACT_INTERVAL: Final = 10
 _HEAD_LINES: Final = 2
 _UNREAD: Final = "unread"
-_READ_ATTEMPTS_MAX: Final = 3
-_NUMBERED: Final = re.compile(r"(\d+)(\.compact)?")
+_VERSION: Final = re.compile(r"v\d+")
 
 
 # Offsets
@@ -50,13 +50,53 @@ def spark_folder(term: int) -> str:
 
 
 def read_offsets(store: Store, folder: str, batch_id: int) -> str:
-    """The raw text of Spark's offset file of a batch."""
-    return store.get(f"{folder}/offsets/{batch_id}").decode()
+    """The raw text of Spark's offset file of a batch. CorruptFileError when it is none."""
+    path = f"{folder}/offsets/{batch_id}"
+    return check_file(store, path, store.get(path))
 
 
-def source_lines(offsets: str) -> list[str]:
-    """The line of each source."""
-    return offsets.strip().split("\n")[_HEAD_LINES:]
+def check_file(store: Store, path: str, data: bytes) -> str:
+    """The text of a file in offsets/ or commits/: a version, then JSON. Or CorruptFileError."""
+    try:
+        text = data.decode()
+        version, _, rest = text.partition("\n")
+        facts = rest.partition("\n")[0]
+        if _VERSION.fullmatch(version) and isinstance(json.loads(facts), dict):
+            return text
+    except ValueError:
+        pass
+    raise CorruptFileError(
+        f"a file of Spark's streaming checkpoint is damaged\n  file: {store.url}/{path}\n"
+        f"  expected: a version and a line of JSON, found: {data[:40]!r}\n"
+        "  next: bring the file back from a backup, or start from a savepoint",
+        file=f"{store.url}/{path}",
+    )
+
+
+def damaged_file(store: Store, position: SparkPosition, committed: Collection[int]) -> str | None:
+    """The path of a file that Spark reads when it starts and that is missing or malformed.
+
+    `committed`: the batches with a file in commits/. None when all is well.
+    """
+    batch_id = position.batch_id
+    folder = position.folder
+    needed = [f"{folder}/offsets/{number}" for number in {max(0, batch_id - 1), batch_id}]
+    needed += [f"{folder}/commits/{max(committed)}"] if committed else []
+    for path in needed:
+        try:
+            check_file(store, path, store.get(path))
+        except (NotFoundError, CorruptFileError):
+            return path
+    return None if names_query(read_metadata(store, folder)) else f"{folder}/metadata"
+
+
+def names_query(metadata: bytes | None) -> TypeGuard[bytes]:
+    """True if this is the content of Spark's file that names the query."""
+    try:
+        found = json.loads(metadata or b"")
+    except ValueError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("id"), str)
 
 
 def same_offsets(left: str, right: str) -> bool:
@@ -74,14 +114,25 @@ def _canonical(line: str) -> str:
 # Laying out
 
 
-def lay_out(position: SparkPosition, folder: str, *, source: Store, target: Store) -> None:
-    """A folder in `target` from which Spark resumes right after a position in `source`."""
+def lay_out(
+    position: SparkPosition,
+    folder: str,
+    *,
+    source: Store,
+    target: Store,
+    checkpoint: Store | None = None,
+) -> None:
+    """A folder in `target` from which Spark resumes right after a position in `source`.
+
+    `checkpoint` has the epoch of that position, where that is not `source`.
+    """
     metadata = None
     if source.url == target.url:
         # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
         # runs when a second one of the same id starts beside it.
         metadata = read_metadata(source, position.folder)
-    lay_out_from(position, source_files(source, position), folder, target, metadata=metadata)
+    files = source_files(source, position, checkpoint=checkpoint)
+    lay_out_from(position, files, folder, target, metadata=metadata)
 
 
 def lay_out_from(
@@ -95,13 +146,15 @@ def lay_out_from(
     """A folder from which Spark resumes right after a position; the position in that folder.
 
     `sources` are the files under sources/, as `source_files` gives them. Without
-    `metadata` the query gets an id of its own.
+    `metadata`, or with one that is damaged, the query gets an id of its own.
     """
     if not source_lines(position.offsets):
         return msgspec.structs.replace(position, folder=folder)
     for name, data in sources.items():
         target.put(f"{folder}/sources/{name}", data)
-    target.put(f"{folder}/metadata", metadata or json.dumps({"id": str(uuid.uuid4())}).encode())
+    if not names_query(metadata):
+        metadata = json.dumps({"id": str(uuid.uuid4())}).encode()
+    target.put(f"{folder}/metadata", metadata)
     batch_id, offsets = position.batch_id, position.offsets.encode()
     target.put(f"{folder}/commits/{batch_id}", NO_WATERMARK)
     # Spark reads the batch before the last one too, but only to learn where the last began.
@@ -129,112 +182,14 @@ def last_planned(store: Store, folder: str, batch_ids: Collection[int]) -> int |
         unread = int(store.get(f"{folder}/{_UNREAD}"))
     except NotFoundError:
         unread = None
-    return max((batch_id for batch_id in batch_ids if batch_id != unread), default=None)
-
-
-# What sources keep beside their offsets
-
-
-def source_files(
-    store: Store, position: SparkPosition, *, only: Collection[int] | None = None
-) -> dict[str, bytes]:
-    """The files under sources/ as they must be right after a position, by path below sources/.
-
-    `only`: the indices of the sources that matter. RestoreError where a list of files seen
-    is gone: without it, every file would be read again.
-    """
-    cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
-    cuts = {index: last for index, last in cuts.items() if only is None or index in only}
-    missing: tuple[int, int] | None = None
-    for _ in range(_READ_ATTEMPTS_MAX):
-        files, logs = _read_sources(store, position, cuts, only)
-        missing = None
-        for index, last in cuts.items():
-            if last is None or last < 0:
-                continue
-            cut = _cut_file_log(logs.get(index, {}), last)
-            if cut is None:
-                # Spark may just have compacted it: the list was of before, the files of after.
-                missing = (index, last)
-                break
-            files.update({f"{index}/{entry}": data for entry, data in cut.items()})
-        if missing is None:
-            return files
-    assert missing is not None
-    index, last = missing
-    file = f"{position.folder}/sources/{index}/{last}"
-    raise RestoreError(
-        f"Spark's list of files already read by source {_shown(position, index)} is gone\n"
-        f"  expected: {store.url}/{file}\n"
-        "  going on without it would read every file again\n"
-        "  next: say where Spark's log is, if elsewhere (spark_checkpoint=, --spark-checkpoint), "
-        "or restore that folder from a backup",
-        file=file,
-    )
-
-
-def _read_sources(
-    store: Store,
-    position: SparkPosition,
-    cuts: Mapping[int, int | None],
-    only: Collection[int] | None,
-) -> tuple[dict[str, bytes], dict[int, dict[str, bytes]]]:
-    """(files to be kept as they are, entries of logs that must be cut, by source)."""
-    root = f"{position.folder}/sources/"
-    files: dict[str, bytes] = {}
-    logs: dict[int, dict[str, bytes]] = {}
-    for found in store.list(root):
-        name = found.path[len(root) :]
-        source, _, entry = name.partition("/")
-        index = int(source) if source.isdigit() else None
-        if only is not None and index not in only:
-            continue
-        try:
-            data = store.get(found.path)
-        except NotFoundError:
-            continue  # Spark has cleaned it up since it was listed.
-        if index is not None and cuts.get(index) is not None and _NUMBERED.fullmatch(entry):
-            logs.setdefault(index, {})[entry] = data
-        else:
-            files[name] = data
-    return files, logs
-
-
-def _shown(position: SparkPosition, index: int) -> str:
-    names = position.sources
-    return f"{index} ({names[index]!r})" if index < len(names) else str(index)
-
-
-def _cut_file_log(log: dict[str, bytes], last: int) -> dict[str, bytes] | None:
-    """The file source's log as it was after entry `last`; None if it cannot be told.
-
-    Entries are files `n`, and every tenth is `n.compact`, which holds all before it.
-    """
-    start = (last + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1
-    needed = [str(number) for number in range(start + 1, last + 1)]
-    if start >= 0:
-        needed.insert(0, f"{start}.compact")
-    if all(name in log for name in needed):
-        return {name: log[name] for name in needed}
-    # Spark has cleaned them up since: a later compact file still lists what they held.
-    later = [name for name in log if name.endswith(".compact") and int(name[:-8]) >= last]
-    if not later:
-        return None
-    head, *entries = log[min(later, key=lambda name: int(name[:-8]))].decode().split("\n")
-    kept = [line for line in entries if line and json.loads(line).get("batchId", 0) <= last]
-    cut = {name: head.encode() for name in needed}
-    cut[needed[0]] = "\n".join([head, *kept]).encode()
-    return cut
-
-
-def _log_offset(line: str) -> int | None:
-    """The file source's offset; None for other sources."""
-    try:
-        parsed = json.loads(line)
     except ValueError:
-        return None
-    value = parsed.get("logOffset") if isinstance(parsed, dict) else None
-    return value if isinstance(value, int) else None
+        raise CorruptFileError(
+            f"it is not known which batch was left unread\n  file: {store.url}/{folder}/{_UNREAD}\n"
+            "  expected: the number of a batch\n"
+            "  next: write it back, or delete the file: then the last batch counts as read",
+            file=f"{store.url}/{folder}/{_UNREAD}",
+        ) from None
+    return max((batch_id for batch_id in batch_ids if batch_id != unread), default=None)
 
 
 # Sources by name
@@ -272,12 +227,25 @@ def match_sources(
     return SourceChange(kept, [name for name in held if name not in sources], is_same=False)
 
 
+def moved_logs(
+    position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
+) -> dict[int, SourceLog]:
+    """What a position keeps of a program's sources, by where they stand now."""
+    change = match_sources(position, sources, reset_sources)
+    if change is None or change.is_same:
+        return position.logs
+    logs = position.logs
+    return {new: logs[old] for new, old in change.kept.items() if old in logs}
+
+
 def lay_out_for(
     position: SparkPosition,
     folder: str,
     store: Store,
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
+    *,
+    checkpoint: Store | None = None,
 ) -> bool:
     """Like `lay_out`, for a program with other sources than the position is of.
 
@@ -294,7 +262,7 @@ def lay_out_for(
             batch=position.batch_id,
         )
     if change.is_same:
-        lay_out(position, folder, source=store, target=store)
+        lay_out(position, folder, source=store, target=store, checkpoint=checkpoint)
         return True
     old = source_lines(position.offsets)
     kept = change.kept
@@ -303,7 +271,8 @@ def lay_out_for(
         return False
     moved = {str(before): str(new) for new, before in kept.items()}
     files = {}
-    for name, data in source_files(store, position, only=kept.values()).items():
+    found = source_files(store, position, checkpoint=checkpoint, only=kept.values())
+    for name, data in found.items():
         index, _, entry = name.partition("/")
         files[f"{moved[index]}/{entry}"] = data
     head = position.offsets.strip().split("\n")[:_HEAD_LINES]

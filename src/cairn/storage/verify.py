@@ -2,12 +2,14 @@
 
 Damage is listed, not raised, so that one report shows all of it. Nothing is changed.
 A branch is checked with the files it shares, where they lie. Other formats than segments are
-checked by whoever knows them: `checkers`.
+checked by whoever knows them: `checkers`. Spark's own folder is compared with the epochs
+(`verify_spark`), and notes for people are read (`verify_notes`).
 
 Always true here:
 - a report without damage means that every epoch in the log can be restored;
 - an orphan is no damage: it is an object that collection may not remove yet;
-- a stale hold is no damage: it keeps files that nobody needs.
+- a stale hold is no damage: it keeps files that nobody needs;
+- a stale note is no damage: it leads to a savepoint that was moved or removed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 import psutil
 
 from cairn.errors import CairnError
@@ -28,7 +31,10 @@ from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job,
 from cairn.storage.manifest import Epoch, FileRef, JobInfo, Restore
 from cairn.storage.pack import STATE_FOLDER
 from cairn.storage.retention import files_of
+from cairn.storage.source_logs import read_chunk
 from cairn.storage.store import NotFoundError, Store, StoredObject, open_store, other_store
+from cairn.storage.verify_notes import check_notes
+from cairn.storage.verify_spark import check_spark
 
 _WRITER: Final = re.compile(r"pid (\d+) on (.+)")
 
@@ -51,6 +57,7 @@ class Report(NamedTuple):
     damage: list[Damage]
     orphans: list[StoredObject]
     stale_holds: Sequence[Damage] = ()
+    stale_notes: Sequence[Damage] = ()
 
     @property
     def ok(self) -> bool:
@@ -62,10 +69,12 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     *,
     checkers: Mapping[str, Checker] | None = None,
+    spark_store: Store | None = None,
 ) -> Report:
-    """Read and check everything that a record of the log references.
+    """Read and check everything that a record of the log references, and what lies beside it.
 
-    `progress(done, total)` counts files; `checkers` are by `FileRef.format`.
+    `progress(done, total)` counts files; `checkers` are by `FileRef.format`. `spark_store` has
+    Spark's folder, where that is not the checkpoint.
     """
     damage: list[Damage] = []
     job = _check_job(store, damage)
@@ -81,7 +90,8 @@ def verify(
         for epoch in epochs
         for file in files_of(epoch)
     }
-    files = _Files(store, {"segment": _check_segment, **(checkers or {})})
+    known = {"segment": _check_segment, "lines": _check_lines, **(checkers or {})}
+    files = _Files(store, known)
     for done, ref in enumerate(refs.values(), start=1):
         for path, what in files.check(ref):
             found = Damage(f"{ref.store}/{path}" if ref.store else path, what)
@@ -97,6 +107,10 @@ def verify(
         if ("", found.path) not in referenced and found.path not in held
     ]
     bases = {(r.store, r.path): r for r in refs.values()}
+    damage += _check_spark(spark_store or store, log, epochs, damage)
+    stale_notes = []
+    for path, what, is_stale in check_notes(store):
+        (stale_notes if is_stale else damage).append(Damage(path, what))
     return Report(
         job=job,
         records=len(numbers),
@@ -106,6 +120,7 @@ def verify(
         damage=damage,
         orphans=orphans,
         stale_holds=stale_holds,
+        stale_notes=stale_notes,
     )
 
 
@@ -183,14 +198,11 @@ class _Files:
             yield ref.path, f"it has {there[ref.path].size} bytes; segment {ref.id} ends at {end}"
             return
         objects_bytes = sum(there[path].size for path in ref.objects)
-        if objects_bytes != ref.objects_bytes:
+        if objects_bytes != ref.objects_bytes and ref.format not in self._checkers:
             yield ref.path, f"its objects have {objects_bytes} bytes, not {ref.objects_bytes}"
-            return
-        what = self._read(ref)
-        if what is not None:
-            yield ref.path, what
+        yield from self._read(ref)
 
-    def _read(self, ref: FileRef) -> str | None:
+    def _read(self, ref: FileRef) -> Iterator[tuple[str, str]]:
         store = self._stores[ref.store]
         checker = self._checkers.get(ref.format)
         try:
@@ -200,16 +212,34 @@ class _Files:
                 self._packs.add((ref.store, ref.path))
                 digest = hashlib.blake2b(store.get(ref.path), digest_size=16).hexdigest()
                 if digest not in ref.path:
-                    return f"its content has the digest {digest}"
+                    yield ref.path, f"its content has the digest {digest}"
         except CairnError as error:
-            return error.message
+            # Of a base it may be one of its objects.
+            file = str(error.facts.get("file", "")).removeprefix(f"{store.url}/")
+            yield file if file in ref.objects else ref.path, error.message
         except NotFoundError:
-            return "it vanished during the check"
-        return None
+            yield ref.path, "it vanished during the check"
 
 
 def _check_segment(store: Store, ref: FileRef) -> None:
     open_segment(store, ref).verify()
+
+
+def _check_lines(store: Store, ref: FileRef) -> None:
+    read_chunk(store, msgspec.structs.replace(ref, store=""))
+
+
+def _check_spark(
+    store: Store, log: Log, epochs: Sequence[Epoch], damage: Sequence[Damage]
+) -> list[Damage]:
+    try:
+        newest = log.newest_epoch()
+    except CairnError:
+        return []  # It is listed already.
+    if newest is None:
+        return []
+    found = (Damage(*each) for each in check_spark(store, log.store, epochs, newest))
+    return [each for each in found if each.path not in {known.path for known in damage}]
 
 
 def _check_holds(store: Store, damage: list[Damage]) -> tuple[frozenset[str], list[Damage]]:

@@ -10,7 +10,8 @@ import pytest
 from cairn.coordinator.rewind import Position, Stand, compare, give_up, settle, spark_folder
 from cairn.errors import RestoreError
 from cairn.storage.manifest import Epoch
-from cairn.storage.spark_log import read_offsets, source_lines
+from cairn.storage.source_files import source_lines
+from cairn.storage.spark_log import read_offsets
 from cairn.storage.store import Store, open_store
 from tests.unit.coordinator.manifests import epoch
 from tests.unit.storage.spark_folders import (
@@ -54,9 +55,9 @@ def test_a_batch_that_spark_has_committed_is_equal(store: Store) -> None:
     assert settled(store, at(2, '{"n":2}')) == (OLD, Stand.EQUAL)
 
 
-def test_a_batch_planned_after_the_epoch_changes_nothing(store: Store) -> None:
+def test_a_batch_planned_after_the_epoch_is_planned_again(store: Store) -> None:
     spark_ran(store, 4, committed=3)
-    assert settled(store, at(2, '{"n":2}')) == (OLD, Stand.EQUAL)
+    assert settled(store, at(2, '{"n":2}')) == (NEW, Stand.PLANNED)
 
 
 @pytest.mark.parametrize("committed", [3, 4])

@@ -182,7 +182,8 @@ def test_an_older_epoch_changes_no_key_that_a_newer_one_wrote(tmp_path: Path, se
     zombie, new = opened(tmp_path / "1", server), opened(tmp_path / "2", server)
     old = prepared(zombie, 2, *((k, "old") for k in range(5)))
     new.commit(3, [prepared(new, 3, *((k, "new") for k in range(0, 5, 2)))])
-    zombie.commit(2, [old])
+    with pytest.raises(CommitError, match="Redis has a newer epoch of this job than 2"):
+        zombie.commit(2, [old])
     # Not even keys that the newer one left alone: it was published when those were current.
     assert text(server) == {f"row:{k}": {"s": "new"} for k in range(0, 5, 2)}
 
@@ -207,7 +208,8 @@ def test_a_driver_overtaken_between_two_chunks_writes_no_more(tmp_path: Path, se
         return call
 
     zombie._client.register_script = overtaken
-    zombie.commit(2, [old])
+    with pytest.raises(CommitError, match="newer epoch"):
+        zombie.commit(2, [old])
     assert text(server) == {f"row:{k}": {"s": "new"} for k in range(6)}
 
 
@@ -215,7 +217,8 @@ def test_a_later_part_is_not_overwritten_by_an_earlier_one(tmp_path: Path, serve
     sinks = [opened(tmp_path / d, server) for d in "12"]
     late = prepared(sinks[0], 2, (1, "first"))
     sinks[1].commit(2, [prepared(sinks[1], 2, (1, "second"))], 1)
-    sinks[0].commit(2, [late], 0)
+    with pytest.raises(CommitError, match="newer epoch"):
+        sinks[0].commit(2, [late], 0)
     assert text(server) == {"row:1": {"s": "second"}}
 
 

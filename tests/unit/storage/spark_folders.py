@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from cairn.storage.manifest import Epoch
-from cairn.storage.spark_log import COMPACT_INTERVAL
+from cairn.storage.source_files import COMPACT_INTERVAL
 from cairn.storage.store import Store
 from tests.unit.coordinator.manifests import epoch
 

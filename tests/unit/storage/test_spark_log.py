@@ -9,13 +9,13 @@ import pytest
 
 from cairn.coordinator.rewind import Stand, compare
 from cairn.errors import RestoreError
+from cairn.storage.source_files import source_lines
+from cairn.storage.source_logs import source_files
 from cairn.storage.spark_log import (
     lay_out,
     lay_out_from,
     read_offsets,
     same_offsets,
-    source_files,
-    source_lines,
 )
 from cairn.storage.store import Store, open_store
 from tests.unit.coordinator.manifests import epoch

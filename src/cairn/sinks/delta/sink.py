@@ -187,6 +187,10 @@ class Delta(Sink):
             )
         return _Prepared(files, tuple(key), first.get("columns", self.context.schema.names))
 
+    def newest_mark(self) -> int | None:
+        committed = self._committed(self._refreshed())
+        return None if committed == NOTHING_COMMITTED else committed >> PART_BITS
+
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch, so those of earlier ones compare lower.
         end = self.staged(f"part-{before_epoch:012d}")

@@ -276,6 +276,10 @@ class Files(Sink):
                 paths=sorted(missing),
             )
 
+    def newest_mark(self) -> int | None:
+        marks = find_marks(self._store, f"{self.home}/epochs")
+        return max((mark.epoch for mark in marks), default=None)
+
     def recover(self, before_epoch: int) -> None:
         self._remove_unfinished(before_epoch)
         if not self.listed:

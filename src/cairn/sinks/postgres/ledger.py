@@ -265,6 +265,12 @@ class Ledger:
         ).fetchone()
         return bool(found and found[0])
 
+    def newest_mark(self, connection: Connection[Any]) -> int | None:
+        found = connection.execute(
+            f"select max(epoch) from {self.marks} where {self._mine}".encode()
+        ).fetchone()
+        return None if found is None else found[0]
+
     def is_proven(self, connection: Connection[Any], epoch: int, gid: str) -> bool:
         found = connection.execute(
             f"select exists (select from {self.proofs} where {self._mine} and epoch = {epoch}"

@@ -254,6 +254,9 @@ class Postgres(Sink):
         crash_point("driver.sink.unmarked")
         connection.execute(ledger.mark(epoch, part).encode())
 
+    def newest_mark(self) -> int | None:
+        return self._with_session(self._opened()[1].newest_mark)
+
     def recover(self, before_epoch: int) -> None:
         self._reaching("remove what was given up", lambda c: self._recover(c, before_epoch))
 

@@ -1,0 +1,73 @@
+"""Marks of published epochs, compared with the log before a driver takes over.
+
+A sink skips an epoch whose mark it finds in its target. So a mark of an epoch that the log does
+not have, because records were removed or the checkpoint is an older copy, would make a new
+epoch of that number disappear; and what it stands for would be published once more.
+
+With exactly-once a mark is written after the record of its epoch. With a weaker guarantee it is
+written before: a driver that dies in between leaves a mark of the number after its last record.
+The next driver's takeover takes that number, so no epoch has it.
+
+Always true here:
+- marks are read first, then the log: what a driver publishes meanwhile is in the log by then;
+- only marks after the newest epoch count: older ones are of epochs that were in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cairn.errors import RestoreError
+from cairn.sinks.base import Sink
+from cairn.storage.log import FIRST_NUMBER, Log, record_path
+from cairn.storage.manifest import Epoch, Restore
+from cairn.storage.store import Store
+
+_WEAKER: Final = "weaker"
+
+
+def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
+    """RestoreError when a sink has published an epoch that the log in `store` does not have."""
+    found = {uid: sink.newest_mark() for uid, sink in sinks.items()}
+    marks = {uid: epoch for uid, epoch in found.items() if epoch is not None}
+    if not marks:
+        return
+    log = Log(store)
+    last = log.newest_number() or FIRST_NUMBER - 1
+    for uid, epoch in marks.items():
+        if not _may_be_published(log, last, epoch):
+            raise _unknown(store, uid, epoch, last)
+
+
+def _may_be_published(log: Log, last: int, epoch: int) -> bool:
+    """True if a driver of this log may have published an epoch of that number."""
+    for number in range(last, FIRST_NUMBER - 1, -1):
+        record = log.read(number)
+        if number >= epoch:
+            if isinstance(record, Epoch):
+                return True
+        elif not isinstance(record, Restore):
+            # The last record of the driver that would have published it.
+            guarantee = _guarantee(record) if isinstance(record, Epoch) else record.guarantee
+            return epoch == number + 1 and guarantee != "exactly-once"
+    return False
+
+
+def _guarantee(epoch: Epoch) -> str:
+    return _WEAKER if "published" in epoch.metrics else "exactly-once"
+
+
+def _unknown(store: Store, uid: str, epoch: int, last: int) -> RestoreError:
+    return RestoreError(
+        f"sink {uid!r} has published epoch {epoch} of this job, which is not in the log\n"
+        f"  expected: {store.url}/{record_path(epoch)}\n"
+        f"  found: records up to {last}\n"
+        "  records were removed, or this is an older copy of the checkpoint: rows would be "
+        "published twice, or taken for published\n"
+        "  next: put the newest records back; or go on as another job, which publishes the rows "
+        "after its first epoch once more: `cairn branch`",
+        sink=uid,
+        epoch=epoch,
+        url=store.url,
+    )

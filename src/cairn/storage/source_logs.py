@@ -1,0 +1,282 @@
+"""What Spark's sources keep beside their offsets, copied into the epoch.
+
+Spark's own files carry no checksum: a list that lost its lines reads as a list without files,
+and Spark would read every file again. So each epoch keeps the lines that its batch added. The
+last few are in the manifest itself; more than that go into objects of the checkpoint
+(`state/<term>/<digest>.lines`), ten of which become one, so a manifest stays small.
+
+Always true here:
+- a batch adds the lines of its own entries: the list before them is not read again;
+- an entry has lines, or the batch is refused: Spark never adds an empty one;
+- lines that are read back are those that were kept, or CorruptFileError names the object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from cairn.errors import CorruptFileError, RestoreError
+from cairn.storage.manifest import FileRef, SourceLog, SparkPosition
+from cairn.storage.pack import state_path
+from cairn.storage.source_files import (
+    cut_file_log,
+    entry_name,
+    entry_of,
+    in_order,
+    is_kept,
+    lines_of,
+    list_files,
+    list_is_gone,
+    log_offset,
+    new_lines,
+    read_sources,
+    shown,
+    small_files,
+    source_lines,
+)
+from cairn.storage.store import NotFoundError, Store, other_store
+
+LINES_BYTES_MAX: Final = 8 * 1024
+"""Lines in a manifest; when there are more, all of them go into an object."""
+_MERGED_CHUNKS: Final = 10
+_READ_ATTEMPTS_MAX: Final = 3
+
+
+# Keeping
+
+
+def advance(
+    logs: Mapping[int, SourceLog],
+    store: Store,
+    position: SparkPosition,
+    *,
+    checkpoint: Store,
+    term: int,
+) -> SparkPosition:
+    """Return the position with what its sources keep, given the logs of the position before.
+
+    `store` has Spark's folder; lines that do not fit into a manifest are put into `checkpoint`.
+    """
+    found = {}
+    for index, line in enumerate(source_lines(position.offsets)):
+        before, last = logs.get(index), log_offset(line)
+        if last is not None and last >= 0:
+            found[index] = _advance_list(before, store, position, index, last, checkpoint, term)
+        elif before is not None:
+            found[index] = before
+        elif last is None and line.strip() != "-":
+            found[index] = SourceLog(files=small_files(store, position.folder, index))
+    return msgspec.structs.replace(position, logs=found)
+
+
+def _advance_list(
+    before: SourceLog | None,
+    store: Store,
+    position: SparkPosition,
+    index: int,
+    last: int,
+    checkpoint: Store,
+    term: int,
+) -> SourceLog:
+    after = -1 if before is None else before.last
+    if last == after and before is not None:
+        return before
+    if last < after:
+        raise RestoreError(
+            f"Spark's offset of source {shown(position, index)} goes back\n"
+            f"  found: entry {last} of its list of files, expected: entry {after} or later\n"
+            f"  file: {store.url}/{position.folder}/offsets/{position.batch_id}\n"
+            "  next: start the job again; it goes on after the newest epoch",
+            file=f"{position.folder}/offsets/{position.batch_id}",
+        )
+    lines = new_lines(store, position, index, after, last, is_known=before is not None)
+    return _with_lines(before or SourceLog(), lines, last, checkpoint, term)
+
+
+def log_of_files(
+    files: Mapping[str, bytes], position: SparkPosition, *, checkpoint: Store, term: int
+) -> dict[int, SourceLog]:
+    """The logs of a position whose files under sources/ are given, as a savepoint has them."""
+    found = {}
+    for index, line in enumerate(source_lines(position.offsets)):
+        last = log_offset(line)
+        by_source = ((name.partition("/"), data) for name, data in files.items())
+        mine = {name: data for (of, _, name), data in by_source if of == str(index)}
+        if last is not None and last >= 0:
+            lines = [text for name in in_order(mine) for text in lines_of(mine[name], name)]
+            found[index] = _with_lines(SourceLog(), lines, last, checkpoint, term)
+        elif mine:
+            kept = {name: data for name, data in mine.items() if is_kept(name, len(data))}
+            found[index] = SourceLog(files=kept)
+    return found
+
+
+def _with_lines(
+    log: SourceLog, lines: Iterable[str], last: int, checkpoint: Store, term: int
+) -> SourceLog:
+    chunks, lines = log.chunks, [*log.lines, *lines]
+    if sum(map(len, lines)) > LINES_BYTES_MAX:
+        tier, others = 0, _MERGED_CHUNKS - 1
+        # Merged before anything is written: an object that no epoch names would be an orphan.
+        while len(chunks) >= others and chunks[-others].tier == chunks[-1].tier == tier:
+            older = [line for ref in chunks[-others:] for line in read_chunk(checkpoint, ref)]
+            chunks, lines, tier = chunks[:-others], older + lines, tier + 1
+        chunks, lines = [*chunks, _write_chunk(checkpoint, lines, tier, term)], []
+    return msgspec.structs.replace(log, last=last, chunks=chunks, lines=lines)
+
+
+def _write_chunk(checkpoint: Store, lines: Sequence[str], tier: int, term: int) -> FileRef:
+    data = "\n".join(lines).encode()
+    digest = _digest(data)
+    path = state_path(term, f"{digest}.lines")
+    checkpoint.put(path, data)
+    return FileRef(
+        id=digest,
+        path=path,
+        offset=0,
+        length=len(data),
+        kind="delta",
+        tier=tier,
+        rows=len(lines),
+        first_epoch=0,
+        last_epoch=0,
+        first_group=0,
+        group_count=0,
+        format="lines",
+    )
+
+
+def read_chunk(checkpoint: Store, ref: FileRef) -> list[str]:
+    """Return the lines of an object. CorruptFileError when it is not what was written."""
+    store = other_store(ref.store) if ref.store else checkpoint
+    name = f"{store.url}/{ref.path}"
+    try:
+        data = store.get(ref.path)
+    except NotFoundError:
+        raise _damaged(name, "it is missing") from None
+    if _digest(data) != ref.id:
+        raise _damaged(name, f"its content has the digest {_digest(data)}")
+    return data.decode().split("\n")
+
+
+def _damaged(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"a list of files that a source has read is damaged: {what}\n"
+        f"  file: {name}\n"
+        "  next: `cairn verify` shows what else is damaged; bring the file back, or start from "
+        "a savepoint",
+        file=name,
+    )
+
+
+def read_lines(checkpoint: Store, log: SourceLog) -> list[str]:
+    """Return all lines of a file source's list, oldest first."""
+    return [line for ref in log.chunks for line in read_chunk(checkpoint, ref)] + log.lines
+
+
+def differing_file(
+    store: Store, position: SparkPosition, *, checkpoint: Store, is_running: bool = False
+) -> str | None:
+    """The path of a file under sources/ from which Spark would learn something else than the
+    epoch knows; None when there is none, or nothing is known.
+
+    `is_running`: entries after those of the epoch are no difference.
+    """
+    for index, log in position.logs.items():
+        root = f"{position.folder}/sources/{index}"
+        for name, data in log.files.items():
+            if _get(store, f"{root}/{name}") != data:
+                return f"{root}/{name}"
+        if log.last >= 0:
+            expected = read_lines(checkpoint, log)
+            path = _differing_entry(store, root, log.last, expected, is_running)
+            if path is not None:
+                return path
+    return None
+
+
+def _differing_entry(
+    store: Store, root: str, last: int, expected: Sequence[str], is_running: bool
+) -> str | None:
+    names = in_order(found.path[len(root) + 1 :] for found in store.list(root))
+    # Without a compact file, the list begins with its first entry.
+    number = int(names[0].partition(".")[0]) if names and names[0].endswith(".compact") else 0
+    at = 0
+    for name in names:
+        path = f"{root}/{name}"
+        if name.partition(".")[0] != str(number):
+            return f"{root}/{entry_name(number)}"
+        if number > last and not is_running:
+            return path
+        try:
+            lines = lines_of(_get(store, path) or b"", path)
+        except CorruptFileError:
+            return path
+        if number > last:
+            lines = [line for line in lines if (entry_of(line) or 0) <= last]
+        if lines != expected[at : at + len(lines)]:
+            return path
+        at += len(lines)
+        if at < len(expected) and (entry_of(expected[at]) or 0) <= number:
+            return path
+        number += 1
+    return f"{root}/{entry_name(number)}" if number <= last else None
+
+
+def _get(store: Store, path: str) -> bytes | None:
+    try:
+        return store.get(path)
+    except NotFoundError:
+        return None
+
+
+# Laying out
+
+
+def source_files(
+    store: Store,
+    position: SparkPosition,
+    *,
+    checkpoint: Store | None = None,
+    only: Collection[int] | None = None,
+) -> dict[str, bytes]:
+    """The files under sources/ as they must be right after a position, by path below sources/.
+
+    Made of what the epoch keeps; what it does not is read from Spark's folder, in `store`.
+    `only`: the indices of the sources that matter. RestoreError where a list of files seen
+    is gone: without it, every file would be read again.
+    """
+    cuts = {i: log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
+    cuts = {index: last for index, last in cuts.items() if only is None or index in only}
+    known = {index: log for index, log in position.logs.items() if index in cuts}
+    missing: tuple[int, int] | None = None
+    for _ in range(_READ_ATTEMPTS_MAX):
+        files, logs = read_sources(store, position, cuts, only)
+        missing = None
+        for index, last in cuts.items():
+            if last is None or last < 0 or index in known:
+                continue
+            cut = cut_file_log(logs.get(index, {}), last)
+            if cut is None:
+                # Spark may just have compacted it: the list was of before, the files of after.
+                missing = (index, last)
+                break
+            files.update({f"{index}/{entry}": data for entry, data in cut.items()})
+        if missing is None:
+            break
+    if missing is not None:
+        raise list_is_gone(store, position, *missing)
+    for index, log in known.items():
+        files.update({f"{index}/{name}": data for name, data in log.files.items()})
+        if log.last >= 0:
+            laid = list_files(read_lines(checkpoint or store, log), log.last)
+            files.update({f"{index}/{name}": data for name, data in laid.items()})
+    return files
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

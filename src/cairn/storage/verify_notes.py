@@ -1,0 +1,88 @@
+"""Check the notes for people in a checkpoint: graph/, failures/ and savepoints/.
+
+Nothing reads them to decide anything, and readers leave out what they cannot read. So damage
+would go unnoticed: a savepoint would be missing in a list, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from cairn.errors import CairnError
+from cairn.storage.manifest import unseal
+from cairn.storage.notes import FAILURES_FOLDER, GRAPHS_FOLDER, NOTE_FOLDERS, SAVEPOINTS_FOLDER
+from cairn.storage.removal import SAVEPOINT_PATH
+from cairn.storage.store import NotFoundError, Store, open_store
+
+
+class _Graph(msgspec.Struct):
+    """A start writes more than this; every one writes these."""
+
+    job: str
+    sources: list[dict[str, Any]]
+    operators: list[dict[str, Any]]
+    sinks: list[dict[str, Any]]
+
+
+class _Failure(msgspec.Struct):
+    kind: str
+    epoch: int
+    message: str
+    wall_ms: int
+
+
+class _Saved(msgspec.Struct):
+    id: str
+    url: str
+    epoch: int
+    created_ms: int
+
+
+_KINDS: Final[dict[str, Any]] = {
+    GRAPHS_FOLDER: _Graph,
+    FAILURES_FOLDER: _Failure,
+    SAVEPOINTS_FOLDER: _Saved,
+}
+
+
+class _Id(msgspec.Struct):
+    id: str
+
+
+_decode_id: Final = msgspec.json.Decoder(_Id).decode
+
+
+def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
+    """Yield (path, what is wrong, is it stale only) for each note that is of no use."""
+    for folder in NOTE_FOLDERS:
+        for found in store.list(folder):
+            try:
+                note = msgspec.json.decode(store.get(found.path), type=_KINDS[folder])
+            except NotFoundError:
+                continue  # Old notes go when new ones are written.
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                yield found.path, f"this note cannot be read: {error}", False
+                continue
+            if isinstance(note, _Saved):
+                why = _why_stale(note)
+                if why is not None:
+                    advice = f"next: if it is gone for good, delete {store.url}/{found.path}"
+                    yield found.path, f"{why}\n  {advice}", True
+
+
+def _why_stale(note: _Saved) -> str | None:
+    """Why a note leads to no savepoint; it may have been moved."""
+    nothing = f"there is no savepoint at {note.url}"
+    try:
+        data = open_store(note.url, create=False).get(SAVEPOINT_PATH)
+        found = unseal(data, f"{note.url}/{SAVEPOINT_PATH}", _decode_id)
+    except NotFoundError:
+        return nothing
+    except CairnError as error:
+        return error.message
+    except Exception as error:
+        return f"the savepoint at {note.url} cannot be read: {error}"
+    return None if found.id == note.id else f"there is another savepoint at {note.url}"
