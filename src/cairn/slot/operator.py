@@ -33,6 +33,7 @@ from cairn.functions import (
     BatchProcess,
     Function,
     PartialProcess,
+    bind_state,
     declared_state,
 )
 from cairn.logs import scope as log_scope
@@ -285,10 +286,10 @@ class Operator:
         make_one = make_handle if self.journal is None else make_journaled_handle
         for name, table in self.tables.items():
             if by_batch:
-                setattr(function, name, make_batch_handle(table, self.group_count))
+                bind_state(function, name, make_batch_handle(table, self.group_count))
             elif name.isidentifier():
                 handle = make_one(table, self.context)
-                setattr(function, name, handle)
+                bind_state(function, name, handle)
                 if isinstance(handle, OperatorListHandle):
                     self._lists.append(handle)
         if self.shared is not None:
@@ -297,7 +298,7 @@ class Operator:
             assert isinstance(shared, BroadcastHandle)
             self._broadcast = self.context.broadcast = shared
             if table.name in declared:
-                setattr(function, table.name, shared)
+                bind_state(function, table.name, shared)
 
     def begin_rows(self) -> None:
         """Before the first row: what is due without one. Rows of a broadcast come before that."""
