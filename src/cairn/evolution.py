@@ -15,7 +15,6 @@ Always true here:
 from __future__ import annotations
 
 import reprlib
-import traceback
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from cairn.codec.stamped import joined, list_parts, split
 from cairn.errors import FunctionError
 from cairn.state import TTL, Declaration
 from cairn.types import OBJECT, parse_type, type_ddl
+from cairn.user_code import raised_at
 
 if TYPE_CHECKING:
     from cairn.storage.manifest import StateDecl
@@ -320,7 +320,7 @@ def _called(
             answers.append(None if answer is None else new.normalise(answer))
         except Exception as error:
             key = codec(key_type).decode_keys(batch["key"].slice(row, 1))[0]
-            raise _failed(error, declaration.name, operator, key, value) from error
+            raise _failed(error, declaration, operator, key, value) from error
     return answers
 
 
@@ -328,7 +328,10 @@ def _encoded(values: list[Any], declaration: Declaration) -> pa.Array:
     return codec(declaration.type).encode(values)
 
 
-def _failed(error: Exception, state: str, operator: str, key: Any, value: Any) -> FunctionError:
+def _failed(
+    error: Exception, declaration: Declaration, operator: str, key: Any, value: Any
+) -> FunctionError:
+    state = declaration.name
     facts = {"key": _REPR.repr(key), "value": _REPR.repr(value)}
     text = f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS_MAX]
     lines = [
@@ -336,8 +339,8 @@ def _failed(error: Exception, state: str, operator: str, key: Any, value: Any) -
         f"  key: {facts['key']}",
         f"  value: {facts['value']}",
     ]
-    # The user's part of the traceback: what lies above is ours.
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    if frames:
-        lines.append(f"  at: {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}")
+    at = raised_at(error, declaration.migrate)
+    if at is not None:
+        facts["at"] = at
+        lines.append(f"  at: {at}")
     return FunctionError("\n".join(lines), operator=operator, state=state, cause=text, **facts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 from cairn.errors import PlanError
 from cairn.metrics import Metrics
+from cairn.misuse import no_assignment, no_deletion
 from cairn.state import Broadcast, Declaration, Map
 
 if TYPE_CHECKING:
@@ -146,6 +147,21 @@ class Function:
         """State beyond the class attributes, for functions that are built from a description."""
         return {}
 
+    if not TYPE_CHECKING:  # A checker would take it for leave to assign any attribute.
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            state = _state_named(self, name)
+            if state is None:
+                super().__setattr__(name, value)
+            elif value is not state:  # A dataclass assigns what its class has declared.
+                raise no_assignment(state)
+
+        def __delattr__(self, name: str) -> None:
+            state = _state_named(self, name)
+            if state is not None:
+                raise no_deletion(state)
+            super().__delattr__(name)
+
 
 class KeyedProcess(Function, Generic[Row]):
     """Code and state per key. Subclass it, declare state as class attributes.
@@ -244,6 +260,19 @@ class PartialProcess(BatchProcess):
         raise NotImplementedError
 
 
+def bind_state(function: Function, name: str, handle: Declaration) -> None:
+    """Make an attribute of a function the state of the key at hand."""
+    object.__setattr__(function, name, handle)
+
+
+def _state_named(function: Function, name: str) -> Declaration | None:
+    """The state that an attribute stands for, as far as it stands for one."""
+    held = vars(function).get(name)
+    if not isinstance(held, Declaration):
+        held = getattr(type(function), name, None)
+    return held if isinstance(held, Declaration) else None
+
+
 def declared_state(function: Function) -> dict[str, Declaration]:
     """The state a function declares, by name, base classes first."""
     found: dict[str, Declaration] = {}
@@ -271,8 +300,9 @@ def declared_state(function: Function) -> dict[str, Declaration]:
                     "  next: declare each with a call of its own"
                 )
             found[name] = attribute
-    for name in vars(function):
-        if isinstance(vars(function)[name], Declaration):
+    for name, attribute in vars(function).items():
+        # A frozen dataclass assigns what its class has declared.
+        if isinstance(attribute, Declaration) and name not in found:
             raise PlanError(
                 f"state {name!r} is declared on the object {type(function).__name__}(), not on its "
                 "class\n  next: declare it as a class attribute",

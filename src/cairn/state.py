@@ -36,6 +36,7 @@ Both are in memory with every backend, and do not expire.
 Always true here:
 - a declaration is immutable and holds no state; using it outside a running
   function raises;
+- an attribute is state, not its value: assigning it, or using it as a number, raises;
 - None is never stored as a value: setting None clears.
 """
 
@@ -47,6 +48,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar, overload
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError
+from cairn.misuse import Stateful, refuse_operators
 from cairn.types import parse_type, type_ddl
 
 T = TypeVar("T")
@@ -100,7 +102,7 @@ _TTL_WORDS = {"clock": ("processing", "event"), "refresh": ("write", "read-write
 Ttl = str | TTL | None
 
 
-class Declaration:
+class Declaration(Stateful):
     """What all kinds share: a type, and a name given by the class that declares it."""
 
     kind: str = ""
@@ -139,7 +141,10 @@ class Declaration:
         return None if self.entry_type is None else type_ddl(self.entry_type)
 
     def __repr__(self) -> str:
-        return f"<state {self.kind} {self.name or '?'}: {self.ddl}>"
+        if "type" in vars(self):
+            return f"<state {self.kind} {self.name or '?'}: {self.ddl}>"
+        # In a running function it is mostly seen where its value was meant.
+        return f"<state {self.kind} {self.name}: use {self.reads.format(f'self.{self.name}')}>"
 
 
 def _unbound(declaration: Declaration) -> PlanError:
@@ -163,6 +168,8 @@ class Value(Declaration, Generic[T]):
     """One value per key."""
 
     kind = "value"
+    reads = "{}.get()"
+    writes = "{}.set(value)"
 
     @overload
     def __init__(
@@ -220,6 +227,8 @@ class List(Declaration, Generic[T]):
 
     kind = "list"
     layout = "list"
+    reads = "list({})"
+    writes = "{0}.append(value), or {0}.set(values)"
 
     def __iter__(self) -> Iterator[T]:
         raise _unbound(self)
@@ -261,15 +270,14 @@ class _Mapping(Declaration, MutableMapping[K, V]):
     def clear(self) -> None:
         raise _unbound(self)
 
-    __hash__ = Declaration.__hash__
-    __eq__ = Declaration.__eq__
-
 
 class Map(_Mapping[K, V]):
     """A mapping per key; each entry is stored on its own. Iterates in order of the map keys."""
 
     kind = "map"
     layout = "map"
+    reads = "{0}[key], or dict({0})"
+    writes = "{}[key] = value"
 
     def __init__(
         self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
@@ -308,6 +316,8 @@ class Reducing(Declaration, Generic[T]):
     """One value per key, folded with a function: `add(x)` stores `reduce(stored, x)`."""
 
     kind = "reducing"
+    reads = "{}.get()"
+    writes = "{0}.add(value), or {0}.clear()"
 
     def __init__(
         self,
@@ -348,6 +358,8 @@ class Aggregating(Declaration, Generic[V, Out]):
     """An accumulator per key: `add` folds a value in, `get` gives the aggregate's result."""
 
     kind = "aggregating"
+    reads = "{}.get()"
+    writes = "{0}.add(value), or {0}.clear()"
 
     def __init__(
         self,
@@ -396,6 +408,8 @@ class OperatorList(Declaration, Generic[T]):
 
     kind = "operator_list"
     layout = "map"
+    reads = "list({})"
+    writes = "{0}.append(value), or {0}.set(values)"
 
     def __init__(
         self,
@@ -452,6 +466,8 @@ class Broadcast(_Mapping[K, V]):
     """
 
     kind = "broadcast"
+    reads = "{0}[key], or dict({0})"
+    writes = "{}[key] = value, in process_broadcast()"
 
     def __init__(
         self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: None = None
@@ -463,6 +479,10 @@ class Broadcast(_Mapping[K, V]):
     @property
     def key_ddl(self) -> str:
         return type_ddl(self.key_type)
+
+
+refuse_operators(Value, Reducing, Aggregating)
+refuse_operators(List, Map, OperatorList, Broadcast, are_containers=True)
 
 
 def _refuse_ttl(declaration: Declaration, ttl: object) -> None:

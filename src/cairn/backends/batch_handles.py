@@ -94,6 +94,9 @@ class _ByBatch:
     """What both kinds of handles refuse: there is no key at hand."""
 
     name: str
+    reads = "{}.get_many(keys)"
+    writes = "{}.put_many(keys, ...)"
+    removes = "{}.put_many(keys, ...) with nulls"
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(

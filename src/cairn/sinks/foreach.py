@@ -20,6 +20,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.types import row_class
+from cairn.user_code import raised_at
 
 _TEXT_CHARS_MAX: Final = 500
 
@@ -60,6 +61,8 @@ class Foreach(Staged):
                 what, facts = f"  row: {_short(given)}", {"row": _short(given)}
             else:
                 what, facts = f"  rows: {len(given)}", {}
+            if (at := raised_at(error, self.function)) is not None:
+                what, facts = f"{what}\n  at: {at}", {**facts, "at": at}
             raise CommitError(
                 f"the function of sink {self.context.uid!r} raised in epoch {epoch}\n"
                 f"  cause: {type(error).__name__}: {str(error)[:_TEXT_CHARS_MAX]}\n{what}\n"

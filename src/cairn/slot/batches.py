@@ -112,14 +112,9 @@ class BatchRunner:
         try:
             self._emit(operator.main, where, function())
         except FunctionError as error:
-            if "operator" in error.facts:
-                raise
-            uid = operator.spec.uid
-            raise FunctionError(
-                f"operator {uid!r}: {error.message}", **{**error.facts, "operator": uid}
-            ) from error
+            raise operator.blame.placed(error, where) from error
         except Exception as error:
-            raise operator.failed(where, error) from error
+            raise operator.blame.failed(where, error) from error
 
     def _emit_side(self, outlet: Outlet, batch: Any) -> None:
         self._emit(outlet, f"ctx.output({outlet.tag!r})", batch)

@@ -3,46 +3,84 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cairn.errors import CairnError, FunctionError
+from cairn.errors import CairnError, FunctionError, PlanError
 from cairn.slot.outlet import short
+from cairn.user_code import raised_at
+
+if TYPE_CHECKING:
+    from cairn.slot.operator import Operator
 
 MESSAGE_CHARS_MAX = 4000
 
 
-def located(error: FunctionError, uid: str, key: Any, row: Any, timer: str | None) -> FunctionError:
-    """An error of ours raised under a row or a timer: say which."""
-    if "timer" in error.facts:
-        return error
-    cause = {"row": short(row)} if timer is None else {"timer": timer}
-    facts = {"operator": uid, "key": short(key), **cause}
-    message = error.message
-    if "operator" not in error.facts:
-        message = f"operator {uid!r}: {message}"
-        message += "".join(f"\n  {name}: {text}" for name, text in cause.items())
-    return FunctionError(message, **{**facts, **error.facts})
+class Blame:
+    """Makes errors of an operator's function say where they come from."""
 
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._uid = operator.spec.uid
 
-def failed(
-    where: str, error: Exception, uid: str, key: Any, row: Any, timer: str | None
-) -> CairnError:
-    """An error of the user's code, with all that tells where it comes from."""
-    if isinstance(error, CairnError) and not isinstance(error, FunctionError):
-        return error
-    # Cut: it travels to the driver in the text of other errors, several times over.
-    text = str(error)[:MESSAGE_CHARS_MAX]
-    lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {text}"]
-    facts: dict[str, Any] = {"operator": uid, "cause": short(error, MESSAGE_CHARS_MAX)}
-    if row is not None:
-        facts |= {"key": short(key), "row": short(row)}
-        lines += [f"  key: {facts['key']}", f"  row: {facts['row']}"]
-    if timer is not None:
-        facts |= {"key": short(key), "timer": timer}
-        lines += [f"  key: {facts['key']}", f"  timer: {timer}"]
-    # The user's part of the traceback: what lies above is ours.
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    facts["traceback"] = "".join(traceback.format_list(frames))
-    if frames:
-        lines.append(f"  at: {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}")
-    return FunctionError("\n".join(lines), **facts)
+    def placed(self, error: FunctionError, where: str = "process()", **facts: str) -> FunctionError:
+        """An error of ours raised under the function: say where in it, and what else is known."""
+        message = error.message
+        if "operator" not in error.facts:
+            message = f"operator {self._uid!r}: {message}"
+            shown = {name: text for name, text in facts.items() if name != "key"}
+            message += "".join(f"\n  {name}: {text}" for name, text in shown.items())
+        at = None if "at" in error.facts else raised_at(error, self._called(where))
+        if at is not None:
+            message += f"\n  at: {at}"
+            facts["at"] = at
+        return FunctionError(message, **{"operator": self._uid, **facts, **error.facts})
+
+    def located(
+        self, where: str, error: FunctionError, row: Any = None, *, timer: str | None = None
+    ) -> FunctionError:
+        """The same under a row or a timer."""
+        if "timer" in error.facts:
+            return error
+        cause = {"row": short(row)} if timer is None else {"timer": timer}
+        return self.placed(error, where, key=short(self._operator.context.key), **cause)
+
+    def failed(
+        self,
+        where: str,
+        error: Exception,
+        row: Any = None,
+        *,
+        timer: str | None = None,
+        called: Any = None,
+    ) -> CairnError:
+        """An error of the user's code, with all that tells where it comes from."""
+        if isinstance(error, CairnError) and not isinstance(error, FunctionError | PlanError):
+            return error
+        # Cut: it travels to the driver in the text of other errors, several times over.
+        text, kind = str(error)[:MESSAGE_CHARS_MAX], type(error).__name__
+        lines = [f"{where} of operator {self._uid!r} raised {kind}: {text}"]
+        facts: dict[str, Any] = {
+            "operator": self._uid,
+            "cause": short(error, MESSAGE_CHARS_MAX),
+            "cause_type": kind,
+            "cause_text": text,
+        }
+        key = short(self._operator.context.key)
+        if row is not None:
+            facts |= {"key": key, "row": short(row)}
+            lines += [f"  key: {key}", f"  row: {facts['row']}"]
+        if timer is not None:
+            facts |= {"key": key, "timer": timer}
+            lines += [f"  key: {key}", f"  timer: {timer}"]
+        # The user's part of the traceback: what lies above is ours.
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        facts["traceback"] = "".join(traceback.format_list(frames))
+        at = raised_at(error, called or self._called(where))
+        if at is not None:
+            facts["at"] = at
+            lines.append(f"  at: {at}")
+        return FunctionError("\n".join(lines), **facts)
+
+    def _called(self, where: str) -> Any:
+        """The method of the function that errors have this name for."""
+        return getattr(self._operator.function, where.removesuffix("()"), None)

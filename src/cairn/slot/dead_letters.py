@@ -224,7 +224,7 @@ class RecordSifter(RecordRunner):
             self._check()
         except Exception as error:
             timer = timer_text(kind, time_ms)
-            raise operator.failed("on_timer_failed()", error, timer=timer) from error
+            raise operator.blame.failed("on_timer_failed()", error, timer=timer) from error
 
     def _check(self) -> None:
         for outlet in self._sifted:

@@ -12,8 +12,6 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,16 +26,17 @@ from cairn.backends.journaled_handles import make_journaled_handle
 from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import Table
 from cairn.durations import MAX_MS, MIN_MS
-from cairn.errors import CairnError, FunctionError
+from cairn.errors import FunctionError
 from cairn.functions import (
     BatchProcess,
     Function,
     PartialProcess,
+    bind_state,
     declared_state,
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
-from cairn.slot.blame import failed, located
+from cairn.slot.blame import Blame
 from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import DeadLetters
 from cairn.slot.entry import own_states, shared_uid
@@ -84,6 +83,7 @@ class Operator:
         self._lists: list[OperatorListHandle] = []
         self._broadcast: BroadcastHandle | None = None
         self.context = SlotContext()
+        self.blame = Blame(self)
         self.context.count_late = self._count_late
         self.function: Function | None = None
         self.function_version = ""
@@ -185,7 +185,7 @@ class Operator:
             try:
                 self.function.on_epoch_committed(begin.parent)
             except Exception as error:
-                raise self.failed("on_epoch_committed()", error) from error
+                raise self.blame.failed("on_epoch_committed()", error) from error
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before. Those of a round before have come to all.
@@ -224,7 +224,7 @@ class Operator:
         try:
             function.open(self.context)
         except Exception as error:
-            raise self.failed("open()", error) from error
+            raise self.blame.failed("open()", error, called=function.open) from error
         self.function = function
         self.function_version = self.spec.function_version
         self._opened_as, self.state.is_replaced = subtask, False
@@ -285,10 +285,10 @@ class Operator:
         make_one = make_handle if self.journal is None else make_journaled_handle
         for name, table in self.tables.items():
             if by_batch:
-                setattr(function, name, make_batch_handle(table, self.group_count))
+                bind_state(function, name, make_batch_handle(table, self.group_count))
             elif name.isidentifier():
                 handle = make_one(table, self.context)
-                setattr(function, name, handle)
+                bind_state(function, name, handle)
                 if isinstance(handle, OperatorListHandle):
                     self._lists.append(handle)
         if self.shared is not None:
@@ -297,7 +297,7 @@ class Operator:
             assert isinstance(shared, BroadcastHandle)
             self._broadcast = self.context.broadcast = shared
             if table.name in declared:
-                setattr(function, table.name, shared)
+                bind_state(function, table.name, shared)
 
     def begin_rows(self) -> None:
         """Before the first row: what is due without one. Rows of a broadcast come before that."""
@@ -445,13 +445,19 @@ class Operator:
         """Process all rows that came, and pass on what they caused."""
         with log_scope(operator=self.spec.uid):
             self._runner().flush()
-            for outlet in self.outlets:
-                outlet.flush()
+            try:
+                for outlet in self.outlets:
+                    outlet.flush()
+            except FunctionError as error:
+                raise self.blame.placed(error) from error
 
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
         if isinstance(self.function, BatchProcess):
-            event_ms, processing_ms = self.function.next_timer(self.context)
+            try:
+                event_ms, processing_ms = self.function.next_timer(self.context)
+            except Exception as error:
+                raise self.blame.failed("next_timer()", error) from error
         elif self.timers is None:
             return None, None
         else:
@@ -477,15 +483,3 @@ class Operator:
         finally:
             for holding in self.holdings:
                 holding.close()
-
-    def located(
-        self, error: FunctionError, row: Any = None, *, timer: str | None = None
-    ) -> FunctionError:
-        """An error of ours raised under a row or a timer: say which."""
-        return located(error, self.spec.uid, self.context.key, row, timer)
-
-    def failed(
-        self, where: str, error: Exception, row: Any = None, *, timer: str | None = None
-    ) -> CairnError:
-        """An error of the user's code, with all that tells where it comes from."""
-        return failed(where, error, self.spec.uid, self.context.key, row, timer)

@@ -173,9 +173,9 @@ class RecordRunner:
                 for outlet in operator.outlets:
                     outlet.flush()
         except FunctionError as error:
-            raise operator.located(error, row) from error
+            raise operator.blame.located(self._where, error, row) from error
         except Exception as error:
-            raise operator.failed(self._where, error, row) from error
+            raise operator.blame.failed(self._where, error, row) from error
 
     def _handle(self, row: Any, context: Any) -> Any:
         """A row of connected streams, to the handler of the one it is of."""
@@ -218,9 +218,9 @@ class RecordRunner:
                 if result is not None:
                     self._emit_all("process_broadcast()", result)
         except FunctionError as error:
-            raise operator.located(error, row) from error
+            raise operator.blame.located("process_broadcast()", error, row) from error
         except Exception as error:
-            raise operator.failed("process_broadcast()", error, row) from error
+            raise operator.blame.failed("process_broadcast()", error, row) from error
 
     def end_rows(self) -> None:
         self.flush()
@@ -306,9 +306,12 @@ class RecordRunner:
                 else:
                     self._emit_all("on_timer()", result)
         except FunctionError as error:
-            raise operator.located(error, timer=timer_text(kind, time_ms)) from error
+            timer = timer_text(kind, time_ms)
+            raise operator.blame.located("on_timer()", error, timer=timer) from error
         except Exception as error:
-            raise operator.failed("on_timer()", error, timer=timer_text(kind, time_ms)) from error
+            raise operator.blame.failed(
+                "on_timer()", error, timer=timer_text(kind, time_ms)
+            ) from error
 
     def _prefetch(self, due: list[tuple[int, Any]], index: TimerIndex, until: int) -> int:
         """Ask for the keys that are taken, and with them for those that come next."""

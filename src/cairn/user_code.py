@@ -1,0 +1,80 @@
+"""Where in the user's own files something was raised, or is defined.
+
+An error of a user's function often comes up in a library, or in cairn: state refuses a value that
+does not fit. The line to look at is the user's last one before that.
+
+Always true here:
+- a place is in a file of the user's wherever there is one in the traceback;
+- functions that are installed with a package, or are part of cairn, count as the user's when
+  nothing else does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+_OURS: Final = str(Path(__file__).parent) + os.sep
+_LIBRARIES: Final = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def raised_at(error: BaseException, called: Any = None) -> str | None:
+    """The last place in the user's code that an error came through: "file:line in name".
+
+    `called` is what cairn has called. Where no line of its own was reached (its arguments do not
+    fit, or what it returned), that is the place.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    found = [frame for frame in frames if _is_users(frame.filename)]
+    code = _code_of(called)
+    if not found and code is not None:
+        found = [frame for frame in frames if frame.filename == code.co_filename]
+    if not found:
+        return defined_at(called)
+    return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}"
+
+
+def defined_at(called: Any) -> str | None:
+    """Where a function or method of the user's is written down."""
+    code = _code_of(called)
+    if code is None:
+        return None
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith((_OURS, "<frozen ", "<string>", *_LIBRARIES)):
+        return False
+    return not any(part in filename for part in _INSTALLED)
+
+
+def _code_of(called: Any) -> CodeType | None:
+    """The code behind a callable: the user's, if it is one of ours that calls it."""
+    found = [code for each in _candidates(called) if (code := _own_code(each)) is not None]
+    return next(
+        (code for code in found if _is_users(code.co_filename)), found[0] if found else None
+    )
+
+
+def _candidates(called: Any) -> Iterator[Any]:
+    yield called
+    held = getattr(called, "__self__", None)
+    for each in vars(held).values() if hasattr(held, "__dict__") else ():
+        if inspect.isfunction(each):
+            yield each
+        elif inspect.ismethod(process := getattr(each, "process", None)):
+            yield process
+
+
+def _own_code(called: Callable[..., Any] | None) -> CodeType | None:
+    code = getattr(inspect.unwrap(called), "__code__", None) if called is not None else None
+    return code if isinstance(code, CodeType) else None
