@@ -463,7 +463,10 @@ def state(
         str | None, typer.Option(help='A query: "select * from operator.state limit 5".')
     ] = None,
     epoch: Annotated[int | None, typer.Option(help="An epoch; default: the newest.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rows to show; 0: all of them.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="Rows, 0: all; default: 20 for people, all with --json or --csv."),
+    ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print rows as CSV.")] = False,
     debug: Debug = False,
