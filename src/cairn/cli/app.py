@@ -7,6 +7,7 @@ Always true here:
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -49,6 +50,25 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command(rich_help_panel=RUN)
+def new(
+    folder: Annotated[
+        str, typer.Argument(metavar="NAME", help="A new folder; the job gets its name.")
+    ],
+    debug: Debug = False,
+) -> None:
+    """Write a small job that runs, with a test of its function: something to begin with.
+
+    [dim]cairn new payments[/dim]
+    """
+    from cairn.cli.starting import write_project
+
+    with reported(debug=debug):
+        for file in write_project(folder):
+            typer.echo(f"wrote {file}")
+        typer.echo(f"next: cd {shlex.quote(folder)} && python job.py")
 
 
 @app.command(rich_help_panel=RUN)
@@ -135,7 +155,7 @@ def run(
 
     Ctrl-C ends it after the epoch under way; the same command goes on from there.
 
-    [dim]cairn run examples/fraud.py:build --checkpoint ckpt --parallelism 2 -- payments out[/dim]
+    [dim]cairn run job.py:build --checkpoint ckpt --parallelism 2[/dim]
     """
     from cairn.cli.driving import Settings, drive
     from cairn.cli.serving import serve_settings
@@ -192,7 +212,7 @@ def explain(
 ) -> None:
     """Show the graph of a job: stages, operators, states, shuffles, chains. Nothing is started.
 
-    [dim]cairn explain examples/fraud.py:build --svg fraud.svg -- payments out[/dim]
+    [dim]cairn explain job.py:build --svg job.svg[/dim]
     """
     from cairn.cli.explaining import explain_job
 
@@ -466,7 +486,10 @@ def state(
         str | None, typer.Option(help='A query: "select * from operator.state limit 5".')
     ] = None,
     epoch: Annotated[int | None, typer.Option(help="An epoch; default: the newest.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Rows to show; 0: all of them.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="Rows, 0: all; default: 20 for people, all with --json or --csv."),
+    ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print rows as CSV.")] = False,
     debug: Debug = False,

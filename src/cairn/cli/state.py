@@ -2,7 +2,8 @@
 
 Always true here:
 - everything shown is of one committed epoch, held while it is read;
-- pickled objects are never unpickled.
+- pickled objects are never unpickled;
+- rows that are left out are announced, unless `--limit` asked for that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from cairn.view import count, size
 Facts = dict[str, Any]
 
 VALUE_CHARS_MAX: Final = 60
+TABLE_ROWS: Final = 20
+"""Rows of a table for people, unless `--limit` asks for another number."""
 SQL_SECONDS: Final = 600.0
 SQL_MEMORY_MB: Final = 2048
 SQL_ROWS_MAX: Final = 10_000_000
@@ -39,8 +42,15 @@ class Asked(NamedTuple):
     key: str | None
     sql: str | None
     epoch: int | None
-    limit: int
+    limit: int | None
     form: Literal["text", "json", "csv"]
+
+    @property
+    def rows_max(self) -> int:
+        """Rows to print; 0 for all of them. Programs get all unless they ask for fewer."""
+        if self.limit is not None:
+            return self.limit
+        return TABLE_ROWS if self.form == "text" else 0
 
 
 def show_state(asked: Asked, *, is_twice: bool = False) -> None:
@@ -162,7 +172,7 @@ def _show_query(source: StateSource, asked: Asked) -> None:
     from cairn.query.sql import is_truncated, run_sql
 
     assert asked.sql is not None
-    rows_max = asked.limit or SQL_ROWS_MAX
+    rows_max = asked.rows_max or SQL_ROWS_MAX
     found = run_sql(
         source, asked.sql, rows_max=rows_max, timeout_s=SQL_SECONDS, memory_mb=SQL_MEMORY_MB
     )
@@ -181,13 +191,16 @@ def _show(
     hidden: frozenset[str] = frozenset(),
     has_more: bool = False,
 ) -> None:
-    """The rows up to the limit, and whether there are more."""
+    """Print the rows up to the limit, and whether there are more."""
+    rows_max = asked.rows_max
     if asked.form == "csv":
-        _write_csv(schema, _limited(batches, asked.limit))
+        _write_csv(schema, _limited(batches, rows_max))
+        if has_more and asked.limit is None:
+            print(f"… more: only the first {SQL_ROWS_MAX:,} rows are printed", file=sys.stderr)
         return
-    rows = [row for batch in _limited(batches, asked.limit, more=1) for row in json_rows(batch)]
-    is_truncated = has_more or (bool(asked.limit) and len(rows) > asked.limit)
-    rows = rows[: asked.limit or None]
+    rows = [row for batch in _limited(batches, rows_max, more=1) for row in json_rows(batch)]
+    is_truncated = has_more or (bool(rows_max) and len(rows) > rows_max)
+    rows = rows[: rows_max or None]
     if asked.form == "json":
         columns = json_columns(schema)
         print_json(about | {"columns": columns, "rows": rows, "truncated": is_truncated})
@@ -201,7 +214,7 @@ def _show(
     cells = [[_cell(row[n], is_hidden=n in hidden) for n in schema.names] for row in rows]
     _print_lines(console, schema.names, cells, numbers)
     if is_truncated:
-        said = f"the first {many(len(rows), 'row')}; --limit shows more"
+        said = f"… more: these are the first {many(len(rows), 'row')}; --limit 0 shows all"
         console.print(Text(said, "dim"))
 
 

@@ -61,7 +61,7 @@ def test_states_are_listed_with_kind_types_rows_and_bytes(ckpt: str, tmp_path: P
 
 def test_the_first_rows_of_a_state_are_shown_up_to_a_limit(ckpt: str) -> None:
     shown = lines_of(ckpt, "count", "n", "--limit", 4)
-    assert len(shown) == 2 + 4 + 1 and shown[-1].startswith("the first 4 rows")
+    assert len(shown) == 2 + 4 + 1 and shown[-1].startswith("… more: these are the first 4 rows")
     facts = json_of(ckpt, "count", "n", "--limit", 4)
     assert len(facts["rows"]) == 4 and facts["truncated"]
     facts = json_of(ckpt, "count", "n", "--limit", 0)
@@ -90,6 +90,26 @@ def test_a_key_is_looked_up(ckpt: str) -> None:
     assert [row["value"] for row in older["rows"]] == [2**52]
 
 
+def test_programs_get_every_row_and_people_a_note_about_those_left_out(ckpt: str) -> None:
+    assert len(lines_of(ckpt, "count", "n", "--csv")) == 1 + 30
+    assert len(lines_of(ckpt, "--sql", "select k from n", "--csv")) == 1 + 30
+    assert len(lines_of(ckpt, "count", "n", "--csv", "--limit", 4)) == 1 + 4
+    for facts in (json_of(ckpt, "count", "n"), json_of(ckpt, "--sql", "select k from n")):
+        assert len(facts["rows"]) == 30 and not facts["truncated"]
+    shown = lines_of(ckpt, "count", "n")
+    assert len(shown) == 2 + 20 + 1
+    assert shown[-1] == "… more: these are the first 20 rows; --limit 0 shows all"
+
+
+def test_csv_of_a_query_that_gives_too_many_rows_warns_on_stderr(
+    ckpt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.cli.state.SQL_ROWS_MAX", 7)
+    result = call(ckpt, "--sql", "select k from n", "--csv")
+    assert len(result.stdout.splitlines()) == 1 + 7
+    assert result.stderr == "… more: only the first 7 rows are printed\n"
+
+
 def test_csv_has_a_head_and_plain_values(ckpt: str) -> None:
     result = call(ckpt, "count", "items", "--csv")
     assert [row[1:] for row in csv.reader(io.StringIO(result.stdout))] == [
@@ -106,7 +126,7 @@ def test_sql_is_asked_over_all_states(ckpt: str) -> None:
     assert facts["rows"] == [{"n": 2}] and facts["columns"] == [{"name": "n", "type": "bigint"}]
     shown = lines_of(ckpt, "--sql", "select k from n order by k", "--limit", 2)
     assert [line.strip() for line in shown[1:-1]] == ["k", "0", "1"]
-    assert shown[-1] == "the first 2 rows; --limit shows more"
+    assert shown[-1] == "… more: these are the first 2 rows; --limit 0 shows all"
     assert json_of(ckpt, "--sql", "select k from n", "--epoch", 2, "--limit", 1)["truncated"]
 
 
