@@ -176,6 +176,7 @@ def test_exported_names_are_these() -> None:
         "Job",
         "KeyGroupCountError",
         "KeyedProcess",
+        "NoEpochError",
         "PlanError",
         "Process",
         "QueryError",

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from cairn.coordinator.rounds import in_flight
-from cairn.errors import CairnError, RestoreError, StaleEpochError
+from cairn.errors import CairnError, RestoreError
+from cairn.snapshots.holds import no_epoch
 from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import (
     Epoch,
@@ -88,10 +89,7 @@ def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Fact
     log = log or Log(store)
     epoch = log.newest_epoch() if number is None else log.epoch(number)
     if epoch is None:
-        raise StaleEpochError(
-            f"no epoch is committed yet\n  checkpoint: {store.url}\n"
-            "  next: `cairn ls --all` shows who has started the job"
-        )
+        raise no_epoch(store)
     lineage = list(lineage_of(log))
     current = [found.number for found in lineage]
     offsets = _source_offsets(epoch.spark.offsets)

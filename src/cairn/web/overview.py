@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from cairn.errors import RestoreError, StaleEpochError
 from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
+from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import read_failures
 from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
@@ -186,9 +187,12 @@ def _epoch(log: Log, number: int | None) -> Epoch:
         found = log.newest_epoch() if number is None else log.epoch(number)
     except RestoreError:
         found = None
+    if found is None and number is None:
+        raise no_epoch(log.store)
     if found is None:
-        which = "no epoch is committed yet" if number is None else f"epoch {number} is not kept"
-        raise StaleEpochError(f"{which}\n  next: /api/epochs lists what there is", epoch=number)
+        raise StaleEpochError(
+            f"epoch {number} is not kept\n  next: /api/epochs lists what there is", epoch=number
+        )
     return found
 
 
@@ -297,7 +301,7 @@ DOCS: Docs = {
             "How the keys of an operator spread over key groups and subtasks",
             parameters=[query("operator", STRING), query("epoch", _NUMBER)],
             answer=objekt(epoch=INTEGER, operators=array(STRING), subtasks=array(objekt())),
-            errors=(400, 404, 410),
+            errors=(400, 404, 410, 503),
         )
     },
     "/api/points": {
