@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cairn.coordinator.measured import delta_bytes_of, operators_of, total_keys
 from cairn.coordinator.rounds import in_flight
 from cairn.errors import CairnError, RestoreError
 from cairn.snapshots.holds import no_epoch
@@ -27,6 +28,7 @@ from cairn.storage.manifest import (
     RangeState,
     Record,
     Restore,
+    keys_in,
 )
 from cairn.storage.store import Store
 
@@ -121,6 +123,7 @@ def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Fact
             uid: {
                 **epoch.metrics.get("operators", {}).get(uid, {}),
                 **_operator_facts(entry),
+                "operator": uid.partition(":")[0] if entry.scope == "shared" else uid,
             }
             for uid, entry in epoch.operators.items()
         },
@@ -144,7 +147,7 @@ def _ancestors(log: Log, epoch: Epoch) -> list[int]:
 
 def epoch_facts(epoch: Epoch) -> Facts:
     """An epoch in one line. `epoch_ms` is the time until its manifest was written."""
-    operators = epoch.metrics.get("operators", {})
+    operators = operators_of(epoch)
     run_ms = float(epoch.timings.get("run_ms", 0.0))
     rows_in = _total(operators, "rows_in")
     return {
@@ -159,11 +162,12 @@ def epoch_facts(epoch: Epoch) -> Facts:
         "untimed_rows": _total(operators, "untimed_rows"),
         "error_rows": _total(operators, "error_rows"),
         "rows_per_s": round(rows_in / run_ms * 1000) if run_ms else 0,
-        "state_keys": _total(operators, "state_keys"),
+        "state_keys": total_keys(operators),
+        "state_entries": _total(operators, "state_entries"),
         "state_bytes": sum(
             part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
         ),
-        "delta_bytes": _total(operators, "delta_bytes"),
+        "delta_bytes": delta_bytes_of(epoch),
         "epoch_ms": run_ms,
         "attempts": epoch.timings.get("attempts", 1),
         "rounds": epoch.timings.get("rounds", 1),
@@ -193,6 +197,8 @@ def _operator_facts(entry: OperatorEntry) -> Facts:
         "states": {name: msgspec.to_builtins(decl) for name, decl in entry.states.items()},
         "parallelism": entry.parallelism,
         "scope": entry.scope,
+        "state_keys": keys_in(entry.ranges),
+        "state_entries": sum(part.state_entries for part in entry.ranges),
         "ranges": [{"subtask": i, **_range_facts(part)} for i, part in enumerate(entry.ranges)],
     }
 
@@ -203,6 +209,7 @@ def _range_facts(part: RangeState) -> Facts:
         "group_count": part.group_count,
         "version": part.version,
         "state_keys": part.state_keys,
+        "state_entries": part.state_entries,
         "state_bytes": part.state_bytes,
         "bases": sum(ref.kind == "base" for ref in part.files),
         "deltas": sum(ref.kind == "delta" for ref in part.files),

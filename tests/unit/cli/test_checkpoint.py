@@ -59,7 +59,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
     before = [] if parent is None else log.epoch(parent).operators["count"].ranges[0].files
     state = RangeState(
         first_group=0, group_count=8, version=EMPTY_VERSION, files=[*before, file],
-        state_keys=40, state_bytes=2048,
+        state_keys=40, state_entries=60, state_bytes=2048,
     )  # fmt: skip
     entry = OperatorEntry(
         uid="count",
@@ -76,6 +76,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         "rows_in": 1000,
         "rows_out": 900,
         "state_keys": 40,
+        "state_entries": 60,
         "delta_bytes": place.length,
         "alignment_ms": 4,
     }

@@ -126,7 +126,7 @@ def test_key_groups_are_counted_from_the_indexes_of_files(checkpoint: Checkpoint
     rows = sum(ref.rows for part in entry.ranges for ref in part.files)
     assert len(stored) == 8 and sum(stored) == rows and found["groups"]["is_exact"]
     assert [part["group_count"] for part in found["subtasks"]] == [4, 4]
-    assert found["skew"]["state_keys"] is None or found["skew"]["state_keys"] >= 1.0
+    assert found["skew"]["state_entries"] is None or found["skew"]["state_entries"] >= 1.0
     assert ask(checkpoint, "/api/groups?operator=nobody", status=404)
 
 
