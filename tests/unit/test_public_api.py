@@ -49,7 +49,7 @@ LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
     "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
-    "notebook", "epoch_time",
+    "notebook", "epoch_time", "status",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}

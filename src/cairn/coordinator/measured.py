@@ -13,7 +13,9 @@ from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.slot.spec import JobSpec
 from cairn.storage.manifest import Epoch, Held, entry_uids
 
-_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows", "error_rows")
+_SUMMED = ("rows_in", "rows_out", "late_rows", "untimed_rows", "error_rows")
+
+_STATE = ("entries_changed", "state_keys", "state_entries", "delta_bytes")
 
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
@@ -135,10 +137,11 @@ def metrics_of(
         for op in ack.operators:
             sums = operators.setdefault(
                 op.uid,
-                dict.fromkeys((*_SUMMED, "state_keys", "state_entries", "delta_bytes"), 0),
+                dict.fromkeys((*_SUMMED, *_STATE), 0),
             )
             for name in _SUMMED:
                 sums[name] += getattr(op, name)
+            sums["entries_changed"] += op.keys_changed
             rows = subtasks.setdefault(op.uid, {})
             rows[ack.subtask] = rows.get(ack.subtask, 0) + op.rows_in
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
@@ -244,20 +247,33 @@ def operators_of(epoch: Epoch) -> dict[str, dict[str, Any]]:
         if entry is not None and entry.scope == "feedback":
             continue
         if "state_entries" not in measured:
-            # Of an older version, which counted entries under the name of keys.
-            counted = measured.get("state_keys", 0)
-            measured = {**measured, "state_keys": None if counted else 0, "state_entries": counted}
+            measured = _of_older_version(measured)
         is_shared = entry is not None and entry.scope == "shared"
         owner = uid.partition(":")[0] if is_shared else uid
         found[owner] = _united(found[owner], measured) if owner in found else measured
     return found
 
 
+def _of_older_version(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return figures of a version that counted entries under the names of keys."""
+    counted = measured.get("state_keys", 0)
+    totals = measured.get("totals", {})
+    if "keys_changed" in totals:
+        totals = {**totals, "entries_changed": totals["keys_changed"]}
+    return {
+        **measured,
+        "entries_changed": measured.get("keys_changed", 0),
+        "state_keys": None if counted else 0,
+        "state_entries": counted,
+        "totals": totals,
+    }
+
+
 def _united(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an operator with those of its broadcast state."""
     sums = {
         name: own.get(name, 0) + shared.get(name, 0)
-        for name in ("keys_changed", "state_entries", "delta_bytes")
+        for name in ("entries_changed", "state_entries", "delta_bytes")
     }
     totals = {
         name: value + (shared.get("totals", {}).get(name, 0) if name in sums else 0)

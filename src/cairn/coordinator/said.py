@@ -27,22 +27,12 @@ def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
     logger.warning("epoch %d runs again, attempt %d failed: %s", epoch, attempt, why, extra=facts)
 
 
-_FIGURES = ("rows_in", "rows_out", "keys_changed", "state_keys", "state_entries", "delta_bytes")
+_FIGURES = ("rows_in", "rows_out", "entries_changed", "state_keys", "state_entries", "delta_bytes")
 
 
 def committed(epoch: Epoch, commit_ms: float) -> None:
     operators = epoch.metrics.get("operators", {})
-    facts = {
-        name: sum(each.get(name, 0) for each in operators.values())
-        for name in (
-            "rows_in",
-            "rows_out",
-            "keys_changed",
-            "state_keys",
-            "state_entries",
-            "delta_bytes",
-        )
-    }
+    facts = {name: sum(each.get(name, 0) for each in operators.values()) for name in _FIGURES}
     run_ms, restored = epoch.timings.get("run_ms", 0.0), epoch.metrics.get("restored", 0)
     extra = {
         **facts,
@@ -65,7 +55,7 @@ def committed(epoch: Epoch, commit_ms: float) -> None:
         epoch.number,
         facts["rows_in"],
         run_ms,
-        facts["keys_changed"],
+        facts["entries_changed"],
         facts["state_entries"],
         facts["state_keys"],
         facts["delta_bytes"],

@@ -18,6 +18,7 @@ import msgspec
 from cairn.coordinator.measured import delta_bytes_of, operators_of, total_keys
 from cairn.coordinator.rounds import in_flight
 from cairn.errors import CairnError, RestoreError
+from cairn.query.health import checkpoint_health
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import (
@@ -46,7 +47,16 @@ def list_epochs(store: Store, *, everything: bool = False) -> Facts:
     else:
         current, found = {epoch.number for epoch in lineage}, iter(lineage)
     records = [record_facts(record, current, restored_by) for record in found]
-    return {"checkpoint": store.url, "job": job_facts(job_of(store)), "records": records}
+    return {**job_now(store, log), "records": records}
+
+
+def job_now(store: Store, log: Log) -> Facts:
+    """Return which job it is, and how it goes."""
+    return {
+        "checkpoint": store.url,
+        "job": job_facts(job_of(store)),
+        "health": msgspec.to_builtins(checkpoint_health(log)),
+    }
 
 
 def restored_by_record(log: Log, lineage: list[Epoch]) -> dict[int, int]:
@@ -87,7 +97,10 @@ def lineage_of(log: Log) -> Iterator[Epoch]:
 
 
 def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Facts:
-    """Everything a manifest says. `log`: one that has read some of it before."""
+    """Everything a manifest says. `log`: one that has read some of it before.
+
+    NoEpochError before the first epoch.
+    """
     log = log or Log(store)
     epoch = log.newest_epoch() if number is None else log.epoch(number)
     if epoch is None:

@@ -161,7 +161,7 @@ def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
 
 
 def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:
-    nothing = {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "delta_bytes": 0}
+    nothing = {"rows_in": 0, "rows_out": 0, "entries_changed": 0, "delta_bytes": 0}
     return {
         "operators": {
             uid: {

@@ -17,6 +17,7 @@ Docs = dict[str, dict[str, Any]]
 
 STRING: Final[Schema] = {"type": "string"}
 INTEGER: Final[Schema] = {"type": "integer"}
+NUMBER: Final[Schema] = {"type": "number"}
 BOOLEAN: Final[Schema] = {"type": "boolean"}
 ANYTHING: Final[Schema] = {}
 

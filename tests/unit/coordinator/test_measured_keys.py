@@ -111,15 +111,21 @@ def _epoch(operators: dict[str, Any], scopes: dict[str, Any]) -> Epoch:
 
 
 def test_broadcast_state_counts_as_part_of_its_operator_and_not_as_one_more() -> None:
-    own = {"rows_in": 10, "state_keys": 4, "state_entries": 6, "delta_bytes": 5, "keys_changed": 1}
+    own = {
+        "rows_in": 10,
+        "state_keys": 4,
+        "state_entries": 6,
+        "delta_bytes": 5,
+        "entries_changed": 1,
+    }
     shared = {
         "rows_in": 0,
         "state_keys": 0,
         "state_entries": 3,
         "delta_bytes": 2,
-        "keys_changed": 3,
+        "entries_changed": 3,
     }
-    loop = dict(own, rows_in=0, state_keys=0, state_entries=0, delta_bytes=7, keys_changed=0)
+    loop = dict(own, rows_in=0, state_keys=0, state_entries=0, delta_bytes=7, entries_changed=0)
     epoch = _epoch(
         {"alerts": own, "alerts:broadcast": shared, "again:alerts": loop},
         {"alerts": "keyed", "alerts:broadcast": "shared", "again:alerts": "feedback"},
@@ -131,8 +137,11 @@ def test_broadcast_state_counts_as_part_of_its_operator_and_not_as_one_more() ->
 
 
 def test_an_older_epoch_counted_entries_and_its_keys_are_unknown() -> None:
-    old = {"count": {"rows_in": 1, "state_keys": 13_881}, "empty": {"rows_in": 1, "state_keys": 0}}
+    counted = {"rows_in": 1, "state_keys": 13_881, "keys_changed": 3, "totals": {"keys_changed": 9}}
+    old = {"count": counted, "empty": {"rows_in": 1, "state_keys": 0}}
     epoch = _epoch(old, {"count": "keyed", "empty": "keyed"})
     facts = summary(epoch)
     assert (facts["state_keys"], facts["state_entries"]) == (None, 13_881)
+    count = facts["operators"]["count"]
+    assert (count["entries_changed"], count["totals"]["entries_changed"]) == (3, 9)
     assert facts["operators"]["empty"]["state_keys"] == 0
