@@ -13,7 +13,8 @@ CairnError
 ├── FunctionError             user code raised, or its output does not fit
 └── QueryError
     ├── StateNotFoundError
-    └── StaleEpochError
+    └── StaleEpochError       the epoch is not kept, or is not there
+        └── NoEpochError      the job has not committed one yet
 
 A message names the thing, what was expected and found, and the next step;
 the same facts are attributes of the exception.
@@ -99,3 +100,7 @@ class StateNotFoundError(QueryError):
 
 class StaleEpochError(QueryError):
     """The epoch asked for is gone or not there yet."""
+
+
+class NoEpochError(StaleEpochError):
+    """The job has not committed its first epoch yet: there is nothing to read until then."""

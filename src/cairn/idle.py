@@ -43,6 +43,11 @@ class Turn:
         """A batch waits."""
         return not self._no_batch_waits.is_set()
 
+    @property
+    def is_taken(self) -> bool:
+        """An epoch is under way."""
+        return self._lock.locked()
+
     def take_for_batch(self, give_up: Callable[[], None]) -> None:
         """Wait for it, on Spark's thread. `give_up` is called meanwhile, and may raise."""
         self._no_batch_waits.clear()

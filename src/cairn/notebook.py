@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cairn.epoch_time import parts_ms
 from cairn.errors import CairnError
+from cairn.status import Status
 from cairn.view import count, millis, mishaps, size
 
 Facts = dict[str, Any]
@@ -45,12 +46,18 @@ PART_MEANINGS = {
     "spark": "planning, scheduling and shuffling",
 }
 _SHOWN = {"begin": "restore", "process": "processing", "other": "spark"}
-_STATUS_COLOURS = {
+_STATUS_COLOURS: dict[Status, str] = {
+    "starting": "#2f66c9",
     "running": "#2b8a4b",
-    "finished": "#2f66c9",
-    "stopped": "#59636e",
+    "idle": "#2b8a4b",
+    "behind": "#c9821a",
     "paused": "#c9821a",
+    "failing": "#c9821a",
     "failed": "#c0392b",
+    "stopped": "#59636e",
+    "finished": "#2f66c9",
+    "superseded": "#59636e",
+    "unknown": "#59636e",
 }
 _FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"
 _CELL = "padding:2px 10px;text-align:right;white-space:nowrap"
@@ -63,7 +70,7 @@ class RunFacts(NamedTuple):
     """What is known of a run."""
 
     name: str
-    status: str
+    status: Status
     why: str | None
     """Why it is paused, or what failed."""
     checkpoint: str
@@ -79,7 +86,7 @@ class Running(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def status(self) -> str: ...
+    def status(self) -> Status: ...
     @property
     def paused(self) -> str | None: ...
     @property
@@ -266,7 +273,7 @@ def run_html(facts: RunFacts) -> str:
 def _progress(newest: Facts | None, checkpoint: str) -> str:
     if newest is None:
         return checkpoint
-    said = [checkpoint, f"{count(newest.get('state_keys', 0))} keys of state"]
+    said = [checkpoint, f"{count(newest.get('state_keys'))} keys with state"]
     watermark_ms = newest.get("watermark_ms")
     if watermark_ms is not None:
         said.append(f"watermark {_instant(watermark_ms)}")
@@ -289,7 +296,7 @@ def _epoch_table(epochs: Sequence[Facts]) -> str:
             str(epoch["epoch"]),
             count(epoch.get("rows_in", 0)),
             count(epoch.get("rows_per_s", 0)),
-            count(epoch.get("state_keys", 0)),
+            count(epoch.get("state_keys")),
             size(epoch.get("state_bytes", 0)),
             size(epoch.get("delta_bytes", 0)),
             millis(epoch.get("epoch_ms", 0.0)),

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cairn.changes import Changes
+from cairn.coordinator.epoch import clock_ms
 from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.ticker import Pace, Ticker
@@ -36,6 +37,8 @@ from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.spark_batches import SparkBatches
 from cairn.start import start
+from cairn.status import Ending, Signs, Status, status_of
+from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
 from cairn.storage.manifest import SparkPosition
 from cairn.storage.removal import delete_checkpoint
@@ -44,8 +47,6 @@ from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-Status = Literal["running", "paused", "finished", "stopped", "failed"]
 
 STOP_PATIENCE_S = 60.0
 
@@ -99,7 +100,8 @@ class Run:
             reset_sources=options.reset_sources,
         )
         self._failures = started.failures
-        self._ended_as: Status | None = None
+        self._ended_as: Ending | None = None
+        self._started_ms = clock_ms()
         self.error: BaseException | None = None
         self._turn = Turn()
         self._stopping = False
@@ -127,7 +129,9 @@ class Run:
         self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
         try:
             self._query = self._start_query()
-        except BaseException:
+        except BaseException as error:
+            self._failures.ended(error, 0)
+            write_ending(self._store, self._coordinator.term, "failed", error)
             self._let_go()
             raise
         self._ticker = Ticker(self._tick, self._trigger_ms, graph.name)
@@ -269,9 +273,12 @@ class Run:
         if self.error is not None:
             newest = self._coordinator.newest
             self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
-            self._ended_as = "failed"
+            is_superseded = isinstance(self.error, CommitConflictError)
+            self._ended_as = "superseded" if is_superseded else "failed"
         else:
             self._ended_as = "stopped" if self._stopping else "finished"
+        if self._ended_as != "superseded":
+            write_ending(self._store, self._coordinator.term, self._ended_as, self.error)
         if self.error is None:
             self._say("the run is over: %s", self._ended_as)
         else:
@@ -341,10 +348,34 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How the run goes, or has ended; "paused" while a sink cannot publish."""
-        if self._ended_as is not None:
-            return self._ended_as
-        return "running" if self._coordinator.paused is None else "paused"
+        """How the job goes, in the one word that all views of it show: see `cairn.status`.
+
+        While the run lives: starting, running, idle, behind, paused or failing. Then it has
+        failed, stopped, finished or is superseded.
+        """
+        committed = self._coordinator.committed
+        delays = [mark.delay_ms for mark in self._coordinator.origins.values()]
+        return status_of(
+            Signs(
+                now_ms=clock_ms(),
+                ending=self._ended_as,
+                is_alive=True,
+                is_busy=self._turn.is_taken,
+                is_paused=self._coordinator.paused is not None,
+                failed_attempts=self._failures.attempts_after(committed),
+                started_ms=self._started_ms,
+                committed_ms=None if committed is None else committed.wall_ms,
+                has_committed=committed is not None and committed.term == self._coordinator.term,
+                watermark_ms=None if committed is None else committed.watermark_ms,
+                delay_ms=max(delays, default=0),
+                trigger_ms=self._trigger_ms,
+            )
+        )
+
+    @property
+    def is_active(self) -> bool:
+        """True until the run has ended."""
+        return self._ended_as is None
 
     @property
     def url(self) -> str | None:

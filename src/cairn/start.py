@@ -18,6 +18,7 @@ from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import Position, give_up, settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
+from cairn.errors import CommitConflictError
 from cairn.ids import new_id
 from cairn.logs import logger
 from cairn.options import Options, check_options
@@ -27,6 +28,7 @@ from cairn.plan.graph import Graph
 from cairn.sinks.base import Sink, SinkContext, closed_on_error, reached_at_start
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
+from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
 from cairn.storage.manifest import Epoch
@@ -104,19 +106,26 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     newest = coordinator.take_over()
     if newest is None and savepoint is not None:
         rewrite = _load(savepoint, graph, options, coordinator, spark_store)
-    coordinator.deploy(spec, rewrite=rewrite)
-    position = _settled(graph, options, coordinator, spark_store)
-    crash_point("driver.rewind.laid")
-    coordinator.recover()
-    _write_graph(store, coordinator.term, graph)
     failures = Failures(store, graph.name)
+    try:
+        coordinator.deploy(spec, rewrite=rewrite)
+        position = _settled(graph, options, coordinator, spark_store)
+        crash_point("driver.rewind.laid")
+        coordinator.recover()
+    except Exception as error:
+        # The job is led by this driver, and does not run: whoever looks at it should see why.
+        failures.ended(error, 0 if newest is None else newest.number + 1)
+        if not isinstance(error, CommitConflictError):
+            write_ending(store, coordinator.term, "failed", error)
+        raise
+    _write_graph(store, coordinator.term, graph, options.trigger)
     coordinator.on_failure = failures.note
     return Started(store, spark_store, coordinator, position, failures)
 
 
-def _write_graph(store: Store, term: int, graph: Graph) -> None:
+def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:
     try:
-        write_graph(store, term, explained(graph))
+        write_graph(store, term, {**explained(graph), "trigger": trigger})
     except Exception:
         # It is for people who look later; the job itself is fine.
         logger.warning("what the job looks like could not be written down", exc_info=True)

@@ -41,8 +41,9 @@ _HIDDEN_CURSOR_BACK = b"\x1b[?25h\n"
 # Words
 
 
-def count(number: float) -> str:
-    return f"{number:,.0f}"
+def count(number: float | None) -> str:
+    """Write a whole number; a dash for one that is not known."""
+    return "–" if number is None else f"{number:,.0f}"
 
 
 def size(byte_count: float) -> str:

@@ -207,7 +207,7 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
                     groups = batch["group"].to_numpy()
                     subject.table.apply(batch.filter(pa.array(groups < gone.stop)))
             check(subject, model)
-            assert subject.table.keys_held() == len(model)
+            assert subject.table.held().entries == len(model)
     finally:
         for one in opened:
             one.close()

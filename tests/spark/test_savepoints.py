@@ -110,7 +110,7 @@ def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(
     for entry in (*loaded.operators.values(), *newest.operators.values()):
         owned = [range(p.first_group, p.first_group + p.group_count) for p in entry.ranges]
         assert owned == [groups_of(i, parallelism, GROUPS) for i in range(parallelism)]
-    held = sum(p.state_keys for entry in loaded.operators.values() for p in entry.ranges)
+    held = sum(p.state_entries for entry in loaded.operators.values() for p in entry.ranges)
     assert held == savepoint.info.rows
     assert stored_state(job, tmp_path / "checkpoint", loaded.number) == ledger.state(count)
     assert stored_state(job, tmp_path / "checkpoint") == ledger.state(count + 1)

@@ -49,7 +49,7 @@ LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
     "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
-    "notebook", "epoch_time", "process_identity", "misuse", "user_code",
+    "notebook", "epoch_time", "process_identity", "misuse", "user_code", "status",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
@@ -176,6 +176,7 @@ def test_exported_names_are_these() -> None:
         "Job",
         "KeyGroupCountError",
         "KeyedProcess",
+        "NoEpochError",
         "PlanError",
         "Process",
         "QueryError",

@@ -39,6 +39,7 @@ from cairn.backends.touched import Mark, Touched
 from cairn.codec import codec
 from cairn.plan.keygroups import key_groups
 from cairn.state import Declaration
+from cairn.storage.manifest import Held
 
 CHAINED_AT_ONCE = 100_000
 """By a lookup: how many entries it takes into the lists of their keys."""
@@ -439,8 +440,10 @@ class ColumnTable(Table):
         touched = self._touched.positions()
         return int(np.count_nonzero(self._live[touched] | self._committed[touched]))
 
-    def keys_held(self) -> int:
-        return int(np.count_nonzero(self._live[: len(self._index)]))
+    def held(self) -> Held:
+        live = np.flatnonzero(self._live[: len(self._index)])
+        keys = self._index.count_distinct(live) if self.is_map else len(live)
+        return Held(keys, len(live))
 
 
 def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:

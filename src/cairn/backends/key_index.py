@@ -30,6 +30,8 @@ _FREE = -1
 _MARK_SHIFT = 32
 _MARKS = np.uint64((1 << 31) - 1)
 _POSITION = (1 << 32) - 1
+COUNTED_MAX = 1 << 16
+"""About how many names are looked at to count keys."""
 
 
 class NameIndex:
@@ -70,6 +72,24 @@ class NameIndex:
         before = self._parts[:part]
         at = sum(part.width for part in before)
         return self._index.columns[at][: len(self)], sum(part.bits for part in before)
+
+    def count_distinct(self, positions: Ints) -> int:
+        """Count the keys (the first part) of these names; of many, estimate from a sample."""
+        part = self._parts[0]
+        hashes = np.zeros(len(positions), np.uint64)
+        for column in self._index.columns[: part.width]:
+            hashes = (hashes ^ column[positions].view(np.uint64)) * _FIRST
+            hashes ^= hashes >> _HALF
+        if self._index.nulls is not None:
+            bits = self._index.nulls[positions] & ((1 << part.bits) - 1)
+            hashes = (hashes ^ bits.view(np.uint64)) * _SECOND
+        # Keys are sampled, not names: all names of a key are in the sample or none.
+        scale = 1
+        while len(hashes) > 2 * COUNTED_MAX * scale:
+            scale *= 2
+        if scale > 1:
+            hashes = hashes[((hashes >> _HALF) & np.uint64(scale - 1)) == 0]
+        return len(np.unique(hashes)) * scale
 
     def nulls(self) -> Ints | None:
         found = self._index.nulls

@@ -32,6 +32,7 @@ from cairn.codec import Codec, codec
 from cairn.codec.stamped import stamped_codec
 from cairn.errors import FunctionError
 from cairn.state import Declaration
+from cairn.storage.manifest import Held
 
 BASE_BATCH_ROWS = 64 * 1024
 COUNT_SAMPLE_KEYS = 64
@@ -196,10 +197,10 @@ class Table(ABC):
         """How many keys (entries, for maps) the epoch has touched."""
 
     @abstractmethod
-    def keys_held(self) -> int:
-        """How many keys (entries, for maps) there are, the epoch's changes included.
+    def held(self) -> Held:
+        """Count keys and entries, the epoch's changes included.
 
-        A figure for people: of large epochs the keys that are new are estimated.
+        Figures for people: of large epochs the keys that are new are estimated.
         """
 
     def packed_changes(self) -> pa.RecordBatch | None:
@@ -225,7 +226,7 @@ class ValueTable(Table):
     def keys_changed(self) -> int:
         return sum(len(self.changes[group]) for group in self.groups)
 
-    def keys_held(self) -> int:
+    def held(self) -> Held:
         held = 0
         for group in self.groups:
             rows, changes = self.rows[group], self.changes[group]
@@ -234,7 +235,7 @@ class ValueTable(Table):
                 held += _count_new(rows, changes)
                 if None in changes.values():
                     held -= sum(value is None for value in changes.values())
-        return held
+        return Held(held, held)
 
     def packed_changes(self) -> pa.RecordBatch | None:
         return self.delta()
@@ -276,14 +277,19 @@ class MapTable(Table):
     def keys_changed(self) -> int:
         return sum(len(changed) for g in self.groups for changed in self.changes[g].values())
 
-    def keys_held(self) -> int:
-        held = sum(self.rows[group].entry_count() for group in self.groups)
+    def held(self) -> Held:
+        keys = sum(len(self.rows[group]) for group in self.groups)
+        total = sum(self.rows[group].entry_count() for group in self.groups)
         for group in self.groups:
             for key, changed in self.changes[group].items():
                 entries = self.rows[group].get(key, {})
+                added = 0
                 for entry, value in changed.items():
-                    held += (value is not ABSENT) - (entry in entries)
-        return held
+                    added += (value is not ABSENT) - (entry in entries)
+                before = len(entries)
+                keys += (before + added > 0) - (before > 0)
+                total += added
+        return Held(keys, total)
 
     def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
         inner = [{key: sorted_rows(held) for key, held in m.items()} for m in mappings]
@@ -328,14 +334,14 @@ class ListTable(Table):
     def keys_changed(self) -> int:
         return sum(len(self.changes[group]) for group in self.groups)
 
-    def keys_held(self) -> int:
+    def held(self) -> Held:
         held = 0
         for group in self.groups:
             rows = self.rows[group]
             held += len(rows)
             for key, (start, added) in self.changes[group].items():
                 held += (start > 0 or len(added) > 0) - (key in rows)
-        return held
+        return Held(held, held)
 
     layout: ListLayout
 

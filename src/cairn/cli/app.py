@@ -255,11 +255,12 @@ def ls(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the epochs of a job, newest first.
+    """Show how a job goes, and list its epochs, newest first.
 
-    Rows are of the epoch; keys and state what it left; delta what it wrote.
+    Rows are of the epoch; keys, entries and state what it left; delta what it wrote.
 
-    A key counts once for each of its states, a map once for each entry.
+    Keys are those that hold state. An entry is a stored row: one per key of a state, and one
+    per entry of a map.
 
     [dim]cairn ls ckpt[/dim]
     """
@@ -281,18 +282,21 @@ def show(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show what an epoch says: sources, operators, state, files, times.
+    """Show how a job goes, and what an epoch says: sources, operators, state, files, times.
+
+    Exit code 1 when no epoch is committed yet.
 
     [dim]cairn show ckpt 42[/dim]
     """
     from cairn.cli.checkpoint import open_checkpoint
-    from cairn.cli.show import print_epoch
+    from cairn.cli.show import epoch_facts, print_epoch
     from cairn.cli.tables import print_json
-    from cairn.query.facts import show_epoch
 
     with reported(debug=debug):
-        facts = show_epoch(open_checkpoint(checkpoint), epoch)
+        facts = epoch_facts(open_checkpoint(checkpoint), epoch)
         print_json(facts) if as_json else print_epoch(facts)
+        if facts["epoch"] is None:
+            raise typer.Exit(FAILED)
 
 
 @app.command(rich_help_panel=LOOK)

@@ -22,6 +22,7 @@ TOKEN = "CAIRN_TOKEN"
 CONTROL_TOKEN = "CAIRN_CONTROL_TOKEN"
 CERTIFICATE = "CAIRN_TLS_CERTIFICATE"
 KEY = "CAIRN_TLS_KEY"
+PUBLIC_URL = "CAIRN_PUBLIC_URL"
 _POLL_S = 0.5
 
 
@@ -42,6 +43,7 @@ def serve_settings(address: str | None) -> Serve:
         token=os.environ.get(TOKEN) or None,
         control_token=os.environ.get(CONTROL_TOKEN) or None,
         tls=None if certificate is None or key is None else (certificate, key),
+        public_url=os.environ.get(PUBLIC_URL) or None,
     )
 
 

@@ -15,7 +15,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cairn.cli.tables import head, many, passed_s, stdout_console, table, when
+from cairn.cli.tables import (
+    head,
+    many,
+    passed_s,
+    status_text,
+    stdout_console,
+    table,
+    when,
+)
+from cairn.errors import NoEpochError
+from cairn.query.facts import job_now, show_epoch
+from cairn.storage import Store
+from cairn.storage.log import Log
 from cairn.view import PART_STYLES, count, duration, millis, size, split_ms
 
 Facts = dict[str, Any]
@@ -31,9 +43,23 @@ LINEAGE_SHOWN_MAX = 8
 _STATE_FILE = re.compile(r"state/0*(\d+)/([0-9a-f]{8})[0-9a-f]*(.*)")
 
 
+def epoch_facts(store: Store, number: int | None) -> Facts:
+    """Return how the job goes and what an epoch says; before the first epoch, the job alone."""
+    log = Log(store)
+    now = job_now(store, log)
+    try:
+        return {**now, **show_epoch(store, number, log)}
+    except NoEpochError:
+        return {**now, "epoch": None}
+
+
 def print_epoch(facts: Facts) -> None:
     console = stdout_console()
     console.print(head(facts))
+    console.print(status_text(facts["health"]), soft_wrap=True)
+    if facts["epoch"] is None:
+        console.print("no epoch is committed yet")
+        return
     console.print(Text(f"epoch {facts['epoch']}", "bold"))
     console.print(_indented(_about(facts)))
     for uid, operator in facts["operators"].items():
@@ -122,12 +148,15 @@ def _operator(uid: str, facts: Facts) -> Group:
         elif decl["entry_type"] is not None and decl["kind"] != "operator_list":
             kind = f"{decl['entry_type']} → {kind}"
         states.add_row(name, Text(decl["kind"].replace("_", " "), "dim"), kind)
-    ranges = table("subtask", "key groups", "keys", "state", "bases", "deltas", "in files")
+    ranges = table(
+        "subtask", "key groups", "keys", "entries", "state", "bases", "deltas", "in files"
+    )
     for part in facts["ranges"]:
         ranges.add_row(
             str(part["subtask"]),
             _groups(part),
             count(part["state_keys"]),
+            count(part["state_entries"]),
             size(part["state_bytes"]),
             str(part["bases"]),
             str(part["deltas"]),

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from cairn.status import ACTIVE, Health, Status
 from cairn.view import age, count, millis, mishaps, size
 
 Facts = dict[str, Any]
@@ -29,11 +31,12 @@ def print_json(facts: Facts) -> None:
 def print_epochs(facts: Facts, *, everything: bool) -> None:
     console = stdout_console()
     console.print(head(facts))
+    console.print(status_text(facts["health"]), soft_wrap=True)
     records = facts["records"]
     if not records:
         console.print("no epochs yet; `--all` shows who has started the job")
         return
-    names = ("age", "rows in", "keys", "state", "delta", "time", "parent")
+    names = ("age", "rows in", "keys", "entries", "state", "delta", "time", "parent")
     rows = [_record_cells(record) for record in records]
     for line in _lines(["number" if everything else "epoch", *names], rows):
         console.print(line, soft_wrap=True)
@@ -52,6 +55,7 @@ def _record_cells(record: Facts) -> tuple[list[str], Text]:
         old,
         count(record["rows_in"]),
         count(record["state_keys"]),
+        count(record["state_entries"]),
         size(record["state_bytes"]),
         size(record["delta_bytes"]),
         millis(record["epoch_ms"]),
@@ -146,6 +150,50 @@ def head(facts: Facts) -> Text:
     origin = None if job is None else job.get("origin")
     if origin is not None:
         text.append(f"\n  {origin['kind']} of epoch {origin['epoch']}, {origin['url']}", "magenta")
+    return text
+
+
+_STATUS_STYLES: Final[dict[Status, str]] = {
+    "starting": "bold cyan",
+    "running": "bold green",
+    "idle": "green",
+    "behind": "bold yellow",
+    "paused": "bold yellow",
+    "failing": "bold yellow",
+    "failed": "bold red",
+    "stopped": "bold",
+    "finished": "bold",
+    "superseded": "bold",
+    "unknown": "dim",
+}
+_ABOUT_FAILURE: Final = ("operator", "key", "row", "timer", "at", "log", "next")
+
+
+def status_text(facts: Facts) -> Text:
+    """Write how a job goes: the word, figures of now; of a failure what is known of it."""
+    health = msgspec.convert(facts, Health)
+    text = Text.assemble((health.status, _STATUS_STYLES[health.status]))
+    said = []
+    if health.status in ACTIVE:
+        said.append(f"{count(health.rates.rows_per_s)} rows/s")
+    if health.epoch_age_ms is not None:
+        said.append(f"last epoch {age(health.epoch_age_ms / 1000)} ago")
+    if health.lag_ms is not None and health.status in ACTIVE:
+        said.append(f"watermark {age(health.lag_ms / 1000)} behind the clock")
+    if said:
+        text.append(f"  {', '.join(said)}", "dim")
+    if health.why is not None:
+        text.append(f"\n  {health.why}", "red" if health.status == "failed" else "yellow")
+    failure = health.failure
+    if failure is not None:
+        for name in _ABOUT_FAILURE:
+            value = getattr(failure, name)
+            if value is not None:
+                text.append(f"\n  {name}: ", "dim").append(str(value))
+        often = f"epoch {failure.epoch}, {many(failure.attempts, 'attempt')}"
+        if failure.times > 1:
+            often += f", seen {failure.times} times"
+        text.append(f"\n  when: {when(failure.wall_ms)}, {often}", "dim")
     return text
 
 

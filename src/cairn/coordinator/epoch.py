@@ -40,7 +40,7 @@ from cairn.coordinator.measured import (
     added,
     announced,
     metrics_of,
-    state_keys_of,
+    state_held_of,
     timings_of,
     user_of,
 )
@@ -417,7 +417,7 @@ class Coordinator:
             [outcome.acks for outcome in rounds],
             begin.epoch,
             slices,
-            state_keys_of(last.reports),
+            state_held_of(last.reports),
             self.feedbacks,
         )
         operators = {

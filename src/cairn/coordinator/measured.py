@@ -11,9 +11,11 @@ from cairn.metrics import Collected, followed, united
 from cairn.slot.heat import hottest
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
 from cairn.slot.spec import JobSpec
-from cairn.storage.manifest import Epoch, entry_uids
+from cairn.storage.manifest import Epoch, Held, entry_uids
 
-_SUMMED = ("rows_in", "rows_out", "keys_changed", "late_rows", "untimed_rows", "error_rows")
+_SUMMED = ("rows_in", "rows_out", "late_rows", "untimed_rows", "error_rows")
+
+_STATE = ("entries_changed", "state_keys", "state_entries", "delta_bytes")
 
 
 def announced(reports: Sequence[Report]) -> list[Compacted]:
@@ -29,10 +31,10 @@ def announced(reports: Sequence[Report]) -> list[Compacted]:
     return sorted(found.values(), key=lambda file: (file.as_of, file.uid, file.first_group))
 
 
-def state_keys_of(reports: Sequence[Report]) -> dict[tuple[str, int], int]:
-    """How many keys each operator holds in each subtask."""
+def state_held_of(reports: Sequence[Report]) -> dict[tuple[str, int], Held]:
+    """Return how much each operator holds in each subtask."""
     return {
-        (uid, report.subtask): keys for report in reports for uid, keys in report.state_keys.items()
+        (uid, report.subtask): held for report in reports for uid, held in report.state_held.items()
     }
 
 
@@ -135,16 +137,18 @@ def metrics_of(
         for op in ack.operators:
             sums = operators.setdefault(
                 op.uid,
-                dict.fromkeys((*_SUMMED, "state_keys", "delta_bytes"), 0),
+                dict.fromkeys((*_SUMMED, *_STATE), 0),
             )
             for name in _SUMMED:
                 sums[name] += getattr(op, name)
+            sums["entries_changed"] += op.keys_changed
             rows = subtasks.setdefault(op.uid, {})
             rows[ack.subtask] = rows.get(ack.subtask, 0) + op.rows_in
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
-    for (uid, _), keys in state_keys_of(rounds[-1] if rounds else ()).items():
+    for (uid, _), held in state_held_of(rounds[-1] if rounds else ()).items():
         if uid in operators:
-            operators[uid]["state_keys"] += keys
+            operators[uid]["state_keys"] += held.keys
+            operators[uid]["state_entries"] += held.entries
     compacted = announced(reports)
     waited = alignment_ms(spec.levels, reports, sources_ms)
     heat = heat_of(rounds)
@@ -164,7 +168,7 @@ def metrics_of(
 
 
 _BULKY = frozenset({"group_rows", "hot_keys", "subtask_rows", "user"})
-_LAST = frozenset({"state_keys", "last_commit_ms"})
+_LAST = frozenset({"state_keys", "state_entries", "last_commit_ms"})
 
 
 def added(before: dict[str, Any] | None, last: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +204,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
     state_bytes = sum(
         part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
     )
-    operators = epoch.metrics.get("operators", {})
+    operators = operators_of(epoch)
     total_ms = epoch.timings.get("run_ms", 0.0) if epoch_ms is None else epoch_ms
     rows_in = _total(operators, "rows_in")
     return {
@@ -213,10 +217,11 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "error_rows": _total(operators, "error_rows"),
         "watermark_ms": epoch.watermark_ms,
         "rows_per_s": round(rows_in / max(total_ms, 1e-3) * 1000),
-        "state_keys": _total(operators, "state_keys"),
+        "state_keys": total_keys(operators),
+        "state_entries": _total(operators, "state_entries"),
         "in_flight": in_flight(epoch),
         "state_bytes": state_bytes,
-        "delta_bytes": _total(operators, "delta_bytes"),
+        "delta_bytes": delta_bytes_of(epoch),
         "epoch_ms": round(total_ms, 1),
         "parallelism": max((e.parallelism for e in epoch.operators.values()), default=0),
         "restored": epoch.metrics.get("restored", 0),
@@ -229,6 +234,63 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
         "totals": epoch.metrics.get("totals", {}),
         "timings": epoch.timings,
     }
+
+
+def operators_of(epoch: Epoch) -> dict[str, dict[str, Any]]:
+    """Return what each operator measured, its broadcast state counted in.
+
+    Records of loops are no operator's state: `in_flight` counts them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for uid, measured in epoch.metrics.get("operators", {}).items():
+        entry = epoch.operators.get(uid)
+        if entry is not None and entry.scope == "feedback":
+            continue
+        if "state_entries" not in measured:
+            measured = _of_older_version(measured)
+        is_shared = entry is not None and entry.scope == "shared"
+        owner = uid.partition(":")[0] if is_shared else uid
+        found[owner] = _united(found[owner], measured) if owner in found else measured
+    return found
+
+
+def _of_older_version(measured: dict[str, Any]) -> dict[str, Any]:
+    """Return figures of a version that counted entries under the names of keys."""
+    counted = measured.get("state_keys", 0)
+    totals = measured.get("totals", {})
+    if "keys_changed" in totals:
+        totals = {**totals, "entries_changed": totals["keys_changed"]}
+    return {
+        **measured,
+        "entries_changed": measured.get("keys_changed", 0),
+        "state_keys": None if counted else 0,
+        "state_entries": counted,
+        "totals": totals,
+    }
+
+
+def _united(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of an operator with those of its broadcast state."""
+    sums = {
+        name: own.get(name, 0) + shared.get(name, 0)
+        for name in ("entries_changed", "state_entries", "delta_bytes")
+    }
+    totals = {
+        name: value + (shared.get("totals", {}).get(name, 0) if name in sums else 0)
+        for name, value in own.get("totals", {}).items()
+    }
+    return {**own, **sums, **({"totals": totals} if totals else {})}
+
+
+def total_keys(operators: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return the keys of all operators; None if one of them was not counted."""
+    counts = [each.get("state_keys", 0) for each in operators.values()]
+    return None if None in counts else sum(counts)
+
+
+def delta_bytes_of(epoch: Epoch) -> int:
+    """Return how much the epoch wrote, records of loops too."""
+    return _total(epoch.metrics.get("operators", {}), "delta_bytes")
 
 
 def slender(operators: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

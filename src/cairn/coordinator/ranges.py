@@ -21,6 +21,7 @@ from cairn.slot.protocol import Compacted, OperatorAck, Piece, Stored
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     FileRef,
+    Held,
     OperatorEntry,
     RangeState,
     next_version,
@@ -57,6 +58,7 @@ def lists_for(
             ),
             files=[],
             state_keys=0,
+            state_entries=0,
             state_bytes=0,
         )
         for subtask in range(parallelism)
@@ -104,14 +106,18 @@ def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
 def _cut(held: list[RangeState], groups: range) -> RangeState:
     files: list[FileRef] = []
     versions: list[str] = []
-    keys = size = 0
+    keys: int | None = 0
+    entries = size = 0
     for part in held:
         owned = overlap(part.groups, groups)
         if not owned:
             continue
         if part.version != EMPTY_VERSION:
             versions.append(f"{owned.start}-{owned.stop}:{part.version}")
-        keys += part.state_keys * len(owned) // part.group_count
+        if keys is not None:
+            count = part.state_keys
+            keys = None if count is None else keys + count * len(owned) // part.group_count
+        entries += part.state_entries * len(owned) // part.group_count
         size += part.state_bytes * len(owned) // part.group_count
         for ref in part.files:
             clipped = overlap(ref.groups, owned)
@@ -128,6 +134,7 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
         version=version,
         files=files,
         state_keys=keys,
+        state_entries=entries,
         state_bytes=size,
     )
 
@@ -180,10 +187,13 @@ def advance(
     ack: OperatorAck,
     epoch: int,
     slices: Mapping[str, Slice],
-    state_keys: int | None = None,
+    held: Held | None = None,
 ) -> RangeState:
-    """A range after an epoch: its delta comes last. `state_keys` as the slot counted, if it did."""
-    keys = part.state_keys if state_keys is None else state_keys
+    """Return a range after an epoch: its delta comes last. `held` as the slot counted, if it did.
+
+    A slot that counted has an entry for each range that it owns.
+    """
+    keys, entries = (part.state_keys, part.state_entries) if held is None else held
     files = list(part.files)
     version = part.version
     if ack.delta is not None:
@@ -197,7 +207,8 @@ def advance(
         version=version,
         files=files,
         state_keys=keys,
-        state_bytes=_state_bytes(files, keys),
+        state_entries=entries,
+        state_bytes=_state_bytes(files, entries),
     )
 
 
@@ -216,16 +227,17 @@ def replaced(
         group_count=part.group_count,
         version=EMPTY_VERSION if stored is None else stored.id,
         files=files,
-        state_keys=0 if stored is None else stored.rows,
+        state_keys=0,
+        state_entries=0 if stored is None else stored.rows,
         state_bytes=sum(ref.size for ref in files),
     )
 
 
-def _state_bytes(files: Sequence[FileRef], state_keys: int) -> int:
+def _state_bytes(files: Sequence[FileRef], entries: int) -> int:
     """About what the state would take as a file: by the rows of the base, or of the deltas."""
     measured = [ref for ref in files if ref.kind == "base"] or files
     row_bytes = sum(ref.size for ref in measured) / max(1, sum(ref.rows for ref in measured))
-    return int(row_bytes * state_keys)
+    return int(row_bytes * entries)
 
 
 def _ref(

@@ -14,7 +14,7 @@ from typing import Any
 from cairn.coordinator.ranges import advance, replaced, take_in
 from cairn.errors import EpochError
 from cairn.slot.protocol import Ack, Begin, Compacted, Stored
-from cairn.storage.manifest import EMPTY_VERSION, RangeState
+from cairn.storage.manifest import EMPTY_VERSION, Held, RangeState
 from cairn.storage.pack import Slice, write_pack
 from cairn.storage.store import Store
 
@@ -65,7 +65,7 @@ def advanced_ranges(
     rounds: Sequence[Sequence[Ack]],
     epoch: int,
     slices: Mapping[str, Slice],
-    state_keys: Mapping[tuple[str, int], int],
+    held: Mapping[tuple[str, int], Held],
     feedbacks: Collection[str],
 ) -> dict[str, list[RangeState]]:
     """The ranges after the epoch, of what each of its rounds has acknowledged."""
@@ -79,7 +79,7 @@ def advanced_ranges(
                 if at not in found:
                     continue  # Of what all subtasks hold alike, the first one's word counts.
                 if op.uid not in feedbacks:
-                    found[at] = advance(found[at], op, epoch, slices, state_keys.get(at))
+                    found[at] = advance(found[at], op, epoch, slices, held.get(at))
     for ack in rounds[-1]:
         # What rounds before have sent back has been processed.
         for op in ack.operators:

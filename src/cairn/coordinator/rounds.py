@@ -114,7 +114,7 @@ def in_flight(epoch: Epoch | None) -> int:
 def records_of(epoch: Epoch) -> dict[str, int]:
     """The same for each loop and the operator the records go to."""
     return {
-        uid: sum(part.state_keys for part in entry.ranges)
+        uid: sum(part.state_entries for part in entry.ranges)
         for uid, entry in epoch.operators.items()
         if entry.scope == "feedback"
     }

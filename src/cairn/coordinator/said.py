@@ -27,12 +27,12 @@ def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
     logger.warning("epoch %d runs again, attempt %d failed: %s", epoch, attempt, why, extra=facts)
 
 
+_FIGURES = ("rows_in", "rows_out", "entries_changed", "state_keys", "state_entries", "delta_bytes")
+
+
 def committed(epoch: Epoch, commit_ms: float) -> None:
     operators = epoch.metrics.get("operators", {})
-    facts = {
-        name: sum(each.get(name, 0) for each in operators.values())
-        for name in ("rows_in", "rows_out", "keys_changed", "state_keys", "delta_bytes")
-    }
+    facts = {name: sum(each.get(name, 0) for each in operators.values()) for name in _FIGURES}
     run_ms, restored = epoch.timings.get("run_ms", 0.0), epoch.metrics.get("restored", 0)
     extra = {
         **facts,
@@ -50,11 +50,13 @@ def committed(epoch: Epoch, commit_ms: float) -> None:
             extra={"restored": restored},
         )
     logger.info(
-        "epoch %d committed: %d rows in %.0f ms, %d keys changed, %d held, %d bytes written",
+        "epoch %d committed: %d rows in %.0f ms, %d entries changed, %d held of %d keys, "
+        "%d bytes written",
         epoch.number,
         facts["rows_in"],
         run_ms,
-        facts["keys_changed"],
+        facts["entries_changed"],
+        facts["state_entries"],
         facts["state_keys"],
         facts["delta_bytes"],
         extra=extra,

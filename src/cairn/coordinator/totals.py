@@ -24,7 +24,7 @@ from cairn.storage.manifest import Epoch
 COUNTED: Final = (
     "rows_in",
     "rows_out",
-    "keys_changed",
+    "entries_changed",
     "late_rows",
     "untimed_rows",
     "error_rows",
@@ -53,6 +53,9 @@ def with_totals(
         known = before.get("operators", {}).get(uid, {})
         counted = batch["operators"].get(uid, {})
         last = known.get("totals", {})
+        if "keys_changed" in last:
+            # Of an older version: entries, under the name of keys.
+            last = {**last, "entries_changed": last["keys_changed"]}
         totals = {name: last.get(name, 0) + counted.get(name, 0) for name in COUNTED}
         operators[uid] = {**measured, "totals": totals}
         if found := followed(known.get("user", {}), user.get(uid, {})):

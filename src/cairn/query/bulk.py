@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from cairn.errors import QueryError, StaleEpochError, StateNotFoundError
+from cairn.errors import NoEpochError, QueryError, StaleEpochError, StateNotFoundError
 
 AT_ONCE: Final = 2
 """Streams of one read: a server has eight, and more than two are hardly faster."""
@@ -28,7 +28,11 @@ WAIT_MAX_S: Final = 1.0
 STREAM_S: Final = 600.0
 """For one range of key groups: long for a large state, and yet an end where a server hangs."""
 STARTS_MAX: Final = 3
-_ERRORS: Final = {"not-found": StateNotFoundError, "gone": StaleEpochError}
+_ERRORS: Final = {
+    "not-found": StateNotFoundError,
+    "gone": StaleEpochError,
+    "no-epoch": NoEpochError,
+}
 
 
 def read_table(

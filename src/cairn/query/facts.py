@@ -15,8 +15,11 @@ from typing import Any
 
 import msgspec
 
+from cairn.coordinator.measured import delta_bytes_of, operators_of, total_keys
 from cairn.coordinator.rounds import in_flight
-from cairn.errors import CairnError, RestoreError, StaleEpochError
+from cairn.errors import CairnError, RestoreError
+from cairn.query.health import checkpoint_health
+from cairn.snapshots.holds import no_epoch
 from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import (
     Epoch,
@@ -26,6 +29,7 @@ from cairn.storage.manifest import (
     RangeState,
     Record,
     Restore,
+    keys_in,
 )
 from cairn.storage.store import Store
 
@@ -43,7 +47,16 @@ def list_epochs(store: Store, *, everything: bool = False) -> Facts:
     else:
         current, found = {epoch.number for epoch in lineage}, iter(lineage)
     records = [record_facts(record, current, restored_by) for record in found]
-    return {"checkpoint": store.url, "job": job_facts(job_of(store)), "records": records}
+    return {**job_now(store, log), "records": records}
+
+
+def job_now(store: Store, log: Log) -> Facts:
+    """Return which job it is, and how it goes."""
+    return {
+        "checkpoint": store.url,
+        "job": job_facts(job_of(store)),
+        "health": msgspec.to_builtins(checkpoint_health(log)),
+    }
 
 
 def restored_by_record(log: Log, lineage: list[Epoch]) -> dict[int, int]:
@@ -84,14 +97,14 @@ def lineage_of(log: Log) -> Iterator[Epoch]:
 
 
 def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Facts:
-    """Everything a manifest says. `log`: one that has read some of it before."""
+    """Everything a manifest says. `log`: one that has read some of it before.
+
+    NoEpochError before the first epoch.
+    """
     log = log or Log(store)
     epoch = log.newest_epoch() if number is None else log.epoch(number)
     if epoch is None:
-        raise StaleEpochError(
-            f"no epoch is committed yet\n  checkpoint: {store.url}\n"
-            "  next: `cairn ls --all` shows who has started the job"
-        )
+        raise no_epoch(store)
     lineage = list(lineage_of(log))
     current = [found.number for found in lineage]
     offsets = _source_offsets(epoch.spark.offsets)
@@ -123,6 +136,7 @@ def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Fact
             uid: {
                 **epoch.metrics.get("operators", {}).get(uid, {}),
                 **_operator_facts(entry),
+                "operator": uid.partition(":")[0] if entry.scope == "shared" else uid,
             }
             for uid, entry in epoch.operators.items()
         },
@@ -146,7 +160,7 @@ def _ancestors(log: Log, epoch: Epoch) -> list[int]:
 
 def epoch_facts(epoch: Epoch) -> Facts:
     """An epoch in one line. `epoch_ms` is the time until its manifest was written."""
-    operators = epoch.metrics.get("operators", {})
+    operators = operators_of(epoch)
     run_ms = float(epoch.timings.get("run_ms", 0.0))
     rows_in = _total(operators, "rows_in")
     return {
@@ -161,11 +175,12 @@ def epoch_facts(epoch: Epoch) -> Facts:
         "untimed_rows": _total(operators, "untimed_rows"),
         "error_rows": _total(operators, "error_rows"),
         "rows_per_s": round(rows_in / run_ms * 1000) if run_ms else 0,
-        "state_keys": _total(operators, "state_keys"),
+        "state_keys": total_keys(operators),
+        "state_entries": _total(operators, "state_entries"),
         "state_bytes": sum(
             part.state_bytes for entry in epoch.operators.values() for part in entry.ranges
         ),
-        "delta_bytes": _total(operators, "delta_bytes"),
+        "delta_bytes": delta_bytes_of(epoch),
         "epoch_ms": run_ms,
         "attempts": epoch.timings.get("attempts", 1),
         "rounds": epoch.timings.get("rounds", 1),
@@ -195,6 +210,8 @@ def _operator_facts(entry: OperatorEntry) -> Facts:
         "states": {name: msgspec.to_builtins(decl) for name, decl in entry.states.items()},
         "parallelism": entry.parallelism,
         "scope": entry.scope,
+        "state_keys": keys_in(entry.ranges),
+        "state_entries": sum(part.state_entries for part in entry.ranges),
         "ranges": [{"subtask": i, **_range_facts(part)} for i, part in enumerate(entry.ranges)],
     }
 
@@ -205,6 +222,7 @@ def _range_facts(part: RangeState) -> Facts:
         "group_count": part.group_count,
         "version": part.version,
         "state_keys": part.state_keys,
+        "state_entries": part.state_entries,
         "state_bytes": part.state_bytes,
         "bases": sum(ref.kind == "base" for ref in part.files),
         "deltas": sum(ref.kind == "delta" for ref in part.files),

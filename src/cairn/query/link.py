@@ -23,6 +23,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from cairn.errors import (
     CairnError,
     EpochError,
+    NoEpochError,
     QueryError,
     StaleEpochError,
     StateNotFoundError,
@@ -37,6 +38,8 @@ _ERRORS: Final[dict[int, type[CairnError]]] = {
     409: EpochError,
     410: StaleEpochError,
 }
+_CODES: Final[dict[str, type[CairnError]]] = {"no-epoch": NoEpochError}
+"""Where the status does not say enough."""
 
 
 class Link:
@@ -211,4 +214,5 @@ def _answer(status: int, text: bytes) -> dict[str, Any]:
             f"the server answered {status}, and not as cairn does\n  next: is the address right?",
             status=status,
         ) from None
-    raise _ERRORS.get(status, QueryError)(message, status=status, code=code)
+    kind = _CODES.get(code) or _ERRORS.get(status, QueryError)
+    raise kind(message, status=status, code=code)

@@ -36,7 +36,7 @@ from cairn.slot.protocol import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
 from cairn.storage.files import StatePart
-from cairn.storage.manifest import EMPTY_VERSION, Scope, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
 
 INCOMPLETE: Final = ""
 """A version that no epoch names."""
@@ -194,8 +194,16 @@ class Holding:
     def keys_changed(self) -> int:
         return sum(table.keys_changed() for table in self.tables.values())
 
-    def state_keys(self) -> int:
-        return sum(table.keys_held() for table in self.tables.values())
+    def state_held(self) -> Held:
+        """Count the keys and entries of all states.
+
+        Keys are those of the state that has most of them: most functions give every key each
+        of their states, and the exact union would cost a look at every key. State without keys
+        (lists of a subtask, broadcast state) has entries only.
+        """
+        held = [table.held() for table in self.tables.values()]
+        keys = max((each.keys for each in held), default=0) if self.scope == "keyed" else 0
+        return Held(keys, sum(each.entries for each in held))
 
     # State that expires
 

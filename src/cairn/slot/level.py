@@ -53,7 +53,7 @@ from cairn.slot.spec import (
     lane_name,
 )
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, Epoch
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, Held
 from cairn.storage.pending import read_pending
 from cairn.storage.store import Store
 
@@ -120,7 +120,7 @@ class LevelRuntime:
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
-        self.state_keys: dict[str, int] = {}
+        self.state_held: dict[str, Held] = {}
         by_uid = {operator.spec.uid: operator for operator in self.operators}
         everybody: list[Operator | SinkRuntime | Feedback] = [
             *self.operators,
@@ -387,8 +387,8 @@ class LevelRuntime:
             operators = [finishing.operator(operator) for operator in self.operators]
             shared = [op.shared for op in self.operators if op.shared is not None]
             operators += [finishing.shared(holding) for holding in shared]
-            self.state_keys = {
-                held.uid: held.state_keys()
+            self.state_held = {
+                held.uid: held.state_held()
                 for held in self.holdings
                 if held.scope != "shared" or self._subtask == 0
             }
@@ -437,7 +437,7 @@ class LevelRuntime:
             process_ms=self.process_ms,
             snapshot_ms=self.snapshot_ms,
             compacted=(*self._rewritten, *written),
-            state_keys=self.state_keys,
+            state_held=self.state_held,
             base_failed=self.compactor.failure(),
             stage=stage,
             door=door,

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from cairn.storage.manifest import Held
 from cairn.storage.pack import Stored as Stored
 
 ROUNDS_MAX = 1 << 20
@@ -186,8 +187,8 @@ class Report(msgspec.Struct, frozen=True):
     """What the epoch waited for: delta and sink output made durable."""
     compacted: tuple[Compacted, ...] = ()
     """What was written beside the epochs since; announced until it is settled."""
-    state_keys: dict[str, int] = {}
-    """Per operator, how many keys it holds, expired ones included that are still there."""
+    state_held: dict[str, Held] = {}
+    """Per operator, how much it holds, expired state included that is still there."""
     base_failed: str = ""
     """Why a file could not be written in the background; it is tried again."""
     stage: int | None = None

@@ -39,7 +39,7 @@ from cairn.storage import (
 )
 from cairn.storage.holds import Hold, branch_hold_path, write_hold
 from cairn.storage.log import FIRST_NUMBER, JOB_PATH
-from cairn.storage.manifest import encode_record
+from cairn.storage.manifest import encode_record, keys_in
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.spark_log import SPARK_FOLDER, lay_out, spark_folder
@@ -178,10 +178,14 @@ def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> 
 
 
 def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:
-    nothing = {"rows_in": 0, "rows_out": 0, "keys_changed": 0, "delta_bytes": 0}
+    nothing = {"rows_in": 0, "rows_out": 0, "entries_changed": 0, "delta_bytes": 0}
     return {
         "operators": {
-            uid: {**nothing, "state_keys": sum(part.state_keys for part in entry.ranges)}
+            uid: {
+                **nothing,
+                "state_keys": keys_in(entry.ranges),
+                "state_entries": sum(part.state_entries for part in entry.ranges),
+            }
             for uid, entry in operators.items()
         },
         "restored": 0,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
+from cairn.errors import CorruptFileError, NoEpochError, RestoreError, StaleEpochError
 from cairn.logs import logger
 from cairn.storage.holds import HOLDS_FOLDER, Hold, reader_hold_path, write_hold
 from cairn.storage.log import Log, record_path
@@ -207,11 +207,16 @@ def check_kept(log: Log, number: int, *, is_gone: bool = False) -> None:
 def newest_number(store: Store) -> int:
     newest = Log(store).newest_epoch()
     if newest is None:
-        raise StaleEpochError(
-            f"no epoch is committed yet\n  checkpoint: {store.url}\n"
-            "  next: `cairn ls --all` shows who has started the job"
-        )
+        raise no_epoch(store)
     return newest.number
+
+
+def no_epoch(store: Store) -> NoEpochError:
+    """Return the error of a read before the first epoch."""
+    return NoEpochError(
+        f"no epoch is committed yet\n  checkpoint: {store.url}\n"
+        "  next: wait for the first one; `cairn ls` shows how the job goes"
+    )
 
 
 def _by() -> str:

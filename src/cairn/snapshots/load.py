@@ -32,6 +32,7 @@ from cairn.storage.manifest import (
     Origin,
     RangeState,
     SparkPosition,
+    keys_in,
     next_version,
 )
 from cairn.storage.pack import write_segment_file
@@ -138,7 +139,10 @@ def load_savepoint(
         operators=operators,
         metrics={
             "operators": {
-                uid: {"state_keys": sum(part.state_keys for part in entry.ranges)}
+                uid: {
+                    "state_keys": keys_in(entry.ranges),
+                    "state_entries": sum(part.state_entries for part in entry.ranges),
+                }
                 for uid, entry in operators.items()
             }
         },
@@ -200,7 +204,8 @@ def _write_base(
         group_count=len(groups),
         version=next_version(EMPTY_VERSION, written.id) if refs else EMPTY_VERSION,
         files=refs,
-        state_keys=written.rows,
+        state_keys=None if written.rows else 0,
+        state_entries=written.rows,
         state_bytes=sum(ref.length for ref in refs),
     )
 
@@ -208,7 +213,7 @@ def _write_base(
 def _check_complete(savepoint: Savepoint, saved: SavedOperator, ranges: list[RangeState]) -> None:
     """Rows of key groups that nobody owns would be left out without a word."""
     expected = sum(state.rows for state in saved.states.values())
-    found = sum(part.state_keys for part in ranges)
+    found = sum(part.state_entries for part in ranges)
     if found != expected:
         raise CorruptFileError(
             f"the savepoint does not fit itself: operator {saved.uid!r} has {expected} rows, "

@@ -18,6 +18,7 @@ import uuid
 from typing import Any, Final
 
 from cairn.errors import CairnError, CommitConflictError
+from cairn.storage.manifest import Epoch
 from cairn.storage.notes import FAILURES_FOLDER, read_notes, write_note
 from cairn.storage.store import Store
 
@@ -49,6 +50,12 @@ class Failures:
             return  # The checkpoint is another driver's by now, or is being removed.
         self._note(error, epoch, ended_run=True)
         self.settle()
+
+    def attempts_after(self, committed: Epoch | None) -> int:
+        """Return how many attempts at the epoch after this one have failed."""
+        current = self._current
+        number = 0 if committed is None else committed.number
+        return 0 if current is None or current[1]["epoch"] <= number else current[1]["attempts"]
 
     def settle(self) -> None:
         """Wait, within bounds, for what is being written."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
@@ -97,6 +97,15 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.length + self.objects_bytes
 
 
+class Held(NamedTuple):
+    """How much a state holds."""
+
+    keys: int
+    """Distinct keys that have something in it."""
+    entries: int
+    """Stored rows: one per entry of a map, else one per key."""
+
+
 class RangeState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a range of key groups: a base and the deltas after it, oldest first.
 
@@ -107,13 +116,22 @@ class RangeState(msgspec.Struct, frozen=True, kw_only=True):
     group_count: int
     version: str
     files: list[FileRef]
-    state_keys: int
+    state_keys: int | None
+    """Keys that hold state; None: not counted, in epochs of older versions and of savepoints."""
+    state_entries: int = 0
+    """Stored rows: one per key of a state, one per entry of a map."""
     state_bytes: int
 
     @property
     def groups(self) -> range:
         """The key groups of the range."""
         return range(self.first_group, self.first_group + self.group_count)
+
+
+def keys_in(ranges: Iterable[RangeState]) -> int | None:
+    """Return how many keys these ranges hold; None if one of them was not counted."""
+    counts = [part.state_keys for part in ranges]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +261,9 @@ class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     version: str = ""
     keep: int = 0
     files: list[FileRef] = []
-    state_keys: int = 0
+    state_keys: int | None = 0
+    state_entries: int | None = None
+    """Absent in records of older versions: there `state_keys` counts entries."""
     state_bytes: int = 0
 
 
@@ -387,6 +407,7 @@ def _pack_range(now: RangeState, before: RangeState | None) -> _StoredRange:
         keep=keep,
         files=now.files[keep:],
         state_keys=now.state_keys,
+        state_entries=now.state_entries,
         state_bytes=now.state_bytes,
     )
 
@@ -426,12 +447,16 @@ def _unpack_range(stored: _StoredRange, known: dict[tuple[int, int], RangeState]
         if stored.keep > len(before.files):
             raise LookupError(f"keeps {stored.keep} of {len(before.files)} files")
         files = before.files[: stored.keep] + files
+    keys, entries = stored.state_keys, stored.state_entries
+    if entries is None:
+        keys, entries = (None if keys else 0), keys
     return RangeState(
         first_group=stored.first_group,
         group_count=stored.group_count,
         version=stored.version,
         files=files,
-        state_keys=stored.state_keys,
+        state_keys=keys,
+        state_entries=entries or 0,
         state_bytes=stored.state_bytes,
     )
 

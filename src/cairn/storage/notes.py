@@ -1,7 +1,8 @@
 """Notes: small JSON files in a checkpoint, for people who look at it later.
 
-What a job looks like, what failed, which savepoints were taken: nothing that a job needs to go
-on. So a note that cannot be written is a line in the log, and one that cannot be read is left out.
+What a job looks like, what failed, which savepoints were taken, how runs ended: nothing that a
+job needs to go on. So a note that cannot be written is a line in the log, and one that cannot be
+read is left out.
 
 Always true here:
 - writing or reading notes never raises, whatever the store does;
@@ -22,7 +23,8 @@ Facts = dict[str, Any]
 GRAPHS_FOLDER: Final = "graph"
 FAILURES_FOLDER: Final = "failures"
 SAVEPOINTS_FOLDER: Final = "savepoints"
-NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER)
+ENDINGS_FOLDER: Final = "endings"
+NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDINGS_FOLDER)
 
 
 class Note(NamedTuple):

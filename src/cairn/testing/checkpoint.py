@@ -87,7 +87,7 @@ class Checkpoint:
         """Its range after the epoch; `part` is what it was before, if not as committed."""
         ack = OperatorAck(held.uid, rows, 0, held.keys_changed(), delta)
         before = self.range_of(held.uid) if part is None else part
-        return advance(before, ack, self.next_number, {}, held.state_keys())
+        return advance(before, ack, self.next_number, {}, held.state_held())
 
     def based(self, held: Holding, begin: Begin, rows: int) -> RangeState:
         """Its range with one base in place of all files."""

@@ -8,6 +8,7 @@
 
 Always true here:
 - tokens are compared in constant time, and never logged or answered;
+- headers of a proxy are believed only where `public_url` says that there is one;
 - what needs no token is /login and /static/, which hold no facts.
 """
 
@@ -24,7 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cairn.web.errors import ApiError, error_response
-from cairn.web.settings import is_loopback
+from cairn.web.settings import is_loopback, public_parts
 
 if TYPE_CHECKING:
     from cairn.web.site import Site
@@ -39,6 +40,8 @@ class Guard:
         self._app = app
         self._site = site
         self._is_loopback = is_loopback(site.settings.host_port()[0])
+        url = site.settings.public_url
+        self._public = None if url is None else public_parts(url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -49,14 +52,14 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        if self._is_loopback and not _is_local_host(headers.get("host", "")):
+        if self._is_loopback and not self._is_own_host(headers.get("host", "")):
             return error_response(
                 421,
                 "wrong-host",
                 "This server answers to a loopback name only",
-                "ask for 127.0.0.1 or localhost",
+                "ask for 127.0.0.1 or localhost; behind a proxy, set Serve(public_url=...)",
             )
-        if scope["method"] not in ("GET", "HEAD") and not _is_own_page(headers):
+        if scope["method"] not in ("GET", "HEAD") and not self._is_own_page(headers):
             return error_response(
                 403, "other-origin", "A page of another site may not do this", "use a page of ours"
             )
@@ -67,6 +70,42 @@ class Guard:
         if scope["method"] == "GET" and "text/html" in accepts and not path.startswith("/api/"):
             return RedirectResponse(f"/login?next={quote(path, safe='/')}", 303)
         return no_token()
+
+    def _is_own_host(self, host: str) -> bool:
+        is_public_name = self._public is not None and host.lower() == self._public[1]
+        return is_public_name or _is_local_host(host)
+
+    def _is_own_page(self, headers: Headers) -> bool:
+        """True if a page of ours sent this, or a program that is not a browser."""
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return False
+        origin = headers.get("origin")
+        if origin is None:
+            return True
+        # A proxy may send its own name for this server as Host: the browser's is the public one.
+        if self._public is not None and public_parts(origin) == self._public:
+            return True
+        try:
+            return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
+        except ValueError:
+            return False
+
+
+def is_https(site: Site, request: HTTPConnection) -> bool:
+    """True if the browser speaks TLS: with this server, or with the proxy in front of it.
+
+    A proxy says so by `X-Forwarded-Proto`, which is believed only where a proxy is configured.
+    """
+    if request.url.scheme == "https":
+        return True
+    if site.settings.public_url is None:
+        return False
+    public = public_parts(site.settings.public_url)
+    if public is not None and public == ("https", request.headers.get("host", "").lower()):
+        return True
+    # Of several proxies the first one faces the browser.
+    forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0]
+    return forwarded.strip().lower() == "https"
 
 
 def is_public(path: str) -> bool:
@@ -152,16 +191,3 @@ def _is_local_host(host: str) -> bool:
     except ValueError:
         return False
     return name is not None and is_loopback(name)
-
-
-def _is_own_page(headers: Headers) -> bool:
-    """Whether a page of ours sent this, or a program that is no browser."""
-    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return False
-    origin = headers.get("origin")
-    if origin is None:
-        return True
-    try:
-        return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-    except ValueError:
-        return False

@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from cairn.errors import CairnError
 from cairn.logs import logger
+from cairn.status import ACTIVE
 from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
 from cairn.web.errors import ApiError
@@ -127,7 +128,7 @@ class _Control:
     def _take_turn(self) -> LiveRun:
         """Who takes it gives it back."""
         run = self._site.run
-        if run is None or run.status not in ("running", "paused"):
+        if run is None or run.status not in ACTIVE:
             raise ApiError(
                 409,
                 "not-running",

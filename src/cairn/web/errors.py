@@ -18,6 +18,7 @@ from cairn.errors import (
     CairnError,
     CommitError,
     EpochError,
+    NoEpochError,
     PlanError,
     QueryError,
     RestoreError,
@@ -34,6 +35,7 @@ _HTTP: Final = {
 # The first that fits: subclasses come before what they are made from.
 _OURS: Final[tuple[tuple[type[CairnError], int, str], ...]] = (
     (StateNotFoundError, 404, "not-found"),
+    (NoEpochError, 503, "no-epoch"),
     (StaleEpochError, 410, "gone"),
     (QueryError, 400, "bad-request"),
     (PlanError, 400, "bad-request"),

@@ -29,7 +29,7 @@ from cairn.storage.manifest import Epoch
 from cairn.web.auth import may_read
 from cairn.web.errors import ApiError
 from cairn.web.openapi import Docs, operation
-from cairn.web.site import Site
+from cairn.web.site import Site, StatusFacts
 
 LISTENERS_MAX: Final = 64
 MISSED_MAX: Final = 100
@@ -81,7 +81,7 @@ class Watch:
         """Who joins and who looks, one at a time: all that is told comes in one order."""
         self._newest: int | None = None
         """The epoch that listeners were told of last; None while nobody listens."""
-        self._status: dict[str, Any] | None = None
+        self._status: StatusFacts | None = None
 
     @property
     def listeners(self) -> int:
@@ -217,7 +217,7 @@ class Watch:
         return _Event(epoch.number, _text("epoch", facts, epoch.number))
 
 
-def _text(name: str, data: dict[str, Any], number: int | None = None) -> bytes:
+def _text(name: str, data: dict[str, Any] | StatusFacts, number: int | None = None) -> bytes:
     head = f"event: {name}\n" if number is None else f"event: {name}\nid: {number}\n"
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 

@@ -32,7 +32,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
     keyed = {uid: entry for uid, entry in epoch.operators.items() if entry.scope == "keyed"}
     facts: Facts = {"epoch": epoch.number, "operators": sorted(keyed), "operator": operator}
     if operator is None:
-        operator = max(keyed, key=lambda uid: _keys(keyed[uid]), default=None)
+        operator = max(keyed, key=lambda uid: _entries(keyed[uid]), default=None)
     if operator is None:
         return {**facts, "groups": None, "subtasks": [], "skew": None, "hot_keys": []}
     if operator not in keyed:
@@ -51,6 +51,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
             "first_group": part.first_group,
             "group_count": part.group_count,
             "state_keys": part.state_keys,
+            "state_entries": part.state_entries,
             "state_bytes": part.state_bytes,
             "rows": rows[index] if rows and index < len(rows) else None,
         }
@@ -69,7 +70,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
         },
         "subtasks": subtasks,
         "skew": {
-            "state_keys": skew([part.state_keys for part in parts]),
+            "state_entries": skew([part.state_entries for part in parts]),
             "rows": skew(rows or []),
         },
         "hot_keys": measured.get("hot_keys", []),
@@ -82,8 +83,8 @@ def skew(shares: Sequence[float]) -> float | None:
     return round(max(shares) * len(shares) / total, 2) if total > 0 else None
 
 
-def _keys(entry: OperatorEntry) -> int:
-    return sum(part.state_keys for part in entry.ranges)
+def _entries(entry: OperatorEntry) -> int:
+    return sum(part.state_entries for part in entry.ranges)
 
 
 def _stored_rows(

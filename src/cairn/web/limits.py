@@ -2,7 +2,7 @@
 
 Always true here:
 - a request that is refused for its size, or has no token, has not been read;
-- who has no token takes no place from those who have one;
+- requests without a token have a rate of their own, so they take nothing from those with one;
 - a client that stalls in the middle of its body is let go after BODY_S seconds;
 - an answer, also one to an error that nobody foresaw, has the headers that keep a browser safe.
 """
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cairn.web.auth import is_public
+from cairn.web.auth import is_public, may_read
 from cairn.web.errors import error_response, unforeseen
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ BODY_S: Final = 10.0
 AT_ONCE_MAX: Final = 128
 OPEN_BODIES_MAX: Final = 8
 """Bodies that are read at once of those who need no token: forms of /login."""
+STRANGERS_SHARE: Final = 0.1
+"""Of `requests_per_s`, for requests without a valid token or session: pages of /login."""
+STRANGERS_PER_S_MIN: Final = 20.0
+"""So that a browser can load the login page with all its parts, however low the rate is."""
 LASTING: Final = "/api/events"
 """Bounded by a number of its own, and never done."""
 
@@ -49,7 +53,7 @@ _SAFE: Final = {
 
 
 class Rate:
-    """So many a second, with bursts of a second's worth."""
+    """Allows `per_s` requests a second, with bursts of a second's worth."""
 
     def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -73,7 +77,10 @@ class Limits:
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self._app = app
-        self._rate = Rate(site.settings.requests_per_s)
+        self._site = site
+        per_s = site.settings.requests_per_s
+        self._rate = Rate(per_s)
+        self._strangers = Rate(min(per_s, max(per_s * STRANGERS_SHARE, STRANGERS_PER_S_MIN)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,7 +96,9 @@ class Limits:
                 await response(scope, receive, answer)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        if not self._rate.take():
+        # The token first: which rate a request takes from depends on it.
+        rate = self._rate if may_read(self._site, scope) else self._strangers
+        if not rate.take():
             return _too_many()
         url_bytes = len(scope.get("raw_path") or scope["path"].encode()) + len(
             scope["query_string"]

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from cairn.web.auth import cookie_name, is_control, is_token, session_of
+from cairn.web.auth import cookie_name, is_control, is_https, is_token, session_of
 from cairn.web.sessions import SESSION_S
 from cairn.web.site import Site
 
@@ -63,7 +63,7 @@ def routes(site: Site) -> list[Route]:
         if not (is_control(site, given) or fits):
             return _page("That token does not fit.", next, 401)
         response = RedirectResponse(_own_path(next), 303)
-        _set_cookie(response, request, site.sessions.open(), int(SESSION_S))
+        _set_cookie(response, request, site, site.sessions.open(), int(SESSION_S))
         return response
 
     async def leave(request: Request) -> Response:
@@ -71,7 +71,7 @@ def routes(site: Site) -> list[Route]:
         if session is not None:
             site.sessions.close(session)
         response = RedirectResponse("/login", 303)
-        _set_cookie(response, request, "", 0)
+        _set_cookie(response, request, site, "", 0)
         return response
 
     return [
@@ -81,14 +81,14 @@ def routes(site: Site) -> list[Route]:
     ]
 
 
-def _set_cookie(response: Response, request: Request, session: str, age_s: int) -> None:
+def _set_cookie(response: Response, request: Request, site: Site, session: str, age_s: int) -> None:
     response.set_cookie(
         cookie_name(request),
         session,
         max_age=age_s,
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=is_https(site, request),
     )
 
 

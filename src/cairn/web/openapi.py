@@ -17,6 +17,7 @@ Docs = dict[str, dict[str, Any]]
 
 STRING: Final[Schema] = {"type": "string"}
 INTEGER: Final[Schema] = {"type": "integer"}
+NUMBER: Final[Schema] = {"type": "number"}
 BOOLEAN: Final[Schema] = {"type": "boolean"}
 ANYTHING: Final[Schema] = {}
 
@@ -42,12 +43,13 @@ _MEANING: Final = {
     404: "There is no such thing",
     408: "The body did not come in time",
     409: "Not as things are now",
-    410: "The epoch is not kept any more, or is not there yet",
+    410: "The epoch is not kept any more",
     413: "The body is too large",
     414: "The URL is too long",
     415: "The body is not JSON",
     421: "Asked for under a name that is not this server's",
     429: "Too many requests at once: come again after Retry-After seconds",
+    503: "No epoch is committed yet: come again after Retry-After seconds",
 }
 
 

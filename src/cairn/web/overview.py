@@ -13,12 +13,15 @@ import itertools
 import time
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.errors import RestoreError, StaleEpochError
 from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
+from cairn.query.health import newest_takeover
+from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import read_failures
 from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
@@ -42,6 +45,7 @@ from cairn.web.openapi import (
     ANYTHING,
     BOOLEAN,
     INTEGER,
+    NUMBER,
     STRING,
     Docs,
     array,
@@ -66,17 +70,19 @@ def job(site: Site, trail: Trail) -> Facts:
     newest = trail.newest(site.log, 1)
     run = site.run
     about = job_of(site.store)
-    status = site.status()
+    leader = newest_takeover(site.log)
+    health = site.health()
     return {
         "checkpoint": site.checkpoint,
         "name": run.name if run is not None else None if about is None else about.name,
         "job": job_facts(about),
-        **status,
+        **msgspec.to_builtins(site.status()),
+        "health": msgspec.to_builtins(health),
         "control": site.has_control,
         "parallelism": run.parallelism if run is not None else _parallelism(newest),
-        "now_ms": time.time_ns() // 1_000_000,
+        "now_ms": health.now_ms if site.run is not None else time.time_ns() // 1_000_000,
         "epoch": newest[0] if newest else None,
-        "leader": _leader(site.log),
+        "leader": None if leader is None else {"term": leader.term, "wall_ms": leader.wall_ms},
     }
 
 
@@ -167,28 +173,17 @@ def _parallelism(newest: list[Facts]) -> int | None:
     return newest[0]["parallelism"] if newest else None
 
 
-def _leader(log: Log) -> Facts | None:
-    """Who has started the job last."""
-    number = log.newest_number()
-    while number is not None and number > 0:
-        try:
-            record = log.read(number)
-        except RestoreError:
-            return None  # Retired: it has been running for long.
-        if isinstance(record, Takeover):
-            return {"term": record.term, "wall_ms": record.wall_ms}
-        number = min(number - 1, record.term)
-    return None
-
-
 def _epoch(log: Log, number: int | None) -> Epoch:
     try:
         found = log.newest_epoch() if number is None else log.epoch(number)
     except RestoreError:
         found = None
+    if found is None and number is None:
+        raise no_epoch(log.store)
     if found is None:
-        which = "no epoch is committed yet" if number is None else f"epoch {number} is not kept"
-        raise StaleEpochError(f"{which}\n  next: /api/epochs lists what there is", epoch=number)
+        raise StaleEpochError(
+            f"epoch {number} is not kept\n  next: /api/epochs lists what there is", epoch=number
+        )
     return found
 
 
@@ -255,6 +250,7 @@ DOCS: Docs = {
                 name=nullable(STRING),
                 status=STRING,
                 live=BOOLEAN,
+                health=objekt(status=STRING, rates=objekt(rows_per_s=NUMBER), failure=ANYTHING),
                 control=BOOLEAN,
                 session=BOOLEAN,
                 parallelism=nullable(INTEGER),
@@ -297,7 +293,7 @@ DOCS: Docs = {
             "How the keys of an operator spread over key groups and subtasks",
             parameters=[query("operator", STRING), query("epoch", _NUMBER)],
             answer=objekt(epoch=INTEGER, operators=array(STRING), subtasks=array(objekt())),
-            errors=(400, 404, 410),
+            errors=(400, 404, 410, 503),
         )
     },
     "/api/points": {

@@ -29,6 +29,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.coordinator.measured import summary
+from cairn.status import STATUSES
 from cairn.storage.log import read_job
 from cairn.web.openapi import STRING, Docs, operation
 
@@ -40,7 +41,6 @@ Facts = Mapping[str, Any]
 JOB: Final = "job_name"
 """Not "job": Prometheus puts a label of that name on all that it scrapes."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-STATUSES: Final = ("running", "paused", "finished", "stopped", "failed")
 
 _OPERATOR_TOTALS: Final = {
     "rows_in": ("cairn_rows_in", "Rows that came to an operator."),
@@ -48,11 +48,12 @@ _OPERATOR_TOTALS: Final = {
     "late_rows": ("cairn_late_rows", "Rows that came too late and were not processed."),
     "untimed_rows": ("cairn_untimed_rows", "Rows without an event time, not processed."),
     "error_rows": ("cairn_error_rows", "Rows and timers put aside as dead letters."),
-    "keys_changed": ("cairn_keys_changed", "Keys whose state an epoch changed, each state."),
+    "entries_changed": ("cairn_entries_changed", "Entries of state that epochs have changed."),
     "delta_bytes": ("cairn_delta_bytes", "Bytes of state that epochs have written."),
 }
 _OPERATOR_NOW: Final = {
-    "state_keys": ("cairn_state_keys", "Keys that an operator holds."),
+    "state_keys": ("cairn_state_keys", "Keys that hold state of an operator."),
+    "state_entries": ("cairn_state_entries", "Entries of an operator's state: rows it stores."),
     "state_bytes": ("cairn_state_bytes", "Bytes of an operator's state in files."),
 }
 _TOTALS: Final = {
@@ -110,8 +111,22 @@ class _Collector:
 def families(site: Site) -> Iterator[Metric]:
     """Every metric there is to say something of."""
     job = _job_name(site)
+    health = site.health()
+    yield _status(job, health.status)
+    yield _one(
+        "cairn_rows_per_second",
+        "Rows that come to operators, in the last half minute.",
+        job,
+        health.rates.rows_per_s,
+    )
+    if health.lag_ms is not None:
+        yield _one(
+            "cairn_watermark_lag_seconds",
+            "How far the watermark is behind the clock now.",
+            job,
+            health.lag_ms / 1000,
+        )
     if site.run is not None:
-        yield _status(job, site.run.status)
         yield _one("cairn_parallelism", "Subtasks of each operator.", job, site.run.parallelism)
     facts = _facts(site)
     if not facts:
@@ -141,7 +156,7 @@ def _job_name(site: Site) -> str:
 
 def _status(job: str, status: str) -> Metric:
     family = GaugeMetricFamily(
-        "cairn_run_status", "1 for what the run is, 0 for the others.", labels=(JOB, "status")
+        "cairn_job_status", "1 for how the job goes, 0 for the others.", labels=(JOB, "status")
     )
     for each in STATUSES:
         family.add_metric((job, each), float(each == status))
@@ -176,12 +191,6 @@ def _of_the_job(job: str, facts: Facts) -> Iterator[Metric]:
     watermark_ms = facts["watermark_ms"]
     if watermark_ms is not None:
         yield _one("cairn_watermark_timestamp_seconds", "The watermark.", job, watermark_ms / 1000)
-        yield _one(
-            "cairn_watermark_lag_seconds",
-            "How far the watermark was behind the clock when the epoch was committed.",
-            job,
-            (facts["wall_ms"] - watermark_ms) / 1000,
-        )
     yield _one(
         "cairn_in_flight_rows", "Records on their way back in loops.", job, facts["in_flight"]
     )
@@ -240,7 +249,7 @@ def _of_operators(job: str, operators: Facts) -> Iterator[Metric]:
     for name, (metric, says) in _OPERATOR_NOW.items():
         held = GaugeMetricFamily(metric, says, labels=labels)
         for uid, measured in operators.items():
-            if name in measured:
+            if measured.get(name) is not None:
                 held.add_metric((job, uid), measured[name])
         yield held
     waited = GaugeMetricFamily(

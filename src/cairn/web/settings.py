@@ -11,6 +11,7 @@ import ipaddress
 import math
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from cairn.errors import PlanError
 
@@ -26,6 +27,7 @@ class Serve:
     `address` is HOST:PORT, port 0 for any that is free. With `token` every request must bring
     it; it is needed for any address but a loopback one. `control_token`, another one, switches
     on what changes the job: savepoint, rescale, stop. `tls` is (certificate, key), two PEM files.
+    Behind a proxy that ends TLS, give its address as `public_url`.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -36,7 +38,11 @@ class Serve:
     """Serve whole states by Arrow Flight too, on a port of its own: `flight_port`, or any."""
     flight_port: int = 0
     requests_per_s: float = 5000.0
-    """More than this, from all clients together, is answered 429."""
+    """More than this, from all clients together, is answered 429. Requests without a token have a
+    tenth of it for themselves, at least 20, and take nothing from those with one."""
+    public_url: str | None = None
+    """The address that a proxy in front serves this under, such as `https://cairn.example`. Then
+    its host and origin count as ours, and `X-Forwarded-Proto` of the proxy is believed."""
 
     savepoints: str | None = None
     """Where savepoints go that are asked for over HTTP; default: `<checkpoint>-savepoints`."""
@@ -56,6 +62,11 @@ class Serve:
             raise PlanError(
                 f"serve: {host}:{port} can be reached from other machines, and there is no token\n"
                 "  next: pass token=..., or a loopback address such as 127.0.0.1:8080"
+            )
+        if self.public_url is not None and public_parts(self.public_url) is None:
+            raise PlanError(
+                f"serve: public_url must be http(s)://HOST[:PORT], found {self.public_url!r}\n"
+                "  next: give the address that browsers use, without a path"
             )
         for name in ("token", "control_token"):
             token = getattr(self, name)
@@ -80,6 +91,22 @@ class Serve:
 
 def _is_token(token: object) -> bool:
     return isinstance(token, str) and len(token) >= TOKEN_CHARS_MIN and token.isascii()
+
+
+def public_parts(url: str) -> tuple[str, str] | None:
+    """Return scheme and HOST[:PORT] of a public address; None if it is not one."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # A port that is not a number raises.
+        is_plain = parts.scheme in ("http", "https") and parts.path in ("", "/")
+        if not is_plain or not parts.hostname or parts.query or parts.fragment or parts.username:
+            return None
+        # A default port is not part of the Host that a browser sends.
+        default = 443 if parts.scheme == "https" else 80
+        netloc = parts.netloc.lower()
+        return parts.scheme, netloc.removesuffix(f":{default}")
+    except (ValueError, AttributeError):
+        return None
 
 
 def is_loopback(host: str) -> bool:

@@ -9,10 +9,15 @@ Always true here:
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
+from cairn.query.health import checkpoint_health, run_health
+from cairn.status import Health, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
 from cairn.web.errors import ApiError
@@ -23,8 +28,24 @@ if TYPE_CHECKING:
     from cairn.snapshots.savepoint import SavepointInfo
     from cairn.snapshots.tables import StateSource
 
+HEALTH_S = 1.0
+RATED_EPOCHS_MAX = 200
 HEAVY_READS_MAX = 4
 """At once: each may hold a chunk of state in memory."""
+
+
+class StatusFacts(msgspec.Struct, frozen=True):
+    """How the job goes, in words."""
+
+    status: Status
+    paused: str | None
+    error: str | None
+    live: bool
+    """The run is in this process."""
+
+
+def _text(error: BaseException | None) -> str | None:
+    return None if error is None else str(error)
 
 
 class LiveAnswer(Protocol):
@@ -58,7 +79,7 @@ class LiveRun(Protocol):
     error: BaseException | None
 
     @property
-    def status(self) -> str: ...
+    def status(self) -> Status: ...
     @property
     def paused(self) -> str | None: ...
     @property
@@ -95,6 +116,9 @@ class Site:
         self._on_closing: list[Callable[[], None]] = []
         self._logs = threading.local()
         self._heavy = threading.BoundedSemaphore(HEAVY_READS_MAX)
+        self._opened_ms = time.time_ns() // 1_000_000
+        self._health: tuple[Health | None, float] = (None, 0.0)
+        self._health_lock = threading.Lock()
 
     def on_closing(self, call: Callable[[], None]) -> None:
         """To be called when the server is about to end."""
@@ -129,18 +153,48 @@ class Site:
 
         return open_state(self.store, epoch, hold_ms=READ_MS if hold else 0)
 
-    def status(self) -> dict[str, Any]:
-        """How the job goes, as far as it is known here."""
+    def health(self) -> Health:
+        """Return how the job goes now, as far as it can be seen from here.
+
+        Without a run it is read from the store, at most once in HEALTH_S: many may ask.
+        """
+        with self._health_lock:
+            known, read_s = self._health
+            if known is not None and time.monotonic() - read_s < HEALTH_S:
+                return known
+            found = self._look()
+            self._health = (None if self.run is not None else found), time.monotonic()
+            return found
+
+    def _look(self) -> Health:
         run = self.run
         if run is None:
-            return {"status": "unknown", "paused": None, "error": None, "live": False}
-        error = run.error
-        return {
-            "status": run.status,
-            "paused": run.paused,
-            "error": None if error is None else str(error),
-            "live": True,
-        }
+            return checkpoint_health(self.log)
+        now_ms = time.time_ns() // 1_000_000
+        history = getattr(run, "history", None)
+        epochs = run.metrics()
+        known = [] if history is None else history()[::-1]
+        if epochs and (not known or known[0]["epoch"] < epochs["epoch"]):
+            known = [epochs, *known]
+        return run_health(
+            self.log,
+            run.status,
+            known[:RATED_EPOCHS_MAX],
+            why=run.paused if run.error is None else str(run.error),
+            now_ms=now_ms,
+            started_ms=self._opened_ms,
+        )
+
+    def status(self) -> StatusFacts:
+        """Return what of a job's health changes only now and then: events tell of it."""
+        health, run = self.health(), self.run
+        error = None if run is None else run.error
+        return StatusFacts(
+            status=health.status,
+            paused=None if run is None else run.paused,
+            error=health.why if error is None and health.status == "failed" else _text(error),
+            live=run is not None,
+        )
 
     @contextmanager
     def heavy(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ _STATE: Final = [
     path("state", says="The name of the state"),
 ]
 _AT: Final = query("epoch", _EPOCH, "As of this epoch; default: the newest committed one")
-_READ: Final = (400, 404, 409, 410)
+_READ: Final = (400, 404, 409, 410, 503)
 
 
 def _limit(default: int, most: int, least: int = 1) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import cairn
+from cairn.errors import FunctionError
 from cairn.storage import (
     EMPTY_VERSION,
     Epoch,
@@ -32,6 +34,8 @@ from cairn.storage import (
     open_store,
     write_pack,
 )
+from cairn.storage.endings import write_ending
+from cairn.storage.failures import Failures
 from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000
@@ -59,7 +63,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
     before = [] if parent is None else log.epoch(parent).operators["count"].ranges[0].files
     state = RangeState(
         first_group=0, group_count=8, version=EMPTY_VERSION, files=[*before, file],
-        state_keys=40, state_bytes=2048,
+        state_keys=40, state_entries=60, state_bytes=2048,
     )  # fmt: skip
     entry = OperatorEntry(
         uid="count",
@@ -76,6 +80,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         "rows_in": 1000,
         "rows_out": 900,
         "state_keys": 40,
+        "state_entries": 60,
         "delta_bytes": place.length,
         "alignment_ms": 4,
     }
@@ -135,6 +140,44 @@ def test_ls_walks_the_current_lineage_newest_first(checkpoint: Path) -> None:
     assert facts["job"]["name"] == "shop"
 
 
+def test_ls_and_show_say_how_the_job_goes(checkpoint: Path) -> None:
+    for command in ("ls", "show"):
+        assert json_of(command, checkpoint)["health"]["status"] == "unknown", "it was long ago"
+        assert "\nunknown" in call(command, checkpoint).stdout
+    store = open_store(str(checkpoint))
+    write_ending(store, 1, "stopped", None)
+    for command in ("ls", "show"):
+        assert json_of(command, checkpoint)["health"]["status"] == "stopped"
+        assert "\nstopped" in call(command, checkpoint).stdout
+
+
+def test_show_of_a_job_that_failed_before_its_first_epoch_says_with_what(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "new"))
+    create_or_open_job(store, "shop", 8)
+    Log(store).take_over(host="somewhere", pid=17, wall_ms=time.time_ns() // 1_000_000)
+    error = FunctionError(
+        "process() of operator 'score' raised ValueError: bad\n  at: job.py:12 in process",
+        operator="score", key="7", row="Row(k=7)",
+    )  # fmt: skip
+    Failures(store, "shop").ended(error, 2)
+    write_ending(store, 1, "failed", error)
+    for command in ("show", "ls"):
+        result = call(command, tmp_path / "new")
+        assert result.exit_code == (command == "show"), "there is no epoch to show"
+        for text in (
+            "failed",
+            "process() of operator 'score' raised ValueError: bad",
+            "operator: score",
+            "row: Row(k=7)",
+            "at: job.py:12 in process",
+            "next: fix the function",
+            "epoch 2, 1 attempt",
+        ):
+            assert text in result.stdout, (command, text)
+    facts = json.loads(call("show", tmp_path / "new", "--json").stdout)
+    assert facts["epoch"] is None and facts["health"]["failure"]["operator"] == "score"
+
+
 def test_ls_all_shows_takeovers_restores_and_what_was_rolled_back(checkpoint: Path) -> None:
     records = json_of("ls", "--all", checkpoint)["records"]
     kinds = [(r["kind"], r.get("on_lineage")) for r in records]
@@ -151,7 +194,8 @@ def test_ls_all_shows_takeovers_restores_and_what_was_rolled_back(checkpoint: Pa
 def test_ls_for_people_has_a_line_per_epoch_and_no_markup(checkpoint: Path) -> None:
     result = call("ls", checkpoint)
     assert result.exit_code == 0
-    head, columns, *rows = result.stdout.splitlines()
+    head, status, columns, *rows = result.stdout.splitlines()
+    assert status.startswith("unknown  last epoch")
     assert head.startswith("shop  file://")
     assert columns.split()[:3] == ["epoch", "age", "rows"]
     assert [row.split()[0] for row in rows] == ["6", "3", "2"]

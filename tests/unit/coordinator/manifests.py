@@ -41,6 +41,7 @@ def part(
         version=version or (f"v{groups}" if files else EMPTY_VERSION),
         files=list(files),
         state_keys=keys,
+        state_entries=keys,
         state_bytes=size,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from cairn.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
 from cairn.coordinator.ranges import advance, ranges_for, take_in
 from cairn.slot.protocol import Compacted, Compaction, OperatorAck, Stored
-from cairn.storage.manifest import FileRef, OperatorEntry, RangeState
+from cairn.storage.manifest import FileRef, Held, OperatorEntry, RangeState
 from tests.unit.coordinator.manifests import entry, ref
 
 GROUPS = range(0, 8)
@@ -92,7 +92,7 @@ def test_a_range_has_few_files_however_old_the_job_is(
                 each = take_in(each, file, {}) or each
                 rewritten += file.stored.length
             delta = Stored(f"{epoch}-{subtask}", chance.randrange(1, 20_000), 1, path="d")
-            after.append(advance(each, OperatorAck("op", 1, 1, 1, delta), epoch, {}, 1))
+            after.append(advance(each, OperatorAck("op", 1, 1, 1, delta), epoch, {}, Held(1, 1)))
             written += delta.length
         held = entry(*after)
         assert max(len(each.files) for each in after) <= files_max

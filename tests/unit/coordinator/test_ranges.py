@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cairn.coordinator.ranges import advance, ranges_for, slots_for, take_in
 from cairn.slot.protocol import Compacted, OperatorAck, Stored
-from cairn.storage.manifest import EMPTY_VERSION, RangeState, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Held, RangeState, next_version
 from cairn.storage.pack import Slice
 from tests.unit.coordinator.manifests import entry, part, ref
 
@@ -112,9 +112,9 @@ def test_more_subtasks_than_key_groups_leaves_some_with_none() -> None:
 
 def test_an_epoch_without_a_delta_changes_neither_version_nor_files() -> None:
     before = part(range(0, 4), ref("a", range(0, 4)))
-    after = advance(before, ack(), 2, {}, 7)
+    after = advance(before, ack(), 2, {}, Held(5, 7))
     assert (after.version, after.files) == (before.version, before.files)
-    assert after.state_keys == 7
+    assert (after.state_keys, after.state_entries) == (5, 7)
 
 
 def test_a_delta_is_added_and_names_the_version() -> None:

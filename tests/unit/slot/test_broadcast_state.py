@@ -57,8 +57,8 @@ def test_it_is_stored_once_whatever_the_parallelism(
         objects = [(found.path.split("/")[-1], found.size) for found in job.store.list("state/")]
         stored[parallelism] = sorted(objects), job.shared.files
         metrics = job.newest.metrics["operators"]
-        assert metrics[shared_uid("alerts")]["keys_changed"] == 50
-        assert metrics[shared_uid("alerts")]["state_keys"] == 150
+        assert metrics[shared_uid("alerts")]["entries_changed"] == 50
+        assert metrics[shared_uid("alerts")]["state_entries"] == 150
         assert metrics["alerts"]["rows_in"] == 50
     assert len(stored[1][0]) == 3
     assert stored[1] == stored[5]

@@ -302,16 +302,16 @@ ALL = range(GROUP_COUNT)
 def test_pending_state_is_promoted_when_its_version_is_asked_for_and_there_is_no_way_back() -> None:
     operator, pending = finished()
     assert operator.state.bring_to(pending, ALL, []) == []
-    assert operator.state.state_keys() == 1
+    assert operator.state.state_held().entries == 1
     assert operator.state.bring_to(EMPTY_VERSION, ALL, []) == [ALL]
-    assert operator.state.state_keys() == 0
+    assert operator.state.state_held().entries == 0
 
 
 @pytest.mark.parametrize("groups", [ALL, range(2)])
 def test_state_of_another_version_is_forgotten(groups: range) -> None:
     operator, _ = finished()
     assert operator.state.bring_to("something else", groups, []) == [groups]
-    assert operator.state.state_keys() == 0
+    assert operator.state.state_held().entries == 0
     assert operator.state.version == INCOMPLETE
 
 

@@ -216,7 +216,7 @@ def test_state_that_is_no_longer_declared_is_left_out(tmp_path: Path) -> None:
     operator = fresh(checkpoint, range(GROUP_COUNT))
     del operator.tables["values"]
     restore_all(operator, checkpoint, epoch, tmp_path)
-    assert operator.state.state_keys() == 2
+    assert operator.state.state_held().entries == 2
 
 
 def test_an_operator_the_epoch_does_not_know_is_refused(tmp_path: Path) -> None:

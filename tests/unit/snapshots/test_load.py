@@ -63,7 +63,7 @@ def test_every_key_group_is_in_one_base_of_the_subtask_that_owns_it(parallelism:
     assert [range(r.first_group, r.first_group + r.group_count) for r in entry.ranges] == owned
     assert ranges_for(entry, parallelism, 8) == entry.ranges
     for part in entry.ranges:
-        assert len(part.files) == (part.state_keys > 0)
+        assert len(part.files) == (part.state_entries > 0)
         for ref in part.files:
             assert (ref.kind, ref.first_group, ref.group_count) == (
                 "base",
@@ -73,7 +73,7 @@ def test_every_key_group_is_in_one_base_of_the_subtask_that_owns_it(parallelism:
             assert part.version == next_version(EMPTY_VERSION, ref.id)
         if not part.files:
             assert part.version == EMPTY_VERSION
-    assert sum(part.state_keys for part in entry.ranges) == 59 + 8 + 38 + 1
+    assert sum(part.state_entries for part in entry.ranges) == 59 + 8 + 38 + 1
     assert sum(part.state_bytes for part in entry.ranges) > 0
 
 

@@ -67,7 +67,8 @@ def operators(draw: st.DrawFn) -> dict[str, OperatorEntry]:
                     group_count=count,
                     version=draw(st.sampled_from([EMPTY_VERSION, "1" * 32])),
                     files=draw(files),
-                    state_keys=draw(st.integers(0, 2)),
+                    state_keys=draw(st.none() | st.integers(0, 2)),
+                    state_entries=draw(st.integers(0, 2)),
                     state_bytes=0,
                 )
                 for first, count in draw(cuts)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cairn.errors import PlanError
 from cairn.web.auth import is_token
 from cairn.web.limits import BODY_BYTES_MAX, URL_BYTES_MAX, Rate
 from cairn.web.sessions import SESSION_S, SESSIONS_MAX, Sessions
+from cairn.web.settings import Serve
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
 
@@ -223,6 +225,79 @@ def test_more_than_the_rate_is_429_and_later_requests_are_answered(checkpoint: C
     asking = client(site_of(checkpoint, requests_per_s=2.0))
     answers = [asking.get("/login").status_code for _ in range(4)]
     assert answers.count(429) >= 1 and answers[:2] == [200, 200]
+
+
+def test_clients_without_a_token_push_out_nobody_who_has_one(checkpoint: Checkpoint) -> None:
+    site = site_of(checkpoint, token=TOKEN, requests_per_s=100.0)
+    asking = client(site)
+    strangers = [asking.get("/api/job").status_code for _ in range(150)]
+    assert strangers.count(429) >= 50, "they have a bound of their own"
+    asking.headers["Authorization"] = f"Bearer {TOKEN}"
+    readers = [asking.get("/api/state").status_code for _ in range(30)]
+    assert set(readers) == {200}
+
+
+def test_clients_with_a_wrong_token_push_out_nobody(checkpoint: Checkpoint) -> None:
+    site = site_of(checkpoint, token=TOKEN, requests_per_s=100.0)
+    asking = client(site, "wrong-token-wrong-token")
+    assert 429 in {asking.get("/api/job").status_code for _ in range(150)}
+    asking.headers["Authorization"] = f"Bearer {TOKEN}"
+    assert asking.get("/api/state").status_code == 200
+
+
+def test_where_no_token_is_needed_all_requests_share_the_whole_rate(checkpoint: Checkpoint) -> None:
+    asking = client(site_of(checkpoint, requests_per_s=100.0))
+    answers = [asking.get("/login").status_code for _ in range(60)]
+    assert set(answers) == {200}
+
+
+PUBLIC = "https://cairn.example"
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers", "is_secure"),
+    [
+        ({}, {}, False),
+        ({}, {"X-Forwarded-Proto": "https"}, False),
+        ({"public_url": PUBLIC}, {}, False),
+        ({"public_url": PUBLIC}, {"X-Forwarded-Proto": "https"}, True),
+        ({"public_url": PUBLIC}, {"X-Forwarded-Proto": "https, http"}, True),
+        ({"public_url": PUBLIC}, {"X-Forwarded-Proto": "http"}, False),
+        ({"public_url": PUBLIC}, {"Host": "cairn.example"}, True),
+        ({"public_url": "http://cairn.example"}, {"Host": "cairn.example"}, False),
+    ],
+)
+def test_cookies_behind_a_tls_proxy_are_secure_only_if_the_proxy_is_configured(
+    checkpoint: Checkpoint, settings: dict[str, str], headers: dict[str, str], is_secure: bool
+) -> None:
+    asking = client(site_of(checkpoint, token=TOKEN, **settings), **headers)
+    answer = asking.post("/login", data={"token": TOKEN})
+    assert answer.status_code == 303
+    assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
+
+
+def test_pages_of_the_public_address_are_our_own_and_no_others_are(checkpoint: Checkpoint) -> None:
+    form = {"token": TOKEN}
+    asking = client(site_of(checkpoint, token=TOKEN, public_url=f"{PUBLIC}:443/"))
+    for origin, host, status in (
+        (PUBLIC, "127.0.0.1", 303),
+        (PUBLIC, "cairn.example", 303),
+        ("http://cairn.example", "127.0.0.1", 403),
+        ("https://cairn.example.evil", "127.0.0.1", 403),
+        (PUBLIC, "other.example", 421),
+    ):
+        headers = {"Origin": origin, "Host": host}
+        assert asking.post("/login", data=form, headers=headers).status_code == status, headers
+    plain = client(site_of(checkpoint, token=TOKEN))
+    assert plain.post("/login", data=form, headers={"Origin": PUBLIC}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "url", ["cairn.example", "ftp://x", "https://", "https://x/path", "http://x:y"]
+)
+def test_a_public_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(PlanError, match="public_url"):
+        Serve(public_url=url)
 
 
 def test_rate_fills_up_again_with_time() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import cairn
 import cairn.query.bulk as bulk
-from cairn.errors import QueryError, StaleEpochError
+from cairn.errors import NoEpochError, QueryError, StaleEpochError
 from cairn.storage.manifest import StateDecl
 from cairn.storage.store import open_store
 from cairn.web.server import serve
@@ -45,6 +45,25 @@ def averages(tmp_path: Path) -> Checkpoint:
     made = Checkpoint({"mean": decl}, store=open_store(str(tmp_path / "averages")))
     made.commit({"mean": dict.fromkeys(range(KEYS), (2, 10))})
     return made
+
+
+def test_before_the_first_epoch_a_client_says_so_and_later_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.query.link.WAIT_S", 0.0)
+    made = Checkpoint({"n": value("bigint")}, store=open_store(str(tmp_path / "new")))
+    with serve(site_of(made)) as served, cairn.client(served.url) as asking:
+        for read in (
+            lambda: asking.query(UID, "n", 1),
+            lambda: list(asking.scan(UID, "n")),
+            lambda: asking.table(UID, "n"),
+        ):
+            with pytest.raises(NoEpochError, match="no epoch is committed yet") as caught:
+                read()
+            assert "next: wait for the first one" in str(caught.value)
+        assert isinstance(caught.value, StaleEpochError), "who caught that one still does"
+        made.commit({"n": {1: 10}})
+        assert asking.query(UID, "n", 1).value == 10
 
 
 def test_many_results_are_all_results_of_one_epoch(averages: Checkpoint) -> None:

@@ -74,7 +74,17 @@ def test_a_job_without_an_epoch_has_none(folder: Path) -> None:
     empty = Checkpoint({"n": value("bigint")}, store=open_store(str(folder)))
     assert ask(empty, "/api/job")["epoch"] is None
     assert ask(empty, "/api/epochs")["epochs"] == []
-    assert ask(empty, "/api/groups", status=410)["error"]["code"] == "gone"
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/groups", "/api/state", "/api/state/count/n", "/api/state/count/n/1"]
+)
+def test_before_the_first_epoch_reads_are_to_come_again_not_gone(folder: Path, path: str) -> None:
+    empty = Checkpoint({"n": value("bigint")}, store=open_store(str(folder)))
+    answer = client(site_of(empty)).get(path)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "no-epoch"
+    assert "wait for the first one" in answer.json()["error"]["next"]
 
 
 def test_epochs_are_newest_first_and_can_be_paged(checkpoint: Checkpoint) -> None:
@@ -116,7 +126,7 @@ def test_key_groups_are_counted_from_the_indexes_of_files(checkpoint: Checkpoint
     rows = sum(ref.rows for part in entry.ranges for ref in part.files)
     assert len(stored) == 8 and sum(stored) == rows and found["groups"]["is_exact"]
     assert [part["group_count"] for part in found["subtasks"]] == [4, 4]
-    assert found["skew"]["state_keys"] is None or found["skew"]["state_keys"] >= 1.0
+    assert found["skew"]["state_entries"] is None or found["skew"]["state_entries"] >= 1.0
     assert ask(checkpoint, "/api/groups?operator=nobody", status=404)
 
 

@@ -15,8 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cairn.coordinator.measured import summary
+from cairn.status import STATUSES
 from cairn.web.app import make_app
-from cairn.web.prometheus import CONTENT_TYPE, STATUSES, render
+from cairn.web.prometheus import CONTENT_TYPE, render
 from cairn.web.settings import Serve
 from cairn.web.site import Site
 from tests.unit.coordinator.leads import Lead, run_counting
@@ -41,6 +42,7 @@ def run_of(lead: Lead, **facts: Any) -> Any:
         name=lead.spec.job_name,
         status="running",
         paused=None,
+        error=None,
         parallelism=2,
         metrics=lambda: measured and {**measured, **facts},
     )
@@ -142,7 +144,7 @@ def test_every_metric_says_what_it_is_in_base_units(lead: Lead) -> None:
 
 def test_a_run_adds_its_status_and_its_last_commit(lead: Lead) -> None:
     found = samples(render(site_of(lead, run_of(lead))))
-    statuses = {at[1]: n for at, n in found.items() if at[0] == "cairn_run_status"}
+    statuses = {at[1]: n for at, n in found.items() if at[0] == "cairn_job_status"}
     assert statuses == {**dict.fromkeys(STATUSES, 0.0), "running": 1.0}
     assert ("cairn_epoch",) not in found, "there is none yet"
     lead.run_epoch((1, 1))
@@ -163,7 +165,7 @@ def test_the_watermark_and_its_lag_are_there_where_there_is_one(lead: Lead) -> N
     run = run_of(lead, watermark_ms=4_000, wall_ms=9_500)
     found = samples(render(site_of(lead, run)))
     assert found["cairn_watermark_timestamp_seconds",] == 4.0
-    assert found["cairn_watermark_lag_seconds",] == 5.5
+    assert found["cairn_watermark_lag_seconds",] > 10**9, "of now, not of the commit"
     assert ("cairn_watermark_lag_seconds",) not in samples(render(site_of(lead)))
 
 
@@ -180,11 +182,13 @@ def test_an_epoch_of_an_older_cairn_can_be_shown(lead: Lead) -> None:
     assert samples(render(site_of(lead, run)))["cairn_epoch",] == 2
 
 
-def test_a_checkpoint_without_an_epoch_has_nothing_to_say(tmp_path: Path) -> None:
+def test_a_checkpoint_without_an_epoch_has_a_status_and_no_figures(tmp_path: Path) -> None:
     lead = Lead(tmp_path)
-    assert render(site_of(lead)) == "", "no record at all"
-    lead.start()
-    assert render(site_of(lead)) == "", "a takeover and no epoch"
+    for _ in ("no record at all", "a takeover and no epoch"):
+        found = samples(render(site_of(lead)))
+        assert {at[0] for at in found} == {"cairn_job_status", "cairn_rows_per_second"}
+        assert found["cairn_job_status", "unknown"] == 1.0, "long ago"
+        lead.start()
 
 
 def test_the_libraries_own_registry_is_left_alone(lead: Lead) -> None:

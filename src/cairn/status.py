@@ -1,0 +1,213 @@
+"""How a job goes, in one word and a few figures: computed here, and nowhere else.
+
+    starting     a driver leads the job and has not committed its first epoch
+    running      epochs are committed
+    idle         no epoch is under way, and none was committed for a while: no input
+    behind       rows arrive, and the watermark is over a minute further back than declared
+    paused       a sink cannot publish; no epoch begins until it can
+    failing      an attempt at the epoch under way has failed, and it is tried again
+    failed       the run ended with an error, or its driver was killed
+    stopped      the run was stopped
+    finished     a run with trigger="available-now" has read all of its input
+    superseded   another driver has taken the job over from this run
+    unknown      nobody can say: the driver is on another machine, and silent
+
+Dashboard, command line, HTTP, metrics and `run.status` give `Signs` to `status_of`, each as far
+as it can see them: a checkpoint alone does not show that an epoch is under way, or a pause.
+
+Always true here:
+- nothing is read or measured: the same signs give the same word;
+- rates and ages are of now: without new epochs a rate falls to 0, and ages grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+Status = Literal[
+    "starting",
+    "running",
+    "idle",
+    "behind",
+    "paused",
+    "failing",
+    "failed",
+    "stopped",
+    "finished",
+    "superseded",
+    "unknown",
+]
+STATUSES: Final[tuple[Status, ...]] = Status.__args__  # type: ignore[attr-defined]
+ACTIVE: Final[frozenset[Status]] = frozenset(
+    {"starting", "running", "idle", "behind", "paused", "failing"}
+)
+"""A driver leads the job."""
+Ending = Literal["failed", "stopped", "finished", "superseded"]
+
+QUIET_MS: Final = 10_000
+"""Without an epoch for this long, and for two triggers, a job is idle."""
+BEHIND_MS: Final = 60_000
+"""This much further back than the declared delay, the watermark is behind."""
+SEEN_MS: Final = 60_000
+"""A driver that left a sign within this time is taken to be there."""
+WINDOW_MS: Final = 30_000
+"""Rates are of the epochs committed within this time, or within two epochs if those are longer."""
+
+
+class Signs(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be seen of a job at one moment."""
+
+    now_ms: int
+    ending: Ending | None = None
+    """How the last run has ended."""
+    is_alive: bool | None = None
+    """Whether the driver lives; None: that cannot be seen from here."""
+    is_busy: bool = False
+    """An epoch is under way."""
+    is_paused: bool = False
+    failed_attempts: int = 0
+    """At the epoch under way."""
+    started_ms: int
+    committed_ms: int | None = None
+    """When the newest epoch was committed."""
+    has_committed: bool = False
+    """That one is of the driver that leads the job now."""
+    watermark_ms: int | None = None
+    delay_ms: int = 0
+    """The largest delay that the job declares for its watermarks."""
+    trigger_ms: int = 0
+
+
+def status_of(signs: Signs) -> Status:
+    """Return the one word for how a job goes."""
+    if signs.ending is not None:
+        return signs.ending
+    if signs.is_alive is False:
+        return "failed"
+    quiet_ms = signs.now_ms - _last_sign_ms(signs)
+    if signs.is_alive is None and quiet_ms > SEEN_MS:
+        return "unknown"
+    if signs.is_paused:
+        return "paused"
+    if signs.failed_attempts:
+        return "failing"
+    if not signs.is_busy and quiet_ms > max(QUIET_MS, 2 * signs.trigger_ms):
+        return "idle"
+    if not signs.has_committed:
+        return "starting"
+    if signs.watermark_ms is not None:
+        behind_ms = signs.now_ms - signs.watermark_ms - signs.delay_ms
+        if behind_ms > BEHIND_MS:
+            return "behind"
+    return "running"
+
+
+def _last_sign_ms(signs: Signs) -> int:
+    committed_ms = signs.committed_ms if signs.has_committed else None
+    return max(signs.started_ms, committed_ms or 0)
+
+
+class Committed(NamedTuple):
+    """What an epoch did, as far as rates need it."""
+
+    wall_ms: int
+    epoch_ms: float
+    rows: Mapping[str, int]
+    """Rows that came to each operator."""
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows a second, of now."""
+
+    rows_per_s: float
+    operators: dict[str, float]
+    window_ms: int
+
+
+def rates_of(epochs: Iterable[Committed], now_ms: int, started_ms: int = 0) -> Rates:
+    """Return the rates of the last moments, from epochs newest first.
+
+    `started_ms` is when the driver took over: before that there was nothing to count.
+    """
+    rows: dict[str, int] = {}
+    window_ms = WINDOW_MS
+    for at, epoch in enumerate(epochs):
+        if at == 0:
+            window_ms = max(WINDOW_MS, round(2 * epoch.epoch_ms))
+        if epoch.wall_ms <= now_ms - window_ms:
+            break
+        for uid, count in epoch.rows.items():
+            rows[uid] = rows.get(uid, 0) + count
+    window_ms = max(1000, min(window_ms, now_ms - started_ms))
+    per_s = {uid: round(count * 1000 / window_ms, 1) for uid, count in rows.items()}
+    total = round(sum(rows.values()) * 1000 / window_ms, 1)
+    return Rates(rows_per_s=total, operators=per_s, window_ms=window_ms)
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job fails, or has failed."""
+
+    cause: str
+    """The first line of the error."""
+    kind: str
+    operator: str | None
+    key: str | None
+    row: str | None
+    timer: str | None
+    at: str | None
+    """The place in the user's code: FILE:LINE in FUNCTION."""
+    log: str | None
+    """The log file of the slot, on its machine."""
+    next: str
+    """What to do about it."""
+    wall_ms: int
+    """When it was seen first."""
+    epoch: int
+    attempts: int
+    """How often the epoch was tried."""
+    times: int
+    """How many epochs or runs failed with this cause, as far as is kept."""
+    ended_run: bool
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job goes at one moment: what every view of it shows."""
+
+    status: Status
+    why: str | None
+    """What it is paused for, or failed with, in a line."""
+    now_ms: int
+    rates: Rates
+    epoch_age_ms: int | None
+    """How long ago the newest epoch was committed."""
+    lag_ms: int | None
+    """How far the watermark is behind the clock now; None without a watermark."""
+    failure: FailureReport | None
+    """While it fails, and after it has failed."""
+
+
+def health_of(
+    status: Status,
+    *,
+    now_ms: int,
+    epochs: list[Committed],
+    watermark_ms: int | None,
+    started_ms: int = 0,
+    why: str | None = None,
+    failure: FailureReport | None = None,
+) -> Health:
+    """Return what is shown of a job; `epochs` newest first."""
+    newest = epochs[0] if epochs else None
+    is_failing = status in ("failing", "failed")
+    return Health(
+        status=status,
+        why=why or (failure.cause if is_failing and failure is not None else None),
+        now_ms=now_ms,
+        rates=rates_of(epochs, now_ms, started_ms),
+        epoch_age_ms=None if newest is None else max(0, now_ms - newest.wall_ms),
+        lag_ms=None if watermark_ms is None else max(0, now_ms - watermark_ms),
+        failure=failure if is_failing else None,
+    )

@@ -1,0 +1,125 @@
+"""How a job goes, seen from its checkpoint alone."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from cairn.errors import EpochError, FunctionError
+from cairn.query.health import checkpoint_health
+from cairn.status import Ending
+from cairn.storage.endings import ending_of, write_ending
+from cairn.storage.failures import Failures
+from cairn.storage.graphs import write_graph
+from cairn.storage.log import Log
+from tests.unit.snapshots.checkpoints import Checkpoint, value
+
+
+@pytest.fixture
+def made() -> Checkpoint:
+    return Checkpoint({"n": value("bigint")})
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def started(made: Checkpoint, *, host: str = "elsewhere", pid: int = 1, ago_ms: int = 0) -> int:
+    """Another driver takes over."""
+    return made.log.take_over(host=host, pid=pid, wall_ms=now_ms() - ago_ms).term
+
+
+def health(made: Checkpoint):  # type: ignore[no-untyped-def]
+    return checkpoint_health(Log(made.store))
+
+
+def failed(made: Checkpoint, epoch: int, *, ended: bool) -> None:
+    failures = Failures(made.store, "shop")
+    error = FunctionError(
+        "process() of operator 'score' raised ValueError: bad\n  key: 7\n  row: Row(k=7)\n"
+        "  at: job.py:12 in process\n  log: /tmp/slot.log",
+        operator="score", key="7", row="Row(k=7)",
+    )  # fmt: skip
+    for attempt in range(1, 5):
+        failures.note(error, epoch, attempt)
+    if ended:
+        failures.ended(error, epoch)
+    failures.settle()
+
+
+def test_a_job_that_failed_before_its_first_epoch_says_with_what(made: Checkpoint) -> None:
+    term = started(made)
+    failed(made, 3, ended=True)
+    write_ending(made.store, term, "failed", EpochError("x"))
+    found = health(made)
+    failure = found.failure
+    assert found.status == "failed" and failure is not None
+    assert found.why == failure.cause == "process() of operator 'score' raised ValueError: bad"
+    assert (failure.operator, failure.key, failure.row) == ("score", "7", "Row(k=7)")
+    assert (failure.at, failure.log) == ("job.py:12 in process", "/tmp/slot.log")
+    assert (failure.attempts, failure.epoch, failure.times, failure.ended_run) == (4, 3, 1, True)
+    assert "start the job again" in failure.next
+    assert abs(failure.wall_ms - now_ms()) < 60_000
+
+
+def test_a_failure_that_left_no_ending_is_found_by_its_note(made: Checkpoint) -> None:
+    started(made)
+    failed(made, 3, ended=True)
+    assert health(made).status == "failed"
+
+
+def test_a_failure_of_the_run_before_is_not_one_of_this_run(made: Checkpoint) -> None:
+    failed(made, 3, ended=True)
+    time.sleep(0.01)
+    started(made)
+    found = health(made)
+    assert (found.status, found.failure) == ("starting", None)
+
+
+def test_an_epoch_that_is_tried_again_is_failing_until_it_is_committed(made: Checkpoint) -> None:
+    started(made, ago_ms=5)
+    failed(made, 3, ended=False)
+    found = health(made)
+    assert found.status == "failing" and found.failure is not None and found.failure.attempts == 4
+    made.commit({"n": {1: 1}})
+    assert health(made).status != "failing"
+
+
+@pytest.mark.parametrize("ending", ["stopped", "finished", "failed"])
+def test_a_run_that_ended_by_itself_has_said_how(made: Checkpoint, ending: Ending) -> None:
+    term = started(made, host=os.uname().nodename, pid=os.getpid())
+    write_ending(made.store, term, ending, None)
+    assert health(made).status == ending
+    started(made)
+    assert health(made).status == "starting", "the next driver has begun"
+    assert ending_of(made.store, term) is not None
+
+
+def test_a_driver_of_this_machine_that_is_gone_was_killed(made: Checkpoint) -> None:
+    started(made, host=os.uname().nodename, pid=2**22 + 1)
+    found = health(made)
+    assert found.status == "failed" and "was killed" in str(found.why)
+    # A process that has its number by now is another one.
+    started(made, host=os.uname().nodename, pid=os.getpid(), ago_ms=10**12)
+    assert health(made).status == "failed"
+
+
+def test_a_driver_of_this_machine_that_lives_and_is_silent_is_idle(made: Checkpoint) -> None:
+    import psutil
+
+    age_ms = round((time.time() - psutil.Process().create_time()) * 1000)
+    made.log.take_over(host=os.uname().nodename, pid=os.getpid(), wall_ms=now_ms() - age_ms)
+    write_graph(made.store, 1, {"sources": [], "transforms": [], "trigger": "1 hour"})
+    assert health(made).status == "starting", "its trigger is once an hour"
+    write_graph(made.store, 1, {"sources": [], "transforms": [], "trigger": "1 second"})
+    found = checkpoint_health(Log(made.store), now_ms() + 11_000)
+    assert found.status == "idle"
+
+
+def test_a_driver_elsewhere_that_is_silent_for_long_is_not_known(made: Checkpoint) -> None:
+    started(made, ago_ms=30_000)
+    assert health(made).status == "idle"
+    started(made, ago_ms=90_000)
+    assert health(made).status == "unknown"
