@@ -163,7 +163,7 @@ def _answer(listener: socket.socket) -> None:
 
 def _sweep(root: Path) -> None:
     """Remove what ended runs have left on this machine, unless another nursery is at it."""
-    with (root / "sweep.lock").open("w") as lock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), (root / "sweep.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         sweep(root, time.time())
 

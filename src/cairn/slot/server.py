@@ -232,5 +232,5 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         else:
             text = f"a slot failed with {type(error).__name__}: {error}"
             failure = Failure("EpochError", text, {"traceback": traceback.format_exc()})
-        failure.facts["log"] = self.log
+        failure.facts.update(log=self.log, executor=self.executor)
         return FAILED + msgspec.msgpack.encode(failure)

@@ -44,6 +44,18 @@ def test_a_slot_that_was_killed_is_collected_and_started_again(executor) -> None
     assert executor.slot(0).pid != first.pid
 
 
+def test_a_nursery_removes_what_ended_runs_have_left(executor) -> None:
+    root = executor.home(0).nursery.parent
+    root.mkdir(mode=0o700)
+    left = root / "0123456789ab" / "4242-1-0"
+    (left / "p-1" / "scratch").mkdir(parents=True)
+    (left / "slot-0.log").write_text("what it said")
+    mine = executor.home(0).start()
+    assert eventually(lambda: not (left / "p-1").exists())
+    assert (left / "slot-0.log").read_text() == "what it said"
+    assert mine.folder.exists() and mine.process.is_alive
+
+
 def test_a_slot_has_the_lease_of_who_asked_for_it(executor, monkeypatch) -> None:
     lasting = executor.slot(0)
     monkeypatch.setenv("CAIRN_SLOT_LEASE_S", "0.2")
