@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cairn.slot import nursery, process
+from cairn.slot.folders import runtime_root
 from tests.unit.slot.executors import eventually, executor, is_gone
 
 __all__ = ["executor"]
@@ -45,9 +46,7 @@ def test_a_slot_that_was_killed_is_collected_and_started_again(executor) -> None
 
 
 def test_a_nursery_removes_what_ended_runs_have_left(executor) -> None:
-    root = executor.home(0).nursery.parent
-    root.mkdir(mode=0o700)
-    left = root / "0123456789ab" / "4242-1-0"
+    left = runtime_root() / "0123456789ab" / "4242-1-0"
     (left / "p-1" / "scratch").mkdir(parents=True)
     (left / "slot-0.log").write_text("what it said")
     mine = executor.home(0).start()
