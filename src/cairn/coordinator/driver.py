@@ -269,7 +269,7 @@ class SparkDriver:
         return self._roster.slots
 
     def end_left_behind(self) -> None:
-        """Tell slots to end that the newest attempt has not used, beside the epochs to come."""
+        """End the slots that the newest attempt has not used, beside the epochs to come."""
         if self._roster.has_left_behind:
             # Not waited for: one may be stuck.
             threading.Thread(target=self._end_left_behind, daemon=True, name="cairn-slots").start()
@@ -281,7 +281,7 @@ class SparkDriver:
             self._roster.end_left_behind(self._end_slots)
         except Exception:
             job = {"job": self.graph.name}
-            logger.warning("slots could not be told to end", exc_info=True, extra=job)
+            logger.warning("slots that are not in use could not be ended", exc_info=True, extra=job)
         finally:
             self._ending.release()
 
@@ -294,7 +294,7 @@ class SparkDriver:
         self.planner.pin.unpersist()
 
     def _end_slots(self, keep: Collection[str] = (), as_of: Attempt | None = None) -> None:
-        """Look for slots of the run on all machines that have subtasks, and tell them to end."""
+        """Look for slots of the run on all machines that have subtasks, and end them."""
         run_id = self.run_id
         end_slots(run_id, keep, as_of)
         if self._is_cluster:

@@ -1,4 +1,4 @@
-"""The slots of a run that the driver has heard of, and the end of those that it left behind.
+"""The slots of a run that reports have named, and the end of those that were left behind.
 
 A subtask moves when its executor is lost, when Spark prefers another one, or when the parallelism
 changes. The slot that ran it before would keep its copy of the state until its lease ends.
@@ -6,7 +6,7 @@ changes. The slot that ran it before would keep its copy of the state until its 
 Always true here:
 - a slot is left behind when it has run something and the newest attempt did without it;
 - orders to end say as of which attempt: a slot that has begun a later one stays;
-- an order that is lost is given again after a later epoch, a few times; then the lease ends
+- an order that is lost is sent again after a later epoch, a few times; then the lease ends
   the slot.
 """
 
@@ -50,13 +50,13 @@ class Roster:
         self._doors: dict[str, str] = {}
         self._in_use: frozenset[str] = frozenset()
         self._tries: dict[str, int] = {}
-        """Of those left behind, how often they were told to end in vain."""
+        """Per slot left behind: how many orders to end it were lost."""
         self._as_of: Attempt | None = None
         self._slots: dict[int, SlotInfo] = {}
         self._lock = threading.Lock()
 
     def update(self, newest: Sequence[Report], others: Iterable[Report], as_of: Attempt) -> None:
-        """Take in the reports of an attempt that is complete, and those of attempts before."""
+        """Add the reports of a complete attempt, and those of attempts before it."""
         with self._lock:
             for report in (*others, *newest):
                 if report.slot_id:
@@ -69,7 +69,7 @@ class Roster:
 
     @property
     def slots(self) -> list[SlotInfo]:
-        """By subtask."""
+        """Return where each subtask of the newest attempt ran, in their order."""
         return [self._slots[subtask] for subtask in sorted(self._slots)]
 
     @property
@@ -77,15 +77,15 @@ class Roster:
         return bool(self._tries)
 
     def end_left_behind(self, scan: Callable[[frozenset[str], Attempt], None]) -> None:
-        """Tell slots to end that are not in use: by their doors, and if need be by `scan`.
+        """Send orders to the slots that are not in use: to their doors, and if need be by `scan`.
 
-        `scan(keep, as_of)` looks for slots where it can, and tells all to end but those to keep.
+        `scan(keep, as_of)` looks for slots where it can, and ends all but those to keep.
         """
         with self._lock:
             left, keep, as_of = list(self._tries), self._in_use, self._as_of
         if not left or as_of is None:
             return
-        reached = self._tell(left, End(as_of))
+        reached = self._send_to(left, End(as_of))
         self._forget(reached)
         if len(reached) < len(left):
             scan(keep, as_of)
@@ -96,26 +96,27 @@ class Roster:
         self._forget({slot_id for slot_id, tries in self._tries.items() if tries >= TRIES_MAX})
 
     def end_all(self) -> None:
-        """Tell every slot that was heard of to end, whatever it does."""
+        """Send an order to every slot that a report has named, whatever it does."""
         with self._lock:
             known = list(self._doors)
-        self._tell(known, End())
+        self._send_to(known, End())
 
-    def _tell(self, slot_ids: Sequence[str], order: End) -> set[str]:
-        """Return those that need not be told again."""
+    def _send_to(self, slot_ids: Sequence[str], order: End) -> set[str]:
+        """Send an order to each; return those that need not get it again."""
         with self._lock:
             doors = {slot_id: door for slot_id in slot_ids if (door := self._doors.get(slot_id))}
         if not doors:
             return set()
         with ThreadPoolExecutor(min(len(doors), AT_ONCE_MAX)) as threads:
-            told = threads.map(lambda door: self._is_told(door, order), doors.values())
-            return {slot_id for slot_id, is_told in zip(doors, told, strict=True) if is_told}
+            settled = threads.map(lambda door: self._send(door, order), doors.values())
+            return {slot_id for slot_id, is_done in zip(doors, settled, strict=True) if is_done}
 
-    def _is_told(self, door: str, order: End) -> bool:
+    def _send(self, door: str, order: End) -> bool:
+        """Send an order. True if the slot has answered, or is gone."""
         try:
             channel = knock(door, self._key, TIMEOUT_S)
         except (ConnectionRefusedError, FileNotFoundError):
-            return True  # Nobody is there any more.
+            return True  # The process is gone.
         except OSError:
             return False
         try:

@@ -135,7 +135,8 @@ def _become_slot(order: dict[str, Any], caller: socket.socket) -> None:
     sys.path[:] = order["path"]
     # Seen in `ps` and `top`, where the command is that of the nursery.
     name = Path(order["log"]).stem
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"cairn-{name}".encode(), 0, 0, 0)
+    with contextlib.suppress(AttributeError):  # Linux alone has it.
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"cairn-{name}".encode(), 0, 0, 0)
     # Told from here: whoever is answered has a slot, also when the nursery dies just now.
     caller.sendall(str(os.getpid()).encode())
     caller.close()
