@@ -48,6 +48,8 @@ from cairn.web.lifetime import Web
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from cairn.coordinator.roster import SlotInfo
+
 STOP_PATIENCE_S = 60.0
 
 
@@ -201,7 +203,6 @@ class Run:
     ) -> None:
         started = time.perf_counter()
         self._pace.begin()
-        slots = set(self._coordinator.slots)
         self._changes.apply()
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
@@ -209,10 +210,7 @@ class Run:
         spent_ms = (time.perf_counter() - started) * 1000
         self._pace.end()
         self._history.add(epoch.number, spent_ms)
-        kept = set(self._coordinator.slots)
-        if slots - kept:
-            # They would hold their state until their lease ends. Not waited for: one may be stuck.
-            threading.Thread(target=self._driver.end_slots, args=(kept,), daemon=True).start()
+        self._driver.end_left_behind()
 
     # Epochs without a batch, on threads of our own
 
@@ -526,6 +524,14 @@ class Run:
         keys and what functions counted are left out: `metrics()` has those of the newest.
         """
         return self._history.epochs()
+
+    def slots(self) -> list[SlotInfo]:
+        """Where each subtask of the newest epoch ran, and the file that its slot logs to.
+
+        What functions print is in that file, on the host of the executor. Empty before the first
+        epoch of this run.
+        """
+        return self._driver.slots
 
     def plot(self) -> Plot:
         """The timeline of the last epochs: where the time of each went. A notebook shows it."""

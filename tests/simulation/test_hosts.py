@@ -1,4 +1,4 @@
-"""Slots on machines that differ from the driver's: another checkpoint at its path, another clock."""
+"""Slots on machines unlike the driver's: another checkpoint at its path, another clock."""
 
 from __future__ import annotations
 

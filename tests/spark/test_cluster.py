@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from cairn.coordinator.driver import SparkDriver
+from cairn.slot.folders import living_slots, run_folder
 from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import Input, Program, eventually, slot_pids
 from tests.spark.test_crashes import Undisturbed
@@ -52,6 +53,8 @@ def test_executor_killed_in_mid_epoch_changes_nothing_and_subtasks_spread_out_ag
             source.add(*files[number])
             report = program.await_report(epoch=2 + number)
         assert len(set(report["placement"].values())) == 2
+        # Those that subtasks have moved away from have ended, on both executors.
+        assert eventually(lambda: len(living_slots(run_folder(run_id))) == 4, within_s=20)
         os.killpg(program.process.pid, signal.SIGINT)
         program.end()
     expected.check(work)

@@ -101,6 +101,9 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
             attempts.append(run.metrics()["timings"]["attempts"])
         assert attempts == [1, 1]
         assert slot_pids(run._coordinator.run_id) == living
+        for slot in run.slots():
+            assert f"opened in subtask {slot.subtask}\n" in Path(slot.log).read_text()
+        assert [slot.subtask for slot in run.slots()] == [0, 1]
     for sink in (out, again):
         assert {(row.subtask, row.pid) for row in sink.rows} == set(living.items())
         assert {row.opened for row in sink.rows} == {1}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,9 +23,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn import errors
 from cairn.coordinator.partials import PartialChoice
+from cairn.coordinator.roster import Attempt, Roster, SlotInfo
 from cairn.coordinator.rounds import Outcome
 from cairn.coordinator.spark_tasks import SparkTasks
 from cairn.errors import CairnError, EpochError, PlanError
+from cairn.logs import logger
 from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
 from cairn.plan.graph import Graph
 from cairn.session import EPOCH_CONFIG
@@ -76,6 +79,8 @@ class SparkDriver:
         )
         self.doors: dict[int, str] = {}
         """Per subtask, where its slot is asked for state: as of the last epoch that ran."""
+        self._roster = Roster(self.door.key)
+        self._ending = threading.Lock()
         self.deploy(spec, parallelism)
         self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
             spark.sparkContext.master != "local"
@@ -176,7 +181,6 @@ class SparkDriver:
         # The thread may be Spark's, whose query has a description, or the user's.
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
-        before = len(self._reports.value)
         self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
             planned = self.planner.epoch(rows, observed=is_batch)
@@ -188,7 +192,7 @@ class SparkDriver:
             context.setLocalProperty(DESCRIPTION, described)
             self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
-        decoded = [report_decoder.decode(r) for r in self._reports.value[before:]]
+        decoded = [report_decoder.decode(r) for r in self._reports.value]
         # A task of an attempt before may have ended only now.
         reports = [r for r in decoded if (r.epoch, r.step) == (begin.epoch, begin.step)]
         self._reports.value = []
@@ -200,6 +204,10 @@ class SparkDriver:
             self._sources_ms(reports) if is_batch else 0,
         )
         self._partials.learn(outcome.acks)
+        reported = {(report.level, report.subtask) for report in reports}
+        if all((ack.level, ack.subtask) in reported for ack in outcome.acks):
+            # Reports of attempts that failed as a whole count too: their slots are there.
+            self._roster.update(reports, decoded, (begin.term, begin.epoch, begin.step))
         return outcome
 
     def _sources_ms(self, reports: Sequence[Report]) -> int | None:
@@ -255,17 +263,42 @@ class SparkDriver:
         status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
         return int(status.size()) - 1
 
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """Where the subtasks of the newest epoch ran, and where they log."""
+        return self._roster.slots
+
+    def end_left_behind(self) -> None:
+        """End the slots that the newest attempt has not used, beside the epochs to come."""
+        if self._roster.has_left_behind:
+            # Not waited for: one may be stuck.
+            threading.Thread(target=self._end_left_behind, daemon=True, name="cairn-slots").start()
+
+    def _end_left_behind(self) -> None:
+        if not self._ending.acquire(blocking=False):
+            return  # The thread of an epoch before is still at it; a later one looks again.
+        try:
+            self._roster.end_left_behind(self._end_slots)
+        except Exception:
+            job = {"job": self.graph.name}
+            logger.warning("slots that are not in use could not be ended", exc_info=True, extra=job)
+        finally:
+            self._ending.release()
+
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""
-        self.end_slots()
+        if self._is_cluster:
+            # Also where no subtask is any more.
+            self._roster.end_all()
+        self._end_slots()
         self.planner.pin.unpersist()
 
-    def end_slots(self, keep: Collection[int] = ()) -> None:
-        """End the slots but for these, wherever they are."""
+    def _end_slots(self, keep: Collection[str] = (), as_of: Attempt | None = None) -> None:
+        """Look for slots of the run on all machines that have subtasks, and end them."""
         run_id = self.run_id
-        end_slots(run_id, keep)
+        end_slots(run_id, keep, as_of)
         if self._is_cluster:
-            self.planner.pin.foreach(lambda _: end_slots(run_id, keep) and None)
+            self.planner.pin.foreach(lambda _: end_slots(run_id, keep, as_of) and None)
 
 
 def trigger_ms(spark: SparkSession, trigger: str) -> int:
@@ -296,6 +329,8 @@ def as_cairn_error(error: BaseException, epoch: int) -> CairnError:
     message = failure.message
     if failure.facts.get("log"):
         message += f"\n  log: {failure.facts['log']}"
+        if failure.facts.get("executor"):
+            message += f" (executor {failure.facts['executor']})"
     found: CairnError = kind(message, **{"epoch": epoch, **failure.facts})
     return found
 

@@ -17,6 +17,7 @@ import ctypes
 import functools
 import gc
 import math
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,7 @@ from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.shape import KEY_GROUP, TIME, Shape, key_columns, times
 from cairn.snapshots.tables import StateSource, StateTable, open_epoch, open_state
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.types import schema_ddl
 
 if TYPE_CHECKING:
@@ -265,7 +266,20 @@ class _ReadGroups:
     def _open(self) -> StateSource:
         if self.epoch is None:
             return open_state(self.url)
-        return open_epoch(open_store(self.url, create=False), self.epoch, self.max_parallelism)
+        return open_epoch(_open_here(self.url), self.epoch, self.max_parallelism)
+
+
+def _open_here(url: str) -> Store:
+    """Open a checkpoint in a worker, on whatever machine it is."""
+    try:
+        return open_store(url, create=False)
+    except NotFoundError:
+        raise QueryError(
+            f"an executor on {os.uname().nodename} does not see the checkpoint\n  expected: {url}\n"
+            "  next: read a checkpoint that driver and executors share: a bucket, or a folder that "
+            "is mounted at this path on all of them",
+            url=url,
+        ) from None
 
 
 class _ReadChanges:
@@ -282,7 +296,7 @@ class _ReadChanges:
         self.parts = parts
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = open_store(self.url, create=False)
+        store = _open_here(self.url)
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         wanted = {n for n in range(self.pieces) if n % self.parts in numbers}
         before, after = self.epochs

@@ -103,11 +103,13 @@ told_decoder: Final = msgspec.msgpack.Decoder(Told)
 
 
 def this_host() -> str:
-    """The same for two processes on one machine, which see the same files."""
-    boot = ""
+    """Return a name that is the same for two processes on one machine that see the same files."""
+    boot = mounts = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{os.uname().nodename}:{boot}"
+        # Containers may share the machine and its name, and not a single file.
+        mounts = str(os.stat("/proc/self/ns/mnt").st_ino)
+    return f"{os.uname().nodename}:{boot}:{mounts}"
 
 
 class Channel:

@@ -40,7 +40,8 @@ LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT_S: Final = 7 * 24 * 3600.0
 SOCKET_PATH_BYTES_MAX: Final = 103 if sys.platform == "darwin" else 107
 _RUN: Final = re.compile(r"[0-9a-f]{12}")
-_OURS: Final = re.compile(r"(nursery|driver)-\d+-.*")
+_EXECUTOR: Final = re.compile(r"\d+-\d+-[0-9a-f]+")
+_OTHERS: Final = re.compile(rf"nursery-{_EXECUTOR.pattern}|driver-\d+-\d+")
 
 
 def runtime_root() -> Path:
@@ -195,11 +196,12 @@ def remove_dead(executor: Path) -> None:
 def sweep(root: Path, now_s: float) -> None:
     """Remove what is left of ended runs: state at once, logs when they are old enough."""
     for folder in list(root.iterdir()):
-        if _OURS.fullmatch(folder.name):
+        if _OTHERS.fullmatch(folder.name):
             _sweep_folder(folder, now_s)
         elif _RUN.fullmatch(folder.name):
             for executor in list(folder.iterdir()):
-                _sweep_folder(executor, now_s)
+                if _EXECUTOR.fullmatch(executor.name):
+                    _sweep_folder(executor, now_s)
             with contextlib.suppress(OSError):
                 folder.rmdir()  # Only when it is empty.
 

@@ -135,7 +135,8 @@ def _become_slot(order: dict[str, Any], caller: socket.socket) -> None:
     sys.path[:] = order["path"]
     # Seen in `ps` and `top`, where the command is that of the nursery.
     name = Path(order["log"]).stem
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"cairn-{name}".encode(), 0, 0, 0)
+    with contextlib.suppress(AttributeError):  # Linux alone has it.
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"cairn-{name}".encode(), 0, 0, 0)
     # Told from here: whoever is answered has a slot, also when the nursery dies just now.
     caller.sendall(str(os.getpid()).encode())
     caller.close()
@@ -163,7 +164,7 @@ def _answer(listener: socket.socket) -> None:
 
 def _sweep(root: Path) -> None:
     """Remove what ended runs have left on this machine, unless another nursery is at it."""
-    with (root / "sweep.lock").open("w") as lock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), (root / "sweep.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         sweep(root, time.time())
 

@@ -152,10 +152,10 @@ def start_slot(run_id: str, slot: int, executor_pid: int | None = None) -> None:
 def end_slots(
     run_id: str, keep: Collection[str] = (), as_of: tuple[int, int, int] | None = None
 ) -> int:
-    """Tell a run's slots on this machine to end; return how many do.
+    """End the slots of a run on this machine; return how many.
 
-    `keep` names those that stay, by the ids of their processes. With `as_of` those stay too that
-    have begun something later, or nothing yet.
+    Those in `keep` stay, by the ids of their processes. With `as_of`, so do those that have begun
+    something later, or nothing yet.
     """
     import pyarrow.flight as flight
 
@@ -204,12 +204,12 @@ def _is_replaced(link: Path, slot_id: str) -> bool:
 
 
 def lease_s() -> float:
-    """How long one that nobody calls stays."""
+    """Return how long a slot that nobody calls stays."""
     return float(os.environ.get("CAIRN_SLOT_LEASE_S") or LEASE_S)
 
 
 def live(arguments: Sequence[str] | None = None) -> None:
-    """The life of a slot, from its start to the end of this process."""
+    """Run a slot, from its start to the end of this process."""
     parser = argparse.ArgumentParser(prog="cairn slot", description="A slot; started by cairn.")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--slot", type=int, required=True)

@@ -141,7 +141,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             return not self.ended.is_set()
 
     def end(self, order: End) -> bool:
-        """End the slot, unless it has begun something later than the order is about."""
+        """End the slot, unless it has begun something later than the order. True if it ends."""
         with self._begin_or_end:
             if order.as_of is not None and (self._begun is None or self._begun > order.as_of):
                 return False
@@ -149,7 +149,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             return True
 
     def leave_if_idle(self, seconds: float) -> bool:
-        """End the slot if nobody has called it for so long."""
+        """End the slot if its last call ended longer ago than this. True if it ends."""
         with self._begin_or_end:
             if self.idle_s() <= seconds:
                 return False
@@ -232,5 +232,5 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         else:
             text = f"a slot failed with {type(error).__name__}: {error}"
             failure = Failure("EpochError", text, {"traceback": traceback.format_exc()})
-        failure.facts["log"] = self.log
+        failure.facts.update(log=self.log, executor=self.executor)
         return FAILED + msgspec.msgpack.encode(failure)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cairn.slot import nursery, process
+from cairn.slot.folders import runtime_root
 from tests.unit.slot.executors import eventually, executor, is_gone
 
 __all__ = ["executor"]
@@ -42,6 +43,16 @@ def test_a_slot_that_was_killed_is_collected_and_started_again(executor) -> None
     # Not even a zombie stays.
     assert eventually(lambda: not psutil.pid_exists(first.pid))
     assert executor.slot(0).pid != first.pid
+
+
+def test_a_nursery_removes_what_ended_runs_have_left(executor) -> None:
+    left = runtime_root() / "0123456789ab" / "4242-1-0"
+    (left / "p-1" / "scratch").mkdir(parents=True)
+    (left / "slot-0.log").write_text("what it said")
+    mine = executor.home(0).start()
+    assert eventually(lambda: not (left / "p-1").exists())
+    assert (left / "slot-0.log").read_text() == "what it said"
+    assert mine.folder.exists() and mine.process.is_alive
 
 
 def test_a_slot_has_the_lease_of_who_asked_for_it(executor, monkeypatch) -> None:
