@@ -35,6 +35,7 @@ from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.published import note_published
 from cairn.storage.spark_log import read_offsets, same_offsets
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
@@ -169,6 +170,12 @@ class World:
 
     def newest(self) -> Epoch | None:
         return Log(self.store).newest_epoch()
+
+    def rest(self) -> None:
+        """The job is quiet for a while, so its driver notes that the newest epoch is published."""
+        newest = self.newest()
+        assert newest is not None
+        note_published(self.store, newest.number, newest.nonce)
 
     def committed_rows(self) -> int:
         newest = self.newest()
@@ -385,7 +392,6 @@ class Driver:
                 lambda begin: self.cluster.execute({"rows": rows}, begin),
             )
         crash_point("driver.epoch.ended")
-        self.coordinator.note_published()
         self.spark.commit(batch_id)
 
     def run_idle(self, *, is_draining: bool = False) -> bool:
@@ -413,4 +419,3 @@ class Driver:
             position, lambda begin: self.cluster.execute({}, begin), is_draining=is_draining
         )
         crash_point("driver.idle.ended")
-        self.coordinator.note_published()

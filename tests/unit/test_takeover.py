@@ -1,4 +1,4 @@
-"""A start leads only from an epoch that its program was checked against, in the job's checkpoint."""
+"""A start leads only from an epoch that its program was checked against, in its own checkpoint."""
 
 from __future__ import annotations
 
