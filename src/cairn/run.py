@@ -20,6 +20,7 @@ from cairn.errors import (
     CommitError,
     CommitUnknownError,
     EpochError,
+    FunctionError,
     PlanError,
 )
 from cairn.functions import Function
@@ -265,6 +266,7 @@ class Run:
         if self._turn.take_at_once(STOP_PATIENCE_S):
             self._turn.give_up()
         self._finish_epoch()
+        self._notice_takeover()
         if not isinstance(self.error, (CommitConflictError, CommitUnknownError)):
             # A driver that another one has replaced leaves the checkpoint alone.
             self._coordinator.note_published()
@@ -288,6 +290,29 @@ class Run:
             except Exception as error:
                 self.error = error
         self._ended.set()
+
+    def _notice_takeover(self) -> None:
+        """Fail the run if another driver has ended it.
+
+        Spark stops a query quietly when another one of the same checkpoint starts in its session.
+        An epoch that is under way then fails with whatever the interruption has caused.
+        """
+        if self._stopping or isinstance(self.error, (CommitError, FunctionError, PlanError)):
+            return
+        try:
+            is_leading = self._coordinator.log.is_leading()
+        except Exception:
+            return  # The store is away: the end of the query is all that is known.
+        if not is_leading:
+            conflict = self._conflict()
+            conflict.__cause__ = self.error
+            self.error = conflict
+
+    def _conflict(self) -> CommitConflictError:
+        return CommitConflictError(
+            f"another driver runs job {self.name!r} on {self._store.url}\n"
+            "  next: leave the job to it, or stop it and start again"
+        )
 
     def _let_go(self) -> None:
         with suppress(Exception):
@@ -335,10 +360,7 @@ class Run:
         from cairn.coordinator.driver import as_cairn_error, is_concurrent_use
 
         if is_concurrent_use(failure):
-            return CommitConflictError(
-                f"another driver runs job {self.name!r} on {self._store.url}\n"
-                "  next: leave the job to it, or stop it and start again"
-            )
+            return self._conflict()
         newest = self._coordinator.newest
         return as_cairn_error(failure, 0 if newest is None else newest.number)
 
@@ -413,6 +435,9 @@ class Run:
         except Exception as error:
             self._ended.wait(STOP_PATIENCE_S)
             raise self.error or error from error
+        if not self._query.isActive:
+            # It has ended, or another driver has ended it: the supervisor finds out which.
+            self._ended.wait(STOP_PATIENCE_S)
         self._idle.run_out()
         self._idle.commit()
         if self.error is not None:

@@ -93,7 +93,7 @@ class SparkBatches:
         coordinator = self._coordinator
         if coordinator.newest is None or self._gives_up:
             return False
-        if coordinator.log.newest_number() != coordinator.log.last:
+        if not coordinator.log.is_leading():
             return False
         folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
         if folder == self._folder:

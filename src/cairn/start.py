@@ -6,6 +6,7 @@
 
 Always true here:
 - a program that does not fit is refused before it stops the one that runs;
+- a program leads only from an epoch that it was checked against;
 - a start that fails leaves no sink open.
 """
 
@@ -31,7 +32,8 @@ from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
-from cairn.storage.manifest import Epoch
+from cairn.storage.log import check_job
+from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.spark_log import lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
 
@@ -101,10 +103,8 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         checkpoint_every=options.checkpoint_every,
         commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
     )
-    newest = coordinator.log.newest_epoch()
-    rewrite = frozenset() if newest is None else _check(newest, graph, options, coordinator)
-    newest = coordinator.take_over()
-    if newest is None and savepoint is not None:
+    rewrite = take_over(graph, options, coordinator, job)
+    if coordinator.newest is None and savepoint is not None:
         rewrite = _load(savepoint, graph, options, coordinator, spark_store)
     failures = Failures(store, graph.name)
     try:
@@ -114,6 +114,7 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         coordinator.recover()
     except Exception as error:
         # The job is led by this driver, and does not run: whoever looks at it should see why.
+        newest = coordinator.newest
         failures.ended(error, 0 if newest is None else newest.number + 1)
         if not isinstance(error, CommitConflictError):
             write_ending(store, coordinator.term, "failed", error)
@@ -121,6 +122,23 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     _write_graph(store, coordinator.term, graph, options.trigger)
     coordinator.on_failure = failures.note
     return Started(store, spark_store, coordinator, position, failures)
+
+
+def take_over(
+    graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo
+) -> frozenset[str]:
+    """Become the leader, if this program fits. The operators whose state gets another form.
+
+    The program is checked before, so that it stops nobody when it does not fit, and again after:
+    until it was fenced, the driver before may have committed epochs of another program, or
+    somebody may have removed the checkpoint.
+    """
+    newest = coordinator.log.newest_epoch()
+    if newest is not None:
+        _check(newest, graph, options, coordinator)
+    newest = coordinator.take_over()
+    check_job(coordinator.store, job)
+    return frozenset() if newest is None else _check(newest, graph, options, coordinator)
 
 
 def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:

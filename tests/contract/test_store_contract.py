@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from cairn.storage.conditional_put import check_conditional_put
+from cairn.storage.log import Log
 from cairn.storage.store import NotFoundError, Retry, Store, open_store
 from tests.s3 import S3, s3_server
 
@@ -212,3 +214,10 @@ def test_without_create_a_missing_local_folder_is_not_made(scheme: str, tmp_path
     with pytest.raises(NotFoundError):
         open_store(f"{scheme}{tmp_path}/nowhere", create=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_driver_that_starts_sees_that_the_store_keeps_put_if_absent(store: Store) -> None:
+    log = Log(store)
+    takeover = log.take_over(host="h", pid=1, wall_ms=1)
+    check_conditional_put(log, takeover)
+    assert Log(store).read(1) == takeover

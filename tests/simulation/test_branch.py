@@ -31,6 +31,7 @@ def branched_world(world: World, folder: Path, back: int) -> World:
     """The branch's own outside world; input, clock and program are the same."""
     epoch = list(Log(world.store).lineage())[back]
     folder.mkdir()
+    world.rest()
     info = branch(world.store, epoch.number, str(folder / "checkpoint"))
     other = World(world.seed, folder, backend=world.backend)
     other.clock = world.clock

@@ -158,6 +158,7 @@ def test_what_is_in_flight_is_in_a_savepoint_whatever_parallelism_it_is_loaded_i
 ) -> None:
     newest = world.newest()
     assert newest is not None
+    world.rest()
     write_savepoint(world.store, newest.number, str(tmp_path / "savepoint"))
     other = elsewhere(world, tmp_path / "other")
     driver = Driver(other, parallelism=3)
@@ -185,6 +186,7 @@ def test_a_branch_goes_on_with_what_was_in_flight_and_so_does_its_parent(
     newest = world.newest()
     assert newest is not None
     other = elsewhere(world, tmp_path / "other")
+    world.rest()
     info = branch(world.store, newest.number, str(tmp_path / "branch"))
     other.store = open_store(info.url)
     for each, parallelism in ((other, 5), (world, 1)):

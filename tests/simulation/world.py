@@ -36,6 +36,7 @@ from cairn.spark_batches import SparkBatches
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.published import note_published
 from cairn.storage.source_files import COMPACT_INTERVAL, in_order
 from cairn.storage.spark_log import read_offsets
 from cairn.storage.store import Store, open_store
@@ -211,6 +212,12 @@ class World:
 
     def newest(self) -> Epoch | None:
         return Log(self.store).newest_epoch()
+
+    def rest(self) -> None:
+        """The job is quiet for a while, so its driver notes that the newest epoch is published."""
+        newest = self.newest()
+        assert newest is not None
+        note_published(self.store, newest.number, newest.nonce)
 
     def committed_rows(self) -> int:
         newest = self.newest()
@@ -425,7 +432,6 @@ class Driver:
                 position, lambda begin: self.cluster.execute({"rows": rows}, begin)
             )
         crash_point("driver.epoch.ended")
-        self.coordinator.note_published()
         self.spark.commit(batch_id)
 
     def run_idle(self, *, is_draining: bool = False) -> bool:
@@ -453,4 +459,3 @@ class Driver:
             position, lambda begin: self.cluster.execute({}, begin), is_draining=is_draining
         )
         crash_point("driver.idle.ended")
-        self.coordinator.note_published()

@@ -7,7 +7,15 @@ import signal
 
 import pytest
 
-from cairn import EpochError, FunctionError, KeyedProcess, PlanError, StateSchemaError, state
+from cairn import (
+    CommitConflictError,
+    EpochError,
+    FunctionError,
+    KeyedProcess,
+    PlanError,
+    StateSchemaError,
+    state,
+)
 from tests.spark.live import FILES, Live
 from tests.spark.programs.ledger import SCHEMA, Ledger, Ledger2, build, payments
 from tests.spark.support import (
@@ -269,3 +277,20 @@ def test_a_checkpoint_goes_on_with_another_backend(spark, undisturbed, tmp_path,
     assert {"segment"} in kinds[:1] and "rocksdb" in kinds[1] | kinds[2]
     assert by_id(published(tmp_path / "booked")) == undisturbed[0]
     assert stored_state(job, tmp_path / "checkpoint") == undisturbed[1]
+
+
+def test_the_older_of_two_runs_in_one_session_ends_with_a_conflict(spark, tmp_path):
+    with Live(spark, tmp_path) as older:
+        older.feed()
+        checkpoint = str(older.checkpoint)
+        with older.job.start(checkpoint=checkpoint, trigger="50 milliseconds") as newer:
+            with pytest.raises(CommitConflictError, match="another driver"):
+                older.run.wait(60)
+            assert isinstance(older.run.error, CommitConflictError)
+            assert older.run.status == "failed"
+            older.run = newer
+            older.feed()
+            assert newer.status == "running"
+    assert {row["id"] for row in older.booked()} == {
+        row[0] for file in older.files[:2] for row in file
+    }

@@ -63,7 +63,8 @@ from cairn.slot.entry import entries_of
 from cairn.slot.feedback import records_entry
 from cairn.slot.protocol import Begin
 from cairn.slot.spec import JobSpec, OperatorSpec
-from cairn.storage.log import Log, record_path
+from cairn.storage.conditional_put import check_conditional_put
+from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
 from cairn.storage.pack import Slice
 from cairn.storage.pending import Pending
@@ -204,6 +205,7 @@ class Coordinator:
             wall_ms=self._clock(),
             guarantee=self._guarantee,
         )
+        check_conditional_put(self.log, record, sleep=self._sleep)
         self.term = record.term
         self.awake_ms = self._clock()
         self.newest = self.committed = self.log.newest_epoch()
@@ -349,7 +351,7 @@ class Coordinator:
         So what a driver that was fenced has planned since then is not published, and what it
         had planned before is known to the one who took over.
         """
-        if self.store.exists(record_path(number)):
+        if not self.log.is_leading():
             raise CommitConflictError(
                 f"another driver has taken over job {self.spec.job_name!r}\n"
                 "  next: leave the job to it, or stop it and start again",

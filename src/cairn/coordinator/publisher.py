@@ -213,7 +213,7 @@ class Publisher:
 
     def _is_taken_over(self) -> bool:
         try:
-            return self._log.newest_number() != self._log.last
+            return not self._log.is_leading()
         except Exception:
             return False  # The store may be away too: asked again the next time.
 

@@ -81,8 +81,9 @@ class Destination:
         self.store = store
         self._written: list[str] = []
         there = store.list()
-        claim = msgspec.json.encode({"id": savepoint_id, "epoch": epoch})
-        if there or not _claimed(store, claim):
+        self._claim = msgspec.json.encode({"id": savepoint_id, "epoch": epoch})
+        self._is_ours = True
+        if there or not _claimed(store, self._claim):
             raise _refused(store, [found.path for found in there] or [UNFINISHED_PATH])
 
     def put_sources(self, sources: dict[str, bytes]) -> list[SavedFile]:
@@ -105,6 +106,8 @@ class Destination:
         return files
 
     def finish(self, info: SavepointInfo) -> None:
+        """Seal the savepoint. RestoreError when somebody has removed what was written."""
+        self._check_claim()
         self._written.append(SAVEPOINT_PATH)
         self.store.put(SAVEPOINT_PATH, seal(info))
         # From here on it stands, whatever happens to the claim.
@@ -112,7 +115,24 @@ class Destination:
         with contextlib.suppress(Exception):
             self.store.delete([UNFINISHED_PATH])
 
+    def _check_claim(self) -> None:
+        try:
+            self._is_ours = self.store.get(UNFINISHED_PATH) == self._claim
+        except NotFoundError:
+            self._is_ours = False
+        if not self._is_ours:
+            raise RestoreError(
+                "somebody has removed this savepoint while it was written\n"
+                f"  folder: {self.store.url}\n"
+                f"  expected: {UNFINISHED_PATH} of this writer\n"
+                "  next: write the savepoint again, to another folder",
+                url=self.store.url,
+            )
+
     def undo(self) -> None:
+        """Take back what was written, unless the folder belongs to somebody else by now."""
+        if not self._is_ours:
+            return
         # savepoint.json first, and the claim last: what is half removed must not look whole.
         with contextlib.suppress(Exception):
             for path in reversed(self._written):

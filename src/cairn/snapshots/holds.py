@@ -4,9 +4,9 @@ A hold is a file in the checkpoint. Written first and the log looked at afterwar
 either seen by the running job's collector, or we see that the collector was faster.
 
 Always true here:
-- inside `held` everything the epoch references is there, and stays;
-- the hold is gone afterwards, also after an error;
-- a reader's hold ends by itself, so one that is killed keeps nothing for ever;
+- while a `Reading` holds an epoch, everything the epoch references is there, and stays;
+- a hold ends by itself, so a process that is killed keeps nothing for ever;
+- a process that slept until its hold had ended learns from `renew` whether the epoch is gone;
 - where nothing can be written a reader has no hold, and goes on without.
 """
 
@@ -17,13 +17,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from cairn.errors import CorruptFileError, NoEpochError, RestoreError, StaleEpochError
 from cairn.logs import logger
-from cairn.storage.holds import HOLDS_FOLDER, Hold, reader_hold_path, write_hold
+from cairn.storage.holds import Hold, reader_hold_path, write_hold
 from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import Store
@@ -31,21 +30,6 @@ from cairn.storage.store import Store
 READ_MS: Final = 10 * 60_000
 """How long a reader's hold counts, unless it is renewed."""
 _ATTEMPTS_MAX: Final = 10
-
-
-@contextmanager
-def held(store: Store, number: int | None, name: str) -> Iterator[Epoch]:
-    """An epoch, by default the newest, that nobody removes meanwhile."""
-    number = newest_number(store) if number is None else number
-    path = f"{HOLDS_FOLDER}/{name}.json"
-    write_hold(store, path, Hold(epochs=[number], by=_by()))
-    try:
-        # A log of our own, made after the hold: nothing in it is from before.
-        log = Log(store)
-        check_kept(log, number)
-        yield log.epoch(number)
-    finally:
-        store.delete([path])
 
 
 class Unheld:
@@ -163,14 +147,17 @@ class Reading(Unheld):
                 self._store.delete([before])
 
     def renew(self) -> None:
-        """Called while reading: the hold is written again before it ends."""
+        """Called while reading: the hold is written again before it ends.
+
+        StaleEpochError when it had ended, and the epoch is retired since.
+        """
         with self._lock:
-            now_ms = self._now_ms()
-            if not self.is_held or now_ms < self._next_ms:
+            if not self.is_held:
                 return
             until_ms = self._until_ms
-            self._write()
-            # Also when it ended while the new one was written.
+            if self._now_ms() >= self._next_ms:
+                self._write()
+            # Also when it ended while the new one was written, or could not be.
             if self._now_ms() >= until_ms:
                 check_kept(Log(self._store), self.number)
 

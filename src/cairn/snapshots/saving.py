@@ -2,7 +2,9 @@
 
 Always true here:
 - an epoch whose output may still have to be published is refused;
-- the epoch is held while it is read, so a running job's collector keeps what is needed;
+- the epoch is held while it is read, so a running job's collector keeps what is needed; a writer
+  that is killed holds it for at most SAVE_MS;
+- a writer that slept past the end of its hold, and whose epoch is retired, seals nothing;
 - after an error nothing is left behind, neither the hold nor what was written.
 """
 
@@ -11,18 +13,23 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
+from typing import Final
 
-from cairn.errors import RestoreError
+from cairn.errors import CorruptFileError, RestoreError
 from cairn.snapshots.destination import Destination, StateWriter
-from cairn.snapshots.holds import held
+from cairn.snapshots.holds import Reading
 from cairn.snapshots.published import check_published
 from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
 from cairn.storage.log import Log, read_job
-from cairn.storage.manifest import Epoch, OperatorEntry
+from cairn.storage.manifest import JobInfo, OperatorEntry
 from cairn.storage.saved import note_savepoint
 from cairn.storage.source_logs import source_files
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import NotFoundError, Store, open_store
+
+SAVE_MS: Final = 30 * 60_000
+"""How long the hold of a savepoint that is being written counts, unless it is renewed."""
 
 
 def write_savepoint(
@@ -34,6 +41,7 @@ def write_savepoint(
     progress: Progress | None = None,
     scratch: str | None = None,
     note: bool = True,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> SavepointInfo:
     """Write the epoch (default: the newest) to an empty folder. Counts key groups.
 
@@ -48,41 +56,65 @@ def write_savepoint(
             "  next: give the checkpoint= that the job was started with",
             url=store.url,
         )
-    with held(store, epoch_number, f"savepoint-{savepoint_id}") as epoch:
-        check_published(Log(store), epoch)
-        dest = Destination(open_store(dest_url), savepoint_id, epoch.number)
-        try:
-            with tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch) as folder:
-                # First of all: a running query goes on cleaning up behind itself.
-                files = source_files(spark_store or store, epoch.spark, checkpoint=store)
-                sources = dest.put_sources(files)
-                operators = _write_operators(store, epoch, dest, folder, progress)
-            info = SavepointInfo(
-                id=savepoint_id,
-                job=job.name,
-                job_id=job.job_id,
-                max_parallelism=job.max_parallelism,
-                epoch=epoch.number,
-                created_ms=time.time_ns() // 1_000_000,
-                now_ms=epoch.now_ms,
-                watermarks=epoch.watermarks,
-                watermark_ms=epoch.watermark_ms,
-                passed_ms=epoch.passed_ms,
-                seen_ms=epoch.seen_ms,
-                timers=epoch.timers,
-                operators=operators,
-                batch_id=epoch.spark.batch_id,
-                offsets=epoch.spark.offsets,
-                sources=epoch.spark.sources,
-                source_files=sources,
-            )
-            dest.finish(info)
-        except BaseException:
-            dest.undo()
-            raise
+    reading = Reading(store, epoch_number, SAVE_MS, now_ms=now_ms)
+    try:
+        info, url = _write(
+            reading, store, job, savepoint_id, dest_url, spark_store, progress, scratch
+        )
+    except (CorruptFileError, NotFoundError) as error:
+        raise reading.lost(error) from error
+    finally:
+        reading.release()
     if note:
-        note_written(store, info, dest.store.url)
+        note_written(store, info, url)
     return info
+
+
+def _write(
+    reading: Reading,
+    store: Store,
+    job: JobInfo,
+    savepoint_id: str,
+    dest_url: str,
+    spark_store: Store | None,
+    progress: Progress | None,
+    scratch: str | None,
+) -> tuple[SavepointInfo, str]:
+    """Write the savepoint of a held epoch; what is in it, and where it is."""
+    epoch = reading.epoch
+    check_published(Log(store), epoch)
+    dest = Destination(open_store(dest_url), savepoint_id, epoch.number)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch) as folder:
+            # First of all: a running query goes on cleaning up behind itself.
+            files = source_files(spark_store or store, epoch.spark, checkpoint=store)
+            sources = dest.put_sources(files)
+            operators = _write_operators(store, reading, dest, folder, progress)
+        info = SavepointInfo(
+            id=savepoint_id,
+            job=job.name,
+            job_id=job.job_id,
+            max_parallelism=job.max_parallelism,
+            epoch=epoch.number,
+            created_ms=time.time_ns() // 1_000_000,
+            now_ms=epoch.now_ms,
+            watermarks=epoch.watermarks,
+            watermark_ms=epoch.watermark_ms,
+            passed_ms=epoch.passed_ms,
+            seen_ms=epoch.seen_ms,
+            timers=epoch.timers,
+            operators=operators,
+            batch_id=epoch.spark.batch_id,
+            offsets=epoch.spark.offsets,
+            sources=epoch.spark.sources,
+            source_files=sources,
+        )
+        reading.renew()
+        dest.finish(info)
+    except BaseException:
+        dest.undo()
+        raise
+    return info, dest.store.url
 
 
 def note_written(store: Store, info: SavepointInfo, url: str) -> None:
@@ -98,9 +130,10 @@ def note_written(store: Store, info: SavepointInfo, url: str) -> None:
 
 
 def _write_operators(
-    store: Store, epoch: Epoch, dest: Destination, folder: str, progress: Progress | None
+    store: Store, reading: Reading, dest: Destination, folder: str, progress: Progress | None
 ) -> dict[str, SavedOperator]:
     operators = {}
+    epoch = reading.epoch
     total = sum(_group_count(entry) for entry in epoch.operators.values())
     done = 0
     with EpochReader(store, epoch, folder) as reader:
@@ -110,6 +143,7 @@ def _write_operators(
                 name: StateWriter(dest.put_file, uid, columns[name], folder) for name in columns
             }
             for chunk in reader.chunks(uid):
+                reading.renew()
                 for name, batches in chunk.rows.items():
                     for batch in batches:
                         writers[name].write(batch)

@@ -242,6 +242,16 @@ class Log:
             url=self.store.url,
         )
 
+    def is_leading(self) -> bool:
+        """True if nobody has appended behind the last record of this Log.
+
+        Records go oldest first, so the order of the two looks matters: while the last record is
+        there, one behind it cannot have come and gone.
+        """
+        assert self._last is not None, "somebody who leads has a record in the log"
+        is_free = not self.store.exists(record_path(self._last + 1))
+        return is_free and self.store.exists(record_path(self._last))
+
     def _checked(self, record: R) -> R:
         if isinstance(record, Epoch):
             kept = max(record.oldest_kept, self.retired_below())
@@ -399,13 +409,7 @@ def create_or_open_job(
     clock_ms: Callable[[], int] | None = None,
 ) -> JobInfo:
     """The job this checkpoint belongs to; made now if it is empty."""
-    if store.exists(REMOVAL_PATH):
-        raise RestoreError(
-            f"this checkpoint was being removed, and only a part of it may be left\n"
-            f"  file: {store.url}/{REMOVAL_PATH}\n"
-            "  next: finish with `cairn rm`, or pass another checkpoint",
-            url=store.url,
-        )
+    _check_not_removed(store)
     job = read_job(store)
     if job is not None and job.origin is not None and job.origin.kind == "branch":
         _check_finished(store, job.origin)
@@ -459,6 +463,30 @@ def _check_unused(store: Store) -> None:
             "  next: put the file back; a new one would have another job id, and sinks would "
             "take rows for new that they have",
             file=f"{store.url}/{JOB_PATH}",
+        )
+
+
+def check_job(store: Store, job: JobInfo) -> None:
+    """RestoreError when this is not the job's checkpoint any more: somebody has removed it."""
+    _check_not_removed(store)
+    found = read_job(store)
+    if found is None or found.job_id != job.job_id:
+        raise RestoreError(
+            f"the checkpoint of job {job.name!r} was removed while the job started\n"
+            f"  file: {store.url}/{JOB_PATH}\n"
+            f"  expected: job id {job.job_id}, found: {found.job_id if found else 'no file'}\n"
+            "  next: start the job again; it begins with an empty checkpoint",
+            url=store.url,
+        )
+
+
+def _check_not_removed(store: Store) -> None:
+    if store.exists(REMOVAL_PATH):
+        raise RestoreError(
+            f"this checkpoint was being removed, and only a part of it may be left\n"
+            f"  file: {store.url}/{REMOVAL_PATH}\n"
+            "  next: finish with `cairn rm`, or pass another checkpoint",
+            url=store.url,
         )
 
 

@@ -75,4 +75,6 @@ def is_known_published(log: Log, epoch: Epoch) -> bool:
 def remove_notes(store: Store, below: int) -> None:
     """Remove the notes of epochs with lower numbers: their records are gone."""
     first = note_path(below)
-    store.delete([there.path for there in store.list(PUBLISHED_FOLDER) if there.path < first])
+    old = [there.path for there in store.list(PUBLISHED_FOLDER) if there.path < first]
+    if old:
+        store.delete(old)

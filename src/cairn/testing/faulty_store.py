@@ -141,3 +141,11 @@ def _kinds(operation: str) -> list[FaultKind]:
     if operation in ("get", "get_range"):
         return ["before", "torn"]
     return ["before"]
+
+
+class UnconditionalStore(FaultyStore):
+    """A store that ignores conditions: put_if_absent replaces what is there, and says it won."""
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self.put(path, data)
+        return True

@@ -44,6 +44,7 @@ def newest(world: World) -> Epoch:
 
 def take(world: World) -> Savepoint:
     dest = open_store("memory:")
+    world.rest()
     write_savepoint(world.store, None, dest.url)
     return open_savepoint(dest.url)
 

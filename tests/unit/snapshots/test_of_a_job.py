@@ -142,6 +142,7 @@ def test_a_savepoint_taken_while_the_job_runs_is_of_one_epoch(world: World) -> N
     driver = Driver(world, parallelism=2, retained_epochs=1)
     driver.start()
     driver.run_batch()
+    world.rest()
     epoch = newest(world)
     expected = stored_state(world.store, world.graph(), epoch)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +12,11 @@ import pytest
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
 from cairn.plan.keygroups import key_hasher
 from cairn.snapshots import open_savepoint, saving, write_savepoint
+from cairn.snapshots.destination import Destination
+from cairn.storage.removal import delete_savepoint
 from cairn.storage.retention import HOLDS_FOLDER, read_holds
 from cairn.storage.saved import saved_points
-from cairn.storage.store import open_store
+from cairn.storage.store import StoredObject, open_store
 from cairn.testing import FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, state_of
@@ -99,7 +103,22 @@ def test_an_epoch_retired_between_look_and_hold_is_refused() -> None:
             super().put(path, data)
 
     with pytest.raises(StaleEpochError, match="is retired"):
-        write_savepoint(LateHold(checkpoint.store), None, open_store("memory:").url)
+        write_savepoint(LateHold(checkpoint.store), first.number, open_store("memory:").url)
+    assert holds(checkpoint.store) == []
+
+
+def test_a_newer_epoch_is_saved_when_the_newest_was_retired_before_the_hold() -> None:
+    checkpoint = Checkpoint(STATES, keep=1)
+    first = checkpoint.commit({"n": {1: 1}})
+
+    class LateHold(FaultyStore):
+        def put(self, path: str, data: bytes) -> None:
+            if path.startswith(HOLDS_FOLDER):
+                retire(checkpoint, first.number)
+            super().put(path, data)
+
+    info = write_savepoint(LateHold(checkpoint.store), None, open_store("memory:").url)
+    assert info.epoch > first.number
     assert holds(checkpoint.store) == []
 
 
@@ -176,3 +195,117 @@ def test_a_rocksdb_job_that_was_rescaled_has_a_savepoint(
     write_savepoint(job.store, job.newest.number, str(tmp_path / "sp"))
     rows = open_savepoint(str(tmp_path / "sp")).rows("alerts", "n")
     assert sum(batch.num_rows for batch in rows) == 100
+
+
+# Writers that are killed, or sleep
+
+
+def expire_holds(checkpoint: Checkpoint) -> None:
+    """So much time passes that no hold counts any more."""
+    for found in checkpoint.store.list(HOLDS_FOLDER):
+        hold = json.loads(checkpoint.store.get(found.path)) | {"until_ms": 1}
+        checkpoint.store.put(found.path, json.dumps(hold).encode())
+
+
+def retire(checkpoint: Checkpoint, number: int) -> None:
+    while checkpoint.log.retired_below() <= number:
+        checkpoint.commit({"n": {k: -k for k in range(100)}}, base=True)
+        checkpoint.collector.after_epoch()
+
+
+def test_a_writer_that_is_killed_holds_its_epoch_for_a_while_only() -> None:
+    class KilledError(BaseException):
+        pass
+
+    checkpoint = Checkpoint(STATES, keep=1)
+    first = checkpoint.commit({"n": {k: k for k in range(100)}})
+    left = {}
+
+    def die(done: int, total: int) -> None:
+        left.update({f.path: checkpoint.store.get(f.path) for f in holds_of(checkpoint)})
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        write_savepoint(checkpoint.store, None, open_store("memory:").url, progress=die)
+    # A process that is killed cleans up nothing.
+    for path, data in left.items():
+        checkpoint.store.put(path, data)
+    (hold,) = [json.loads(data) for data in left.values()]
+    assert 0 < hold["until_ms"] <= time.time() * 1000 + saving.SAVE_MS
+    for _ in range(50):
+        checkpoint.commit({"n": {1: 1}})
+        checkpoint.collector.after_epoch()
+    assert checkpoint.log.retired_below() <= first.number, "it counts meanwhile"
+    expire_holds(checkpoint)
+    retire(checkpoint, first.number)
+    assert holds(checkpoint.store) == []
+
+
+def holds_of(checkpoint: Checkpoint) -> list[StoredObject]:
+    return checkpoint.store.list(HOLDS_FOLDER)
+
+
+@pytest.mark.parametrize("has_read_all", [True, False])
+def test_a_writer_that_slept_past_its_hold_seals_nothing(has_read_all: bool) -> None:
+    checkpoint = Checkpoint(STATES, keep=1)
+    checkpoint.commit({"n": {k: k for k in range(100)}})
+    first = checkpoint.newest
+    assert first is not None
+    now_ms = [time.time_ns() // 1_000_000]
+    dest = open_store("memory:")
+
+    def sleep(done: int, total: int) -> None:
+        if (done == total) is has_read_all and checkpoint.log.retired_below() <= first.number:
+            now_ms[0] += 2 * saving.SAVE_MS
+            expire_holds(checkpoint)
+            retire(checkpoint, first.number)
+
+    with pytest.raises(StaleEpochError, match=f"epoch {first.number} is retired"):
+        write_savepoint(checkpoint.store, None, dest.url, progress=sleep, now_ms=lambda: now_ms[0])
+    assert (dest.list(), holds(checkpoint.store)) == ([], [])
+
+
+def test_a_writer_that_slept_past_its_hold_seals_an_epoch_that_is_still_kept() -> None:
+    checkpoint, dest = shop(), open_store("memory:")
+    now_ms = [time.time_ns() // 1_000_000]
+
+    def sleep(done: int, total: int) -> None:
+        now_ms[0] += 2 * saving.SAVE_MS
+        expire_holds(checkpoint)
+
+    write_savepoint(checkpoint.store, None, dest.url, progress=sleep, now_ms=lambda: now_ms[0])
+    assert state_of(open_savepoint(dest.url)) == checkpoint.model
+    assert holds(checkpoint.store) == []
+
+
+def test_the_hold_is_renewed_while_a_savepoint_is_written() -> None:
+    checkpoint = shop()
+    now_ms, ends = [time.time_ns() // 1_000_000], []
+
+    def work(done: int, total: int) -> None:
+        (hold,) = holds_of(checkpoint)
+        ends.append(json.loads(checkpoint.store.get(hold.path))["until_ms"])
+        now_ms[0] += saving.SAVE_MS * 2 // 3
+
+    write_savepoint(
+        checkpoint.store, None, open_store("memory:").url, progress=work, now_ms=lambda: now_ms[0]
+    )
+    assert len(ends) > 1 and ends[1] > ends[0]
+
+
+@pytest.mark.parametrize("has_another", [True, False])
+def test_a_savepoint_that_was_removed_while_it_was_written_is_not_sealed(
+    has_another: bool,
+) -> None:
+    checkpoint, dest = shop(), open_store("memory:")
+
+    def remove(done: int, total: int) -> None:
+        if done == total:
+            delete_savepoint(dest)
+            if has_another:
+                Destination(open_store(dest.url), "another", 1).put_sources({"0/0": b"theirs"})
+
+    with pytest.raises(RestoreError, match="somebody has removed this savepoint"):
+        write_savepoint(checkpoint.store, None, dest.url, progress=remove)
+    left = {found.path for found in dest.list()}
+    assert left == ({"unfinished.json", "sources/0/0"} if has_another else set())
