@@ -98,6 +98,7 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         guarantee=options.guarantee,
         checkpoint_every=options.checkpoint_every,
         commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
+        allow_dropped_output=options.allow_dropped_output,
     )
     newest = coordinator.log.newest_epoch()
     rewrite = frozenset() if newest is None else _check(newest, graph, options, coordinator)
@@ -149,6 +150,7 @@ def _check(
         url=url,
         allow_dropped_state=options.allow_dropped_state,
     )
+    coordinator.check_output(epoch)
     return check_resume(
         epoch,
         coordinator.entries,
