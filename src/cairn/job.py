@@ -136,6 +136,7 @@ class Job:
         savepoint: str | None = None,
         reset_sources: Sequence[str] = (),
         allow_dropped_state: bool = False,
+        allow_dropped_output: bool = False,
         retained_epochs: int = 10,
         retained_for: str | None = None,
         on_stop: Literal["retain", "delete"] = "retain",
@@ -156,7 +157,9 @@ class Job:
 
         An empty checkpoint may start from a `savepoint`. Sources may be added and reordered;
         `reset_sources` are read from their beginning. `allow_dropped_state` goes on without
-        operators, states and sources that the program no longer has.
+        operators, states and sources that the program no longer has. `allow_dropped_output`
+        goes on although a sink that the program no longer has, or has with another target, may
+        not have published the newest epoch.
 
         An epoch is kept while it is among the last `retained_epochs`, or younger than
         `retained_for` ("7 days"). `on_stop="delete"` removes the checkpoint when the run ends
@@ -188,6 +191,7 @@ class Job:
                 savepoint=None if savepoint is None else str(savepoint),
                 reset_sources=tuple(reset_sources),
                 allow_dropped_state=allow_dropped_state,
+                allow_dropped_output=allow_dropped_output,
                 retained_epochs=retained_epochs,
                 retained_for=retained_for,
                 on_stop=on_stop,

@@ -38,6 +38,7 @@ class Options:
     savepoint: str | None = None
     reset_sources: tuple[str, ...] = ()
     allow_dropped_state: bool = False
+    allow_dropped_output: bool = False
     retained_epochs: int = 10
     retained_for: str | None = None
     on_stop: OnStop = "retain"

@@ -102,6 +102,7 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         guarantee=options.guarantee,
         checkpoint_every=options.checkpoint_every,
         commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
+        allow_dropped_output=options.allow_dropped_output,
     )
     rewrite = take_over(graph, options, coordinator, job)
     if coordinator.newest is None and savepoint is not None:
@@ -178,6 +179,7 @@ def _check(
         url=url,
         allow_dropped_state=options.allow_dropped_state,
     )
+    coordinator.check_output(epoch)
     return check_resume(
         epoch,
         coordinator.entries,

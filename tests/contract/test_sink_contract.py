@@ -19,7 +19,7 @@ from cairn.sinks.base import attempt_of
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
 from tests.at_once import at_once
-from tests.places import batch
+from tests.places import PLACES, batch
 from tests.places.stage import Stage
 from tests.unit.coordinator import manifests
 
@@ -233,6 +233,25 @@ def test_a_sink_travels_with_its_settings_only(place: Stage) -> None:
     place.driver.commit(3, [place.prepared(3, (2, "b"), slot=slot)])
     place.assert_sees((1, "a"), (2, "b"))
     slot.close()
+
+
+# A sink says where it publishes
+
+
+def test_drivers_of_one_program_have_one_target(place: Stage) -> None:
+    """Also with other columns, which do not change where rows go."""
+    place.place.add_column("t")
+    other = place.opened(schema=place.place.other_columns())
+    assert place.opened().target == place.driver.target == other.target
+
+
+@pytest.mark.parametrize("place", [n for n, p in PLACES.items() if p.has_target], indirect=True)
+def test_another_place_is_another_target(place: Stage) -> None:
+    elsewhere = place.place.elsewhere()
+    other = elsewhere.opened()
+    assert other.target != place.driver.target
+    other.close()
+    elsewhere.close()
 
 
 # The end

@@ -41,6 +41,9 @@ class Place(ABC):
     needs_text: ClassVar[bool] = False
     """The sink's settings name `s`, so rows cannot be without it."""
 
+    has_target: ClassVar[bool] = True
+    """The sink can say where it publishes, and `elsewhere` is another place."""
+
     def __init__(self, folder: Path) -> None:
         """A new, empty place; `folder` is its own. Servers are those of tests/servers.py."""
         self.folder = folder
@@ -58,6 +61,10 @@ class Place(ABC):
     @abstractmethod
     def leftovers(self) -> list[str]:
         """What is stored and not published, but for marks: staged files, rows, transactions."""
+
+    def elsewhere(self) -> Place:
+        """A place of the same kind at another target."""
+        return type(self)(self.folder / "elsewhere")
 
     def add_column(self, name: str) -> None:
         """Let the target take rows with one more column of text."""

@@ -12,6 +12,7 @@ from tests.places.base import Place, Row
 class CollectPlace(Place):
     is_shared = False
     has_mark = False
+    has_target = False
 
     def make(self) -> Sink:
         return Collect()

@@ -98,7 +98,9 @@ class BucketFilesPlace(ListedFilesPlace):
 
 
 class RenamingFilesPlace(FilesPlace):
-    """HDFS, by a stand-in."""
+    """HDFS, by a stand-in. There is one at a time."""
+
+    has_target = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from cairn.sinks import Redis
 from cairn.sinks.base import Sink
 from tests import servers
@@ -21,6 +23,8 @@ class RedisHashPlace(Place):
     is_in_pieces = True
     needs_text = True
 
+    database = 0
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.server: Any = servers.redis()
@@ -28,9 +32,18 @@ class RedisHashPlace(Place):
         for client in self._clients():
             self.server.client_kill_filter(_id=client["id"])
 
+    def elsewhere(self) -> Place:
+        """Another database of the server, which has rows of its own."""
+        other: Any = object.__new__(type(self))
+        Place.__init__(other, self.folder / "elsewhere")
+        other.database, file = 1, self.server.socket_file
+        other.server = redis.Redis(unix_socket_path=file, db=1)
+        other.server.socket_file = file
+        return other
+
     @property
     def url(self) -> str:
-        return f"unix://{self.server.socket_file}?db=0"
+        return f"unix://{self.server.socket_file}?db={self.database}"
 
     def make(self) -> Sink:
         # Chunks of one row, so that an epoch has pieces. With `k`, as a hash of nulls is none.

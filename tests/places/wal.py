@@ -70,6 +70,8 @@ class TableForeach(Foreach):
 
 
 class WalPlace(Place):
+    has_target = False
+
     def make(self) -> Sink:
         return TableWal(self.folder / "table")
 

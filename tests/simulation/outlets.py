@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,27 @@ KEYS = 5
 
 
 class Number(KeyedProcess[Any]):
+    """Emits `k`, and the number in every column of text."""
+
     count = state.Value("long", default=0)
+
+    def __init__(self, columns: Sequence[str] = tuple(SCHEMA.names)) -> None:
+        self.columns = tuple(columns)
 
     def process(self, row: Any, ctx: Any) -> Any:
         self.count.set(self.count.get() + 1)
-        return row.k, f"{row.seq}-{self.count.get()}"
+        text = f"{row.seq}-{self.count.get()}"
+        return tuple(row.k if name == "k" else text for name in self.columns)
 
 
-def numbered_graph(group_count: int, sink: Sink) -> Graph:
+def numbered_graph(
+    group_count: int, sink: Sink, schema: pa.Schema = SCHEMA, uid: str = "out"
+) -> Graph:
+    number, inlet = Number(schema.names), Inlet((Port("rows"),), ("k",))
     nodes: dict[str, Node] = {
         "rows": SourceNode("rows", None, ROW, None, None),
-        "number": ProcessNode("number", (Inlet((Port("rows"),), ("k",)),), Number(), SCHEMA, ()),
-        "out": SinkNode("out", (Port("number"),), sink),
+        "number": ProcessNode("number", (inlet,), number, schema, ()),
+        uid: SinkNode(uid, (Port("number"),), sink),
     }
     return build_graph("numbered", group_count, nodes)
 
@@ -60,10 +69,12 @@ class OutletWorld(World):
     def __init__(self, seed: int, folder: Path, make_place: Callable[[Path], Place]) -> None:
         super().__init__(seed, folder, group_count=4)
         self.place = make_place(folder / "place")
+        self.schema = SCHEMA
+        """Of the rows that the program publishes."""
         self._drivers: list[OutletDriver] = []
 
     def graph(self) -> Any:
-        return numbered_graph(self.group_count, self.place.make())
+        return numbered_graph(self.group_count, self.place.make(), self.schema)
 
     def driver(self, **how: Any) -> OutletDriver:
         self._drivers.append(OutletDriver(self, **how))
@@ -121,7 +132,8 @@ class OutletDriver(Driver):
 
     @property
     def sink(self) -> Sink:
-        return self.coordinator._publisher.sinks["out"]
+        (sink,) = self.coordinator._publisher.sinks.values()
+        return sink
 
     def close(self) -> None:
         for slot in self.cluster.slots.values():

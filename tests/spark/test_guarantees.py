@@ -121,10 +121,10 @@ class Gate(sinks.Files):
         super().commit(epoch, committables, part)
 
 
-def gated(spark: Any, source: Input, folder: Path) -> Job:
+def gated(spark: Any, source: Input, folder: Path, out: str = "out") -> Job:
     job = Job("gated", max_parallelism=4)
     rows = job.source("rows", source.stream(spark))
-    rows.sink_to(Gate(str(folder / "out"), str(folder / "gate")), uid="out")
+    rows.sink_to(Gate(str(folder / out), str(folder / "gate")), uid="out")
     return job
 
 
@@ -153,8 +153,14 @@ def test_a_paused_run_can_be_stopped_and_the_next_start_publishes(spark: Any, tm
     with pytest.raises(CommitError, match="the gate is closed"):
         gated(spark, source, tmp_path).start(checkpoint=str(tmp_path / "checkpoint"))
     (tmp_path / "gate").touch()
+    with pytest.raises(PlanError, match=r"prepared for: .*/out\n.*/moved\n"):
+        finish(gated(spark, source, tmp_path, "moved"), tmp_path / "checkpoint")
     finish(gated(spark, source, tmp_path), tmp_path / "checkpoint")
     assert ids(tmp_path / "out") == Counter([1, 2])
+    # Now it is known to be published, and the target may be another one.
+    source.add((3,))
+    finish(gated(spark, source, tmp_path, "moved"), tmp_path / "checkpoint")
+    assert ids(tmp_path / "out") == Counter([1, 2]) and ids(tmp_path / "moved") == Counter([3])
 
 
 def test_a_sink_that_cannot_publish_for_long_fails_the_run_if_it_is_told_so(

@@ -138,6 +138,14 @@ def run(
             "what they hold is dropped.",
         ),
     ] = False,
+    allow_dropped_output: Annotated[
+        bool,
+        typer.Option(
+            "--allow-dropped-output",
+            help="Start although a sink that is gone, or has another target, may not have "
+            "published the newest epoch; that output is dropped.",
+        ),
+    ] = False,
     serve: Annotated[
         str | None,
         typer.Option(
@@ -180,6 +188,7 @@ def run(
                     "on_stop": on_stop,
                     "spark_checkpoint": spark_checkpoint,
                     "allow_dropped_state": allow_dropped_state,
+                    "allow_dropped_output": allow_dropped_output,
                     "drain": drain,
                     "on_error": on_error,
                     "guarantee": guarantee,

@@ -44,6 +44,7 @@ from cairn.coordinator.measured import (
     timings_of,
     user_of,
 )
+from cairn.coordinator.output import targets_of
 from cairn.coordinator.publisher import Paused, Publisher
 from cairn.coordinator.ranges import slots_for
 from cairn.coordinator.record import advanced_ranges, committables_of, packed, taken_in
@@ -100,6 +101,7 @@ class Coordinator:
         guarantee: Guarantee = "exactly-once",
         checkpoint_every: int = 1,
         commit_timeout_s: float | None = None,
+        allow_dropped_output: bool = False,
     ) -> None:
         self.origins = dict(origins or {})
         """Where event time and a watermark are declared."""
@@ -134,6 +136,7 @@ class Coordinator:
             self.log,
             guarantee=guarantee,
             timeout_s=commit_timeout_s,
+            allow_dropped_output=allow_dropped_output,
             clock=clock,
             sleep=sleep,
         )
@@ -192,6 +195,10 @@ class Coordinator:
         self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
+
+    def check_output(self, newest: Epoch) -> None:
+        """Refuse a program whose start would lose output of this epoch."""
+        self._publisher.check_output(newest)
 
     def take_over(self) -> Epoch | None:
         """Become the leader. Everybody before is fenced; the newest epoch is ours to go on from.
@@ -455,6 +462,7 @@ class Coordinator:
             ended_ms=self._clock(),
             awake_ms=self.awake_ms,
         )
+        to_publish = self._to_publish(prepared)
         return Epoch(
             number=begin.epoch,
             parent=begin.parent,
@@ -470,7 +478,8 @@ class Coordinator:
             timers=timers_of(last.acks),
             spark=position,
             operators=operators,
-            committables=self._to_publish(prepared),
+            committables=to_publish,
+            targets=targets_of(self._publisher.sinks, to_publish),
             timings=added(None if before is None else before.timings, timings),
             metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from cairn.coordinator.output import Output, check_output
 from cairn.crash import crash_point
 from cairn.errors import CommitConflictError, CommitError
 from cairn.guarantees import Guarantee
@@ -24,7 +25,7 @@ from cairn.logs import logger
 from cairn.sinks.base import Committable, Sink, reached_at_start
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
-from cairn.storage.published import note_path, note_published
+from cairn.storage.published import is_known_published, note_path, note_published
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
@@ -62,6 +63,7 @@ class Publisher:
         *,
         guarantee: Guarantee = "exactly-once",
         timeout_s: float | None = None,
+        allow_dropped_output: bool = False,
         clock: Callable[[], int],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -79,24 +81,38 @@ class Publisher:
         self._log = log
         self._guarantee = guarantee
         self._timeout_s = timeout_s
+        self._allow_dropped_output = allow_dropped_output
         self._clock = clock
         self._sleep = sleep
+
+    def check_output(self, newest: Epoch) -> Output:
+        """Return which sinks publish the newest epoch at a start. PlanError if output is lost."""
+        return check_output(
+            newest,
+            self.sinks,
+            is_published=lambda: is_known_published(self._log, newest),
+            allow_dropped_output=self._allow_dropped_output,
+        )
 
     def recover(self, newest: Epoch | None, term: int) -> None:
         """Publish the newest epoch again, it may not have been; clear what nobody will publish."""
         if newest is not None:
-            self.publish_epoch(newest, is_start=True)
-            self.note_published()
+            output = self.check_output(newest)
+            given = newest.committables.items()
+            ours = {uid: prepared for uid, prepared in given if uid in output.sinks}
+            self.publish(newest.number, ours, is_start=True)
+            if output.is_whole:
+                self._published = newest
+                self.note_published()
         for uid, sink in self.sinks.items():
             # The number of the takeover itself may have been tried by the driver before.
             with reached_at_start(uid, sink):
                 sink.recover(term + 1)
 
-    def publish_epoch(self, epoch: Epoch, *, is_start: bool = False) -> None:
-        """Have every sink publish an epoch of the log."""
-        self.publish(epoch.number, epoch.committables, is_start=is_start)
-        if epoch.committables.keys() <= self.sinks.keys():
-            self._published = epoch
+    def publish_epoch(self, epoch: Epoch) -> None:
+        """Have every sink publish an epoch of the log that this driver has written."""
+        self.publish(epoch.number, epoch.committables)
+        self._published = epoch
 
     def note_published(self) -> None:
         """Write down which epoch is published last, where that is not yet. Never raises.
@@ -129,10 +145,7 @@ class Publisher:
         """Have every sink publish its part of an epoch. At a start, so many tries and no more."""
         started = time.perf_counter()
         for uid, prepared in committables.items():
-            sink = self.sinks.get(uid)
-            if sink is None:
-                continue  # Dropped from the job; what it prepared stays invisible.
-            self._commit(uid, sink, epoch, prepared, part, is_start)
+            self._commit(uid, self.sinks[uid], epoch, prepared, part, is_start)
             crash_point("driver.sink.committed")
         if committables:
             self.last_ms = (time.perf_counter() - started) * 1000

@@ -8,7 +8,8 @@ Always true of a sink:
 - `commit` is idempotent; it proves itself by a mark written with it, keyed by job, sink, epoch
   and part, which together never mean two things;
 - `commit` is called again until it succeeds, by whichever driver leads;
-- a committable is plain JSON, equal for equal rows, and enough to commit from another machine;
+- a committable is plain JSON, equal for equal rows, and enough to commit from another machine,
+  also for a program with other columns or settings of the sink;
 - a mark of an epoch that the log does not have is found by `newest_mark` before a takeover: a
   new epoch is never taken for published because of it;
 - what was prepared and never named in a manifest is removed by `recover`, after a takeover;
@@ -17,6 +18,7 @@ Always true of a sink:
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -129,6 +131,15 @@ class Sink(ABC):
         """
         return None
 
+    @property
+    def target(self) -> str:
+        """Where an open sink publishes, in words and without secrets, for the driver.
+
+        It is noted with each epoch. At a start, a sink publishes the newest epoch again only if
+        that was prepared for an equal target. "" is a target that ends with the driver.
+        """
+        return type(self).__name__
+
     def is_away(self, error: Exception) -> bool:
         """Whether the target cannot be reached now, and may be later: then the job waits for it."""
         return any(isinstance(each, ConnectionError | TimeoutError) for each in causes(error))
@@ -138,6 +149,11 @@ class Sink(ABC):
 
     def close(self) -> None:
         """When the run or the slot ends; also after an `open` that failed."""
+
+
+def without_password(url: str) -> str:
+    """Return a url as it can be shown: a password in it is left out."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", url)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -58,7 +58,15 @@ def _rows(committables: Sequence[Committable]) -> list[Any]:
     return rows
 
 
-class Collect(Sink):
+class _DriverSink(Sink):
+    """Ends with the driver: what it has not published is lost to nobody."""
+
+    @property
+    def target(self) -> str:
+        return ""
+
+
+class Collect(_DriverSink):
     """Keeps committed rows in the driver's memory: `sink.rows`, in order of the epochs.
 
     A run that goes on from an earlier one holds what it committed itself, and the newest
@@ -90,7 +98,7 @@ class Collect(Sink):
         self._parts[epoch, part] = _rows(committables)
 
 
-class Console(Sink):
+class Console(_DriverSink):
     """Prints the first rows of each committed epoch. The newest is printed again on restart."""
 
     def __init__(self, rows_max: int = 20) -> None:
@@ -122,7 +130,7 @@ class _NoopWriter(Writer):
         pass
 
 
-class Noop(Sink):
+class Noop(_DriverSink):
     """Takes rows and drops them, like Spark's `noop` format: to measure what comes before."""
 
     def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:

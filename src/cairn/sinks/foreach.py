@@ -45,6 +45,10 @@ class Foreach(Staged):
         self.function = fn
         self.batch = batch
 
+    @property
+    def target(self) -> str:
+        return "the function of a sinks.Foreach"
+
     def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
         if self.batch:
             self._call(list(self._rows(files)), epoch)

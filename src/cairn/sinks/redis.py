@@ -170,6 +170,12 @@ class Redis(Staged):
         if self._client is not None:
             self._client.close()
 
+    @property
+    def target(self) -> str:
+        at = self._client.connection_pool.connection_kwargs
+        place = at.get("path") or f"{at.get('host')}:{at.get('port')}"
+        return f"database {at.get('db', 0)} of the Redis server at {place}"
+
     # In a slot
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:

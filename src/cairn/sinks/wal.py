@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.errors import CommitError, PlanError
-from cairn.sinks.base import Promise
+from cairn.sinks.base import Promise, without_password
 from cairn.sinks.staged import GROUP_ROWS, PublishedEpoch, Staged, StagedFile, check_content
 from cairn.storage.store import NotFoundError, open_store
 from cairn.types import parse_schema, schema_ddl
@@ -32,6 +32,8 @@ from cairn.types import parse_schema, schema_ddl
 _SECRET: Final = re.compile(r"pass|pwd|secret|token|key|url|user|credential|jaas|auth", re.I)
 _PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
 _TEXT_CHARS_MAX: Final = 2000
+_PLACES: Final = ("path", "table", "dbtable", "topic", "keyspace", "database", "collection")
+"""Options of Spark's writers that name where rows go."""
 
 
 class Wal(Staged):
@@ -58,6 +60,10 @@ class Wal(Staged):
         self.function = writer
         if idempotent:
             self.promise = "exactly-once"
+
+    @property
+    def target(self) -> str:
+        return "the function of a sinks.Wal"
 
     def publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
         self.function(self.dataframe(files), epoch)
@@ -135,6 +141,12 @@ class Spark(Wal):
 
         super().__init__(write)
         self.format = format
+        self.places = {name: str(options[name]) for name in _PLACES if name in options}
+
+    @property
+    def target(self) -> str:
+        named = [f"{name} {without_password(value)!r}" for name, value in self.places.items()]
+        return f"Spark's {self.format!r} writer, " + (", ".join(named) or "with its options")
 
 
 def _without_secrets(error: Exception, options: dict[str, Any]) -> str:

@@ -204,6 +204,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     spark: SparkPosition
     operators: dict[str, OperatorEntry]
     committables: dict[str, list[Any]] = {}
+    targets: dict[str, str] = {}
+    """Where those were to be published, in words and without secrets; "" ends with the driver."""
     timings: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     oldest_kept: int = 0
@@ -303,6 +305,7 @@ class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_fi
     passed_ms: int | None = None
     seen_ms: dict[str, int] = {}
     timers: dict[str, tuple[int | None, int | None]] | None = None
+    targets: dict[str, str] = {}
 
 
 StoredRecord = StoredEpoch | Takeover | Restore

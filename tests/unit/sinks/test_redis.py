@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -487,3 +488,21 @@ def test_rows_of_an_older_version_of_the_job_keep_their_columns(
     new.open(SinkContext("job", "j", "out", schema, checkpoint=str(tmp_path / "checkpoint")))
     new.commit(2, [found])
     assert text(server) == {"row:1": {"s": "a"}}
+
+
+def test_rows_of_other_settings_keep_their_keys_kind_and_fields(
+    tmp_path: Path, server: Any
+) -> None:
+    found = prepared(opened(tmp_path, server), 2, (1, "a"))
+    new = Redis(url(server), key="other:{s}", kind="string", value="k")
+    new.open(context(tmp_path, "job", "out", None))
+    new.commit(2, [found])
+    assert text(server) == {"row:1": {"s": "a"}}
+
+
+def test_a_target_names_server_and_database_and_no_password(tmp_path: Path) -> None:
+    sink = Redis("redis://me:hunter22@host:7000/3?password=hunter22", key="row:{k}")
+    with mock.patch("redis.Redis.info", return_value={}):
+        sink.open(context(tmp_path, "job", "out", None))
+    assert sink.target == "database 3 of the Redis server at host:7000"
+    sink.close()

@@ -40,7 +40,15 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.logs import logger
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, causes, round_of
+from cairn.sinks.base import (
+    Committable,
+    Sink,
+    SinkContext,
+    Writer,
+    causes,
+    round_of,
+    without_password,
+)
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
 from cairn.sinks.delta.schema import (
     check_columns,
@@ -143,6 +151,10 @@ class Delta(Sink):
         # Slots never look into the log again; it may be large.
         if not is_driver:
             self._table = None
+
+    @property
+    def target(self) -> str:
+        return f"the Delta table {without_password(self.store.url)}"
 
     def is_away(self, error: Exception) -> bool:
         """Whether the table's store cannot be reached now, and may be later."""

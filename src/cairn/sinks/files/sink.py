@@ -35,7 +35,15 @@ import msgspec
 from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, causes, round_of
+from cairn.sinks.base import (
+    Committable,
+    Sink,
+    SinkContext,
+    Writer,
+    causes,
+    round_of,
+    without_password,
+)
 from cairn.sinks.files.compaction import Compactor
 from cairn.sinks.files.formats import make_format
 from cairn.sinks.files.partitions import Partitions
@@ -141,6 +149,10 @@ class Files(Sink):
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in _OPENED}
+
+    @property
+    def target(self) -> str:
+        return f"files in {without_password(self._store.url)}"
 
     def is_away(self, error: Exception) -> bool:
         """Whether the store of the folder cannot be reached now, and may be later."""

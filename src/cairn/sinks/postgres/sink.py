@@ -136,6 +136,7 @@ class Postgres(Sink):
         schema = self.context.schema
         if self.mode == "prepared":
             self._check_can_prepare(connection)
+        self._database = connection.info.dbname
         table = find_table(connection, self.table)
         if table is None and self.create:
             statement = create_statement(self.table, schema, self.key)
@@ -273,6 +274,14 @@ class Postgres(Sink):
             if epoch_of(gid) < before_epoch:
                 roll_back_prepared(connection, gid)
         ledger.drop_staged(connection, before_epoch)
+
+    @property
+    def target(self) -> str:
+        # Not by its host: that may have several names, and an epoch that another server holds
+        # is not found there, so it is never published twice.
+        table, ledger = self._opened()
+        staged = "" if ledger.schema == table.schema else f", staged in schema {ledger.schema!r}"
+        return f"table {table.sql} of PostgreSQL database {self._database!r}{staged}"
 
     def is_away(self, error: Exception) -> bool:
         """Whether the server cannot be reached now, and may be later."""

@@ -16,6 +16,7 @@ from cairn.storage.arrow_store import ArrowStore
 from cairn.testing import SimulatedCrash, told_of_passes
 from tests.places import PLACES
 from tests.places.stage import Stage
+from tests.unit.sinks.files.folders import Folder
 
 
 @pytest.mark.parametrize("name", [name for name in PLACES if name.startswith("files")])
@@ -86,3 +87,19 @@ def test_no_file_of_an_epoch_is_listed_before_all_are_in_place(tmp_path: Path) -
     with pytest.raises(CommitError, match="1 of its files are gone"):
         place.driver.commit(2, prepared)
     assert list((tmp_path / "out").glob("_cairn/job/out/epochs/*")) == []
+
+
+@pytest.mark.parametrize("after", [{}, {"listed": True}, {"partition_by": "k"}, {"format": "csv"}])
+@pytest.mark.parametrize("before", [{}, {"format": "json", "partition_by": "s"}])
+def test_an_epoch_is_published_in_the_format_and_folders_it_was_prepared_with(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    folder = Folder(tmp_path)
+    prepared = folder.prepared(2, (1, "a"), (2, "b"), **before)
+    later = folder.sink(**after)
+    later.commit(2, prepared)
+    later.commit(2, prepared)
+    later.commit(3, folder.prepared(3, (3, "c"), **after))
+    later.recover(4)
+    assert sorted(folder.rows()) == [(1, "a"), (2, "b"), (3, "c")]
+    assert len(folder.data()) == len(folder.names())
