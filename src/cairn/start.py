@@ -155,15 +155,25 @@ def _settled(
 ) -> Position:
     """Where Spark is to go on."""
     newest, term = coordinator.newest, coordinator.term
-    where = {
-        "store": spark_store,
-        "checkpoint": coordinator.store,
-        "sources": graph.source_names,
-        "reset_sources": options.reset_sources,
-    }
+    sources, reset, checkpoint = graph.source_names, options.reset_sources, coordinator.store
     if options.guarantee == "at-most-once":
-        return give_up(newest, term, since=coordinator.log.restored_by() or 0, **where)
-    return settle(newest, term, **where)
+        return give_up(
+            newest,
+            term,
+            store=spark_store,
+            checkpoint=checkpoint,
+            sources=sources,
+            reset_sources=reset,
+            since=coordinator.log.restored_by() or 0,
+        )
+    return settle(
+        newest,
+        term,
+        store=spark_store,
+        checkpoint=checkpoint,
+        sources=sources,
+        reset_sources=reset,
+    )
 
 
 def _check(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import collections
 import operator
+from pathlib import Path
 
 import pytest
 
-from cairn import Job, KeyedProcess, PlanError, sinks, state
+from cairn import Job, KeyedProcess, PlanError, RestoreError, sinks, state
+from cairn.storage.log import record_path
+from cairn.storage.store import open_store
+from cairn.storage.verify import verify
 from tests.spark.support import epochs, finish, published, stored_state
 
 ROWS = "id string, k bigint"
@@ -93,3 +97,42 @@ def test_a_source_that_is_reset_is_read_again_and_the_others_are_not(spark, make
     finish(job, checkpoint, reset_sources=("b",))
     assert times_seen(tmp_path) == {"a0": 1, "b0": 2}
     assert stored_state(job, checkpoint)["count"]["n"] == {1: 3}
+
+
+def test_damage_to_spark_s_folder_and_to_the_log_repeats_no_row(spark, make_input, tmp_path):
+    a = make_input(ROWS)
+    checkpoint = tmp_path / "ckpt"
+    names = [f"a{number}" for number in range(12)]
+    for name in names:
+        a.add((name, 1))
+    finish(made_from(spark, tmp_path, a=a), checkpoint)
+
+    def damaged(path):
+        report = verify(open_store(str(checkpoint)))
+        return str(path.relative_to(checkpoint)) in {damage.path for damage in report.damage}
+
+    def cut(path):
+        path.write_text(path.read_text().split("\n")[0])
+
+    for damage in (cut, Path.unlink):
+        for number in (len(names) - 1, 9):
+            folder = checkpoint / epochs(checkpoint)[-1].spark.folder
+            there = [*folder.glob(f"sources/0/{number}"), *folder.glob(f"sources/0/{number}.c*")]
+            damage(there[0])
+            # Hadoop's own checksum beside it is wrong from now on, and nobody needs it.
+            (there[0].parent / f".{there[0].name}.crc").unlink(missing_ok=True)
+            assert damaged(there[0])
+            names.append(f"a{len(names)}")
+            a.add((names[-1], 1))
+            finish(made_from(spark, tmp_path, a=a), checkpoint)
+            assert times_seen(tmp_path) == once(*names)
+            assert verify(open_store(str(checkpoint))).ok
+
+    newest = checkpoint / record_path(epochs(checkpoint)[-1].number)
+    record = newest.read_bytes()
+    newest.unlink()
+    with pytest.raises(RestoreError, match="sink 'out' has published epoch"):
+        finish(made_from(spark, tmp_path, a=a), checkpoint)
+    newest.write_bytes(record)
+    finish(made_from(spark, tmp_path, a=a), checkpoint)
+    assert times_seen(tmp_path) == once(*names)

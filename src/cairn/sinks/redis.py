@@ -268,7 +268,7 @@ class Redis(Staged):
         import redis
 
         marks = [super().newest_mark()]
-        with suppress(redis.ConnectionError, redis.TimeoutError):
+        with suppress(redis.RedisError):
             # One that is away is asked by the first commit.
             fence = self._client.hget(self.fence, "epoch")
             marks.append(None if fence is None else int(fence))

@@ -12,6 +12,7 @@ Always true here:
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
@@ -88,18 +89,26 @@ def _entry_lines(store: Store, folder: str, number: int) -> list[str]:
 def _compact_tail(store: Store, folder: str, number: int) -> list[str]:
     """The lines at the end of a compact file that may be of its own entry."""
     path = f"{folder}/{number}.compact"
-    sizes = {found.path: found.size for found in store.list(folder)}
-    if path not in sizes:
+    size = _size(store, folder, path)
+    if size is None:
         return []
     length = _TAIL_BYTES
     while True:
-        start = max(0, sizes[path] - length)
-        data = store.get_range(path, start, sizes[path] - start)
+        start = max(0, size - length)
+        data = store.get_range(path, start, size - start)
         # The first one is the file's head, or cut.
         lines = data.decode(errors="replace").split("\n")[1:]
         if start == 0 or (lines and entry_of(lines[0]) not in (None, number)):
             return lines
         length *= 4
+
+
+def _size(store: Store, folder: str, path: str) -> int | None:
+    """The size of a file in a folder; None when it is not there."""
+    local = store.local_path(path)
+    if local is not None:
+        return os.path.getsize(local) if os.path.exists(local) else None
+    return next((found.size for found in store.list(folder) if found.path == path), None)
 
 
 def _lines_by_entry(store: Store, folder: str) -> dict[int, list[str]]:

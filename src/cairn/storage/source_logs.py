@@ -208,8 +208,9 @@ def _differing_entry(
     at = 0
     for name in names:
         path = f"{root}/{name}"
-        if name.partition(".")[0] != str(number):
-            return f"{root}/{entry_name(number)}"
+        found = int(name.partition(".")[0])
+        if found != number:
+            return f"{root}/{entry_name(found - 1)}"
         if number > last and not is_running:
             return path
         try:

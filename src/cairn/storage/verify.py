@@ -108,7 +108,7 @@ def verify(
     ]
     bases = {(r.store, r.path): r for r in refs.values()}
     damage += _check_spark(spark_store or store, log, epochs, damage)
-    stale_notes = []
+    stale_notes: list[Damage] = []
     for path, what, is_stale in check_notes(store):
         (stale_notes if is_stale else damage).append(Damage(path, what))
     return Report(

@@ -31,7 +31,7 @@ def check_spark(
     """
     position = newest.spark
     folder = position.folder
-    if not position.offsets or not store.list(folder):
+    if not folder or not position.offsets or not store.list(folder):
         return  # Nothing was read yet; or Spark's folder is elsewhere, or gone as a whole.
     texts: dict[str, str] = {}
     for found in (*store.list(f"{folder}/offsets"), *store.list(f"{folder}/commits")):

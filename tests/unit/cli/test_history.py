@@ -17,6 +17,8 @@ from cairn.snapshots import write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage import Log, Store, open_store, read_job
+from cairn.storage.saved import note_savepoint
+from cairn.storage.spark_log import lay_out_from
 from cairn.storage.verify import verify
 from tests.unit.cli.command_line import call, json_of
 from tests.unit.storage.leading import Driver, lay_spark_folder, new_store
@@ -238,6 +240,34 @@ def test_verify_tells_stale_holds_and_what_to_do(store: Store, tmp_path: Path) -
     assert f"delete {store.url}/holds/branch-{info.job_id}.json" in result.stdout
     assert len(json_of("verify", store.url)["stale_holds"]) == 1
     assert verify(store).ok
+
+
+def test_verify_shows_damaged_and_stale_notes(store: Store, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    note_savepoint(store, id="a", url=gone, epoch=2, created_ms=3, bytes=4)
+    result = call("verify", store.url)
+    assert result.exit_code == 0
+    note = "savepoints/0000000000003-a.json"
+    assert f"stale note {note}: there is no savepoint at {gone}" in result.stdout
+    assert [found["path"] for found in json_of("verify", store.url)["stale_notes"]] == [note]
+    store.put("graph/000000000001.json", b"{")
+    result = call("verify", store.url)
+    assert result.exit_code == 1
+    assert "damaged graph/000000000001.json: this note cannot be read" in result.stdout
+
+
+def test_verify_checks_spark_s_folder_where_it_lies(store: Store, tmp_path: Path) -> None:
+    epoch = Log(store).newest_epoch()
+    assert epoch is not None
+    other = open_store(str(tmp_path / "spark's"))
+    lay_out_from(epoch.spark, {}, epoch.spark.folder, other)
+    place = ("verify", store.url, "--spark-checkpoint", other.url)
+    assert call(*place).exit_code == 0
+    path = f"{epoch.spark.folder}/offsets/{epoch.spark.batch_id}"
+    other.put(path, b"junk")
+    result = call(*place)
+    assert result.exit_code == 1
+    assert f"damaged {path}: a file of Spark's streaming checkpoint is damaged" in result.stdout
 
 
 # ls and show

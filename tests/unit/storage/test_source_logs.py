@@ -12,7 +12,13 @@ from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage import source_logs
 from cairn.storage.manifest import Epoch, SourceLog, decode_record, encode_epoch
 from cairn.storage.source_files import source_lines
-from cairn.storage.source_logs import advance, differing_file, read_lines, source_files
+from cairn.storage.source_logs import (
+    advance,
+    differing_file,
+    log_of_files,
+    read_lines,
+    source_files,
+)
 from cairn.storage.spark_log import lay_out, moved_logs
 from cairn.storage.store import Store, open_store
 from tests.unit.storage.spark_folders import (
@@ -213,6 +219,20 @@ def test_a_list_that_older_epochs_did_not_keep_is_taken_over_whole(store: Store)
     file_log(store, 23, keep_from=19)
     newest = kept(store, 23)
     assert lines(store, newest) == [log_line(number) for number in range(24)]
+
+
+@pytest.mark.parametrize("last", [3, 9, 14])
+def test_what_a_savepoint_carries_becomes_what_its_first_epoch_keeps(
+    store: Store, last: int
+) -> None:
+    newest = ran(store, last)
+    other = open_store("memory:")
+    files = {**source_files(store, newest.spark), "1/0": b"\x00v1\n17", "1/notes": b"else"}
+    spark = at(last, offset(last), '{"n":2}').spark
+    found = log_of_files(files, spark, checkpoint=other, term=1)
+    assert read_lines(other, found[0]) == lines(store, newest)
+    assert found[0].last == last
+    assert found[1].files == {"0": b"\x00v1\n17"}
 
 
 def test_what_is_kept_moves_with_its_source(store: Store) -> None:

@@ -77,6 +77,16 @@ def test_a_job_that_runs_on_is_no_damage(store: Store) -> None:
     assert damaged(store) == [f"{OLD}/sources/0/19.compact"]
 
 
+@pytest.mark.parametrize("name", ["9.compact", "11", "13"])
+def test_the_entry_of_a_list_that_is_gone_is_named(store: Store, name: str) -> None:
+    log = Log(store)
+    append(log, msgspec.structs.replace(ran(store, 13), parent=None), log.newest_number() or 0)
+    store.delete([f"{OLD}/sources/0/{number}" for number in range(9)])
+    assert verify(store).ok
+    store.delete([f"{OLD}/sources/0/{name}"])
+    assert damaged(store) == [f"{OLD}/sources/0/{name}"]
+
+
 def test_a_list_that_no_epoch_keeps_must_be_whole(store: Store) -> None:
     log = Log(store)
     newest = log.newest_epoch()

@@ -256,7 +256,10 @@ class Postgres(Sink):
         connection.execute(ledger.mark(epoch, part).encode())
 
     def newest_mark(self) -> int | None:
-        return self._with_session(self._opened()[1].newest_mark)
+        marks: list[int | None] = []
+        ledger = self._opened()[1]
+        self._reaching("look for its marks", lambda c: marks.append(ledger.newest_mark(c)))
+        return marks[0]
 
     def recover(self, before_epoch: int) -> None:
         self._reaching("remove what was given up", lambda c: self._recover(c, before_epoch))
