@@ -31,6 +31,7 @@ from cairn.errors import CairnError
 from cairn.logs import configure_slot, logger, scope
 from cairn.slot.door import Door, open_door
 from cairn.slot.protocol import Begin, Failure, Token, ack_encoder
+from cairn.slot.repeats import Repeats
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE
 
@@ -73,6 +74,9 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         self._directory = directory
         self._door: Door | None = None
         self.ended = threading.Event()
+        self._repeats = Repeats()
+        self._epoch = 0
+        """The one under way."""
         self._calls: set[object] = set()
         self._last_used_s = time.monotonic()
 
@@ -116,6 +120,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 return LOAD_FIRST
             assert call.begin is not None, "begin says what begins"
             level = self.runtime.level(call.level)
+            self._epoch = call.begin.epoch
             level.begin(Token(*call.token), call.begin, call.subtask)
         elif kind == "end":
             self.ended.set()
@@ -188,5 +193,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         else:
             text = f"a slot failed with {type(error).__name__}: {error}"
             failure = Failure("EpochError", text, {"traceback": traceback.format_exc()})
+        if self._repeats.note(self._epoch, error):
+            failure.facts["is_repeated"] = True
         failure.facts["log"] = self.log
         return FAILED + msgspec.msgpack.encode(failure)
