@@ -84,8 +84,9 @@ def test_wrong_job_is_refused_before_spark_runs_anything(spark, rows):
         source.transform(lambda df: df.select("k", "v")).union(counted)
     with pytest.raises(PlanError, match="with itself"):
         source.union(source)
-    with pytest.raises(PlanError, match=r"transform cannot be planned.*nope"):
+    with pytest.raises(PlanError, match=r"transform cannot be planned.*nope") as refused:
         source.transform(lambda df: df.select("nope"))
+    assert f"\n  at: {__file__}:" in str(refused.value) and "Project" not in str(refused.value)
     with pytest.raises(PlanError, match="must return a DataFrame, found int"):
         source.transform(lambda df: 1)
     with pytest.raises(PlanError, match="two schemas"):
