@@ -9,6 +9,7 @@ from cairn.errors import PlanError
 from cairn.functions import Function, KeyedProcess, Process
 from cairn.joins import IntervalJoin, JoinPlan
 from cairn.plan.check import (
+    NO_UID,
     check_broadcast,
     check_broadcast_state,
     check_function,
@@ -66,7 +67,7 @@ class ConnectedStreams:
         names = (", ".join(port.node for port in inlet.ports) for inlet in self._inlets)
         return f"<connected streams {'; '.join(names)}>"
 
-    def process(self, function: Function, *, schema: Any, uid: str) -> ProcessStream:
+    def process(self, function: Function, *, schema: Any, uid: str = NO_UID) -> ProcessStream:
         """Run a function over the rows of all inputs. `uid` names its state, for good."""
         from cairn.stream import ProcessStream
 

@@ -57,7 +57,7 @@ def json_text(value: Any) -> str:
     try:
         return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return _steady(repr(value))
+        return steady(repr(value))
 
 
 def key_text(key: Any) -> str | None:
@@ -76,7 +76,7 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:
         message = f"(its message could not be made: {type(broken).__name__})"
     name = type(error).__name__
-    return _sendable(_steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
+    return _sendable(steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
 
 
 def traceback_text(error: BaseException) -> str:
@@ -91,7 +91,7 @@ def traceback_text(error: BaseException) -> str:
         lines = traceback.format_tb(frames)
     # How deep a recursion went depends on how deep it began.
     text = _REPEATED.sub("[Previous line repeated many times]", "".join(lines))
-    return _sendable(_steady(text)[-TRACEBACK_CHARS_MAX:])
+    return _sendable(steady(text)[-TRACEBACK_CHARS_MAX:])
 
 
 def time_of(time_ms: int | None) -> dt.datetime | None:
@@ -146,7 +146,7 @@ def _name(key: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
-def _steady(text: str) -> str:
+def steady(text: str) -> str:
     """Without addresses: they differ between attempts."""
     return _ADDRESS.sub("at 0x…", text)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cairn.changes import Changes
 from cairn.coordinator.epoch import clock_ms
 from cairn.coordinator.measured import summary
 from cairn.coordinator.publisher import StoppedError
+from cairn.coordinator.spark_failure import as_cairn_error, is_concurrent_use
 from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
 from cairn.errors import (
@@ -36,7 +37,7 @@ from cairn.sinks.base import close_all, closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
-from cairn.spark_batches import SparkBatches
+from cairn.spark_batches import BatchFailedError, SparkBatches, StoppingError
 from cairn.start import start
 from cairn.status import Ending, Signs, Status, status_of
 from cairn.storage.endings import write_ending
@@ -54,22 +55,11 @@ if TYPE_CHECKING:
 STOP_PATIENCE_S = 60.0
 
 
-class _StoppingError(Exception):
-    """Raised in Spark's thread to keep it from starting another epoch.
-
-    Spark takes an error of this text for the interruption it caused itself by stopping
-    the query, and does not report it as a failure.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            "py4j.protocol.Py4JJavaError: An error occurred while calling stop.\n"
-            ": java.lang.InterruptedException"
-        )
-
-
 class Run:
-    """A running job. Use it as a context manager: leaving the block stops the run."""
+    """A running job. Use it as a context manager: leaving the block stops the run.
+
+    What has failed is raised there, unless `wait` has raised it before.
+    """
 
     def __init__(self, graph: Graph, options: Options) -> None:
         from cairn.coordinator.driver import SparkDriver, trigger_ms
@@ -106,6 +96,9 @@ class Run:
         self._ended_as: Ending | None = None
         self._started_ms = clock_ms()
         self.error: BaseException | None = None
+        self._is_raised = False
+        self._awaiting = 0
+        """How many wait for the end, and get what fails."""
         self._turn = Turn()
         self._stopping = False
         self._is_over = False
@@ -159,6 +152,7 @@ class Run:
 
     def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
         self._turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
+        failure: BaseException | None = None
         try:
             if not self._is_ending:
                 position = self._batches.to_run(batch_id)
@@ -172,9 +166,11 @@ class Run:
             self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
             self.error = self.error or error
-            raise
+            failure = error
         finally:
             self._turn.give_up()
+        if failure is not None:
+            raise BatchFailedError(failure)
         # Not with the turn: who stops the run waits for it.
         self._refuse_if_ending()
 
@@ -188,7 +184,7 @@ class Run:
         # Only once Spark knows that it is being stopped is the refusal no failure to it.
         self._stop_called.wait(STOP_PATIENCE_S)
         time.sleep(0.2)
-        raise _StoppingError
+        raise StoppingError
 
     def _leave_if_ending(self, batch_id: int) -> None:
         if self._is_ending:
@@ -281,7 +277,8 @@ class Run:
             write_ending(self._store, self._coordinator.term, self._ended_as, self.error)
         if self.error is None:
             self._say("the run is over: %s", self._ended_as)
-        else:
+        elif not self._awaiting or logger.hasHandlers():
+            # Otherwise Python would print it bare, and again for who waits for the end.
             self._say("the run failed: %s", self.error, level=logging.ERROR)
         self._let_go()
         if self._options.on_stop == "delete" and self.error is None:
@@ -347,8 +344,6 @@ class Run:
 
     def _go_on_elsewhere(self, failure: BaseException) -> bool:
         """Where Spark has failed because another driver still writes to its folder."""
-        from cairn.coordinator.driver import is_concurrent_use
-
         if not is_concurrent_use(failure):
             return False
         if not self._batches.go_elsewhere(self._options.reset_sources):
@@ -357,8 +352,6 @@ class Run:
         return True
 
     def _explained(self, failure: BaseException) -> BaseException:
-        from cairn.coordinator.driver import as_cairn_error, is_concurrent_use
-
         if is_concurrent_use(failure):
             return self._conflict()
         newest = self._coordinator.newest
@@ -417,12 +410,27 @@ class Run:
         """Until the run has ended; raises what failed. False when `timeout` seconds passed."""
         # In slices, so that Ctrl-C is heard.
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._ended.wait(0.2):
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-        if self.error is not None:
-            raise self.error
+        with self._awaited():
+            while not self._ended.wait(0.2):
+                if deadline is not None and time.monotonic() > deadline:
+                    return False
+        self._raise_error()
         return True
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """Whoever is in here will get what fails."""
+        self._awaiting += 1
+        try:
+            yield
+        finally:
+            self._awaiting -= 1
+
+    def _raise_error(self) -> None:
+        """What has failed, if anything has: without the frames of the threads it came from."""
+        if self.error is not None:
+            self._is_raised = True
+            raise self.error.with_traceback(None) from self.error.__cause__
 
     def process_all_available(self) -> None:
         """Until everything the sources hold now is in committed epochs; raises what failed.
@@ -430,19 +438,21 @@ class Run:
         Timers that the watermark has come to by then have fired, and what loops sent back has
         been processed, until they send back nothing more.
         """
-        try:
-            self._query.processAllAvailable()
-        except Exception as error:
-            self._ended.wait(STOP_PATIENCE_S)
-            raise self.error or error from error
-        if not self._query.isActive:
-            # It has ended, or another driver has ended it: the supervisor finds out which.
-            self._ended.wait(STOP_PATIENCE_S)
-        self._idle.run_out()
-        self._idle.commit()
-        if self.error is not None:
-            self._ended.wait(STOP_PATIENCE_S)
-            raise self.error
+        with self._awaited():
+            try:
+                self._query.processAllAvailable()
+            except Exception:
+                self._ended.wait(STOP_PATIENCE_S)
+                self._raise_error()
+                raise
+            if not self._query.isActive:
+                # It has ended, or another driver has ended it: the supervisor finds out which.
+                self._ended.wait(STOP_PATIENCE_S)
+            self._idle.run_out()
+            self._idle.commit()
+            if self.error is not None:
+                self._ended.wait(STOP_PATIENCE_S)
+                self._raise_error()
 
     def stop(self, savepoint: str | None = None) -> None:
         """End the run after the epoch under way. Nothing is lost: the next start goes on.
@@ -572,9 +582,12 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ended.is_set():
-            self.stop()
+            with self._awaited():
+                self.stop()
+        if kind is None and not self._is_raised:
+            self._raise_error()
 
     def __repr__(self) -> str:
         newest = self._coordinator.newest

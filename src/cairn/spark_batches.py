@@ -25,6 +25,30 @@ from cairn.storage.spark_log import (
 from cairn.storage.store import Store
 
 
+class StoppingError(Exception):
+    """Raised in Spark's thread to keep it from starting another epoch.
+
+    Spark takes an error of this text for the interruption it caused itself by stopping
+    the query, and does not report it as a failure.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling stop.\n"
+            ": java.lang.InterruptedException"
+        )
+
+
+class BatchFailedError(Exception):
+    """Raised in Spark's thread to end the query: the run itself has the error, and raises it.
+
+    Spark writes what it gets to its log, with the traces of all it came through.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error).partition("\n")[0])
+
+
 class SparkBatches:
     """Those of one run."""
 

@@ -12,6 +12,8 @@ Always true here:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from cairn.coordinator.epoch import Coordinator, clock_ms
@@ -19,7 +21,7 @@ from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import Position, give_up, settle
 from cairn.crash import crash_point
 from cairn.durations import duration_ms
-from cairn.errors import CommitConflictError
+from cairn.errors import CommitConflictError, PlanError
 from cairn.ids import new_id
 from cairn.logs import logger
 from cairn.options import Options, check_options
@@ -63,10 +65,15 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
     retained = max(100, 2 * options.retained_epochs * options.checkpoint_every)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
-    store = open_store(options.checkpoint)
-    spark_store = open_store(options.spark_checkpoint) if options.spark_checkpoint else store
+    with _usable(options.checkpoint):
+        store = open_store(options.checkpoint)
+    spark_store = store
+    if options.spark_checkpoint:
+        with _usable(options.spark_checkpoint):
+            spark_store = open_store(options.spark_checkpoint)
     savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
-    job = open_job(store, graph.name, graph.group_count, savepoint)
+    with _usable(store.url):
+        job = open_job(store, graph.name, graph.group_count, savepoint)
     spec = job_spec(
         graph,
         job_id=job.job_id,
@@ -137,9 +144,23 @@ def take_over(
     newest = coordinator.log.newest_epoch()
     if newest is not None:
         _check(newest, graph, options, coordinator)
-    newest = coordinator.take_over()
+    with _usable(coordinator.store.url):
+        newest = coordinator.take_over()
     check_job(coordinator.store, job)
     return frozenset() if newest is None else _check(newest, graph, options, coordinator)
+
+
+@contextmanager
+def _usable(url: str) -> Iterator[None]:
+    """The first that is written: a folder that nobody may write to is known here."""
+    try:
+        yield
+    except OSError as error:
+        raise PlanError(
+            f"checkpoint {url} cannot be used: {error}\n"
+            "  next: pass a folder that this program may write to, or see to its permissions",
+            checkpoint=url,
+        ) from error
 
 
 def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:

@@ -17,6 +17,7 @@ from cairn.joins import join_plan
 from cairn.letters import SCHEMA as LETTERS
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
+    NO_UID,
     check_body,
     check_event_time,
     check_function,
@@ -45,6 +46,7 @@ from cairn.plan.loops import check_feedback
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 from cairn.types import parse_schema, schema_ddl, type_ddl
+from cairn.user_code import check_arguments
 from cairn.window_functions import (
     WindowApply,
     WindowFunction,
@@ -128,7 +130,7 @@ class Stream:
         self,
         body: Callable[[Stream], tuple[Stream, Stream]],
         *,
-        uid: str,
+        uid: str = NO_UID,
         max_rounds_per_epoch: int = 1,
     ) -> Stream:
         """A loop: `body(loop)` gives `(feedback, output)`, and `output` is what comes out.
@@ -173,7 +175,7 @@ class Stream:
         check_keys(columns, self.schema)
         return KeyedStream(self, columns)
 
-    def process(self, function: Process[Any], *, schema: Any, uid: str) -> ProcessStream:
+    def process(self, function: Process[Any], *, schema: Any, uid: str = NO_UID) -> ProcessStream:
         """Run a function without keys over every row. `uid` names its state, for good.
 
         It runs where the rows are, without a shuffle, if they come from another operator.
@@ -194,7 +196,7 @@ class Stream:
         on: str | Sequence[str] | Mapping[str, str],
         within: str | tuple[str, str],
         how: Literal["inner", "left", "right", "full"] = "inner",
-        uid: str,
+        uid: str = NO_UID,
         suffix: str = "_right",
     ) -> ProcessStream:
         """Rows of two streams with equal keys whose event times are near each other.
@@ -212,7 +214,7 @@ class Stream:
         return joined(self, right, plan, uid)
 
     def deduplicate(
-        self, *, on: str | Sequence[str], within: str | None = None, uid: str
+        self, *, on: str | Sequence[str], within: str | None = None, uid: str = NO_UID
     ) -> ProcessStream:
         """The first row of each key; with `within`, again when so much time has gone by.
 
@@ -231,7 +233,7 @@ class Stream:
         keyed = self.key_by(*columns)
         return keyed.process_batch(function, schema=self.schema, uid=uid)
 
-    def sink_to(self, sink: Sink, *, uid: str) -> None:
+    def sink_to(self, sink: Sink, *, uid: str = NO_UID) -> None:
         """Write the stream out; an epoch's rows become visible when it is committed."""
         check_uid(uid, self._job._nodes)
         if not isinstance(sink, Sink):
@@ -258,7 +260,9 @@ class KeyedStream:
     def __repr__(self) -> str:
         return f"<{self._stream!r} by {', '.join(self._columns)}>"
 
-    def process(self, function: KeyedProcess[Any], *, schema: Any, uid: str) -> ProcessStream:
+    def process(
+        self, function: KeyedProcess[Any], *, schema: Any, uid: str = NO_UID
+    ) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
         return self._connected().process(function, schema=schema, uid=uid)
 
@@ -273,7 +277,9 @@ class KeyedStream:
         inlet = Inlet(self._stream._ports, self._columns)
         return ConnectedStreams(self._stream._job, (inlet,))
 
-    def process_batch(self, function: BatchProcess, *, schema: Any, uid: str) -> ProcessStream:
+    def process_batch(
+        self, function: BatchProcess, *, schema: Any, uid: str = NO_UID
+    ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
         job = self._stream._job
         check_uid(uid, job._nodes)
@@ -319,7 +325,7 @@ class KeyedStream:
         )
         return WindowedStream(self, plan)
 
-    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+    def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
 
         A key that got rows in an epoch is emitted at its end: the key columns, then the
@@ -354,18 +360,19 @@ class WindowedStream:
     def early_ms(self) -> int | None:
         return self.plan.early_ms
 
-    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str) -> ProcessStream:
+    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str = NO_UID) -> ProcessStream:
         """Fold the rows of a window into one: `function(row, row)` gives a row of their schema.
 
         Results: the key columns, `window_start`, `window_end`, and the other columns.
         """
         if not callable(function):
             raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
+        check_arguments(function, f"operator {uid!r}: the function of reduce ", "left", "right")
         schema, keys = self.keyed._stream.schema, self.keyed._columns
         made = WindowReduce(self.plan, schema, keys, function)
         return self.keyed.process(made, schema=made.schema, uid=uid)
 
-    def process(self, function: WindowFunction, *, schema: Any, uid: str) -> ProcessStream:
+    def process(self, function: WindowFunction, *, schema: Any, uid: str = NO_UID) -> ProcessStream:
         """Give all rows of a window to a function at once; they are kept until then.
 
         Results: the key columns, `window_start`, `window_end`, and the columns of `schema`.
@@ -375,7 +382,7 @@ class WindowedStream:
         made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
 
-    def aggregate(self, *, uid: str, **aggregates: str) -> ProcessStream:
+    def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
 
         Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at

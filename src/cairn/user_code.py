@@ -20,6 +20,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
+from cairn.errors import PlanError
+
 _OURS: Final = str(Path(__file__).parent) + os.sep
 _LIBRARIES: Final = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -34,13 +36,22 @@ def raised_at(error: BaseException, called: Any = None) -> str | None:
     fit, or what it returned), that is the place.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    found = [frame for frame in frames if _is_users(frame.filename)]
+    found = [frame for frame in frames if is_users(frame.filename)]
     code = _code_of(called)
     if not found and code is not None:
         found = [frame for frame in frames if frame.filename == code.co_filename]
     if not found:
         return defined_at(called)
     return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}"
+
+
+def users_frames(error: BaseException) -> traceback.StackSummary:
+    """The traceback from where the user's code begins: what lies above is ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    start = 0
+    while start < len(frames) - 1 and frames[start].filename.startswith(_OURS):
+        start += 1
+    return traceback.StackSummary.from_list(frames[start:])
 
 
 def defined_at(called: Any) -> str | None:
@@ -51,7 +62,29 @@ def defined_at(called: Any) -> str | None:
     return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
 
 
-def _is_users(filename: str) -> bool:
+def check_arguments(called: Any, what: str, *expected: str) -> None:
+    """Refuse a function of the user's that cannot be called with so many arguments.
+
+    `what` is how errors name it: "operator 'score': Score.process".
+    """
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return  # Not every function in C says what it takes.
+    try:
+        signature.bind(*expected)
+    except TypeError:
+        at = defined_at(called)
+        raise PlanError(
+            f"{what}{signature} is called with {len(expected)} arguments"
+            + ("" if at is None else f"\n  at: {at}")
+            + f"\n  next: let it take ({', '.join(expected)})",
+            at=at,
+        ) from None
+
+
+def is_users(filename: str) -> bool:
+    """True if a file is neither of cairn, nor of Python, nor installed with a package."""
     if filename.startswith((_OURS, "<frozen ", "<string>", *_LIBRARIES)):
         return False
     return not any(part in filename for part in _INSTALLED)
@@ -60,9 +93,7 @@ def _is_users(filename: str) -> bool:
 def _code_of(called: Any) -> CodeType | None:
     """The code behind a callable: the user's, if it is one of ours that calls it."""
     found = [code for each in _candidates(called) if (code := _own_code(each)) is not None]
-    return next(
-        (code for code in found if _is_users(code.co_filename)), found[0] if found else None
-    )
+    return next((code for code in found if is_users(code.co_filename)), found[0] if found else None)
 
 
 def _candidates(called: Any) -> Iterator[Any]:

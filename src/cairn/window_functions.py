@@ -27,6 +27,7 @@ from cairn.errors import PlanError
 from cairn.functions import Context, Function, declared_state
 from cairn.state import Declaration, Map
 from cairn.types import parse_schema
+from cairn.user_code import check_arguments
 from cairn.window_process import WindowPlan, WindowProcess, named, window_times
 from cairn.windows import Bounds, Session, Sliding
 
@@ -196,6 +197,8 @@ def check_window_function(function: Any, uid: str) -> None:
         )
     if type(function).process is WindowFunction.process:
         raise PlanError(f"operator {uid!r}: {name} has no process(key, window, rows, ctx)")
+    what = f"operator {uid!r}: {name}.process"
+    check_arguments(function.process, what, "key", "window", "rows", "ctx")
     if states := declared_state(function):
         raise PlanError(
             f"operator {uid!r}: {name} declares state {', '.join(states)}; a WindowFunction has "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from cairn import Job, sinks
-from cairn.errors import CommitError, PlanError
+from cairn.errors import CommitError, EpochError, PlanError
 from cairn.options import Options
 from cairn.plan.graph import Graph
 from cairn.run import Run
@@ -115,6 +116,60 @@ def test_a_start_that_succeeds_leaves_its_sinks_open(options: Options) -> None:
     seen: list[str] = []
     start(graph_of(seen, "a"), options)
     assert seen == ["open a"]
+
+
+def test_checkpoint_that_cannot_be_written_is_refused_as_a_plan_error(
+    options: Options, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    seen: list[str] = []
+    with pytest.raises(PlanError, match=r"file/checkpoint cannot be used.*\n  next: "):
+        start(graph_of(seen, "a"), replace(options, checkpoint=str(tmp_path / "file/checkpoint")))
+    assert seen == []
+
+
+def test_checkpoint_that_can_be_read_but_not_led_is_refused_too(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("cairn.start.Coordinator.take_over", refuse)
+    with pytest.raises(PlanError, match="cannot be used: read-only"):
+        start(graph_of([], "a"), options)
+
+
+def ended_run(error: Exception | None) -> Run:
+    run = Run.__new__(Run)
+    run.error, run._is_raised, run._awaiting, run._ended = error, False, 0, threading.Event()
+    run._ended.set()
+    return run
+
+
+def test_leaving_the_block_raises_what_has_failed() -> None:
+    with pytest.raises(EpochError, match="lost"), ended_run(EpochError("lost")):
+        pass
+    with ended_run(None):
+        pass
+
+
+def test_leaving_the_block_raises_nothing_a_second_time() -> None:
+    with ended_run(EpochError("lost")) as run, pytest.raises(EpochError, match="lost"):
+        run.wait()
+    with pytest.raises(KeyError), ended_run(EpochError("lost")):
+        raise KeyError
+
+
+def test_what_is_raised_has_no_frames_of_the_threads_it_came_from() -> None:
+    cause = ValueError("bad")
+    try:
+        raise EpochError("lost") from cause
+    except EpochError as error:
+        run = ended_run(error)
+    with pytest.raises(EpochError) as raised:
+        run.wait()
+    assert [frame.name for frame in raised.traceback][1:] == ["wait", "_raise_error"]
+    assert raised.value.__cause__ is cause
 
 
 def test_every_sink_is_closed_when_slots_are_not_reached_and_one_cannot_close() -> None:

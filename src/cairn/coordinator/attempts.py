@@ -5,7 +5,8 @@ Always true here:
 - a sink that is away does not use up the tries of a batch: it is waited for until it is back,
   the run ends, another driver takes over, or it has been away for `commit_timeout`;
 - a slot that has lost its state does not use them up either, up to a limit;
-- what no attempt can mend is raised at once.
+- what no attempt can mend is raised at once; an error of a user's function that a slot has seen
+  before, in this epoch and in the same words, is such.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 from cairn.coordinator import said
 from cairn.coordinator.publisher import Publisher
-from cairn.errors import CairnError, CommitError, EpochError, RestoreError
+from cairn.errors import CairnError, CommitError, EpochError, PlanError, RestoreError
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
@@ -53,7 +54,7 @@ class Attempts:
 
     def fail(self, cause: Exception) -> None:
         """One has failed: returns when it is time for the next, or raises."""
-        if isinstance(cause, CommitError | RestoreError):
+        if isinstance(cause, CommitError | RestoreError | PlanError):
             raise cause
         # A store says what is wrong in errors of many kinds: its own, the system's.
         error = cause if isinstance(cause, CairnError) else _failed(self._epoch, cause)
@@ -66,9 +67,11 @@ class Attempts:
             self._losses += 1
             said.tries_again(self._epoch, self.failed, error)
             return  # What the slot has lost is written down for the next attempt.
-        self._first = self._first or error
         self._failures += 1
-        if self._failures == self._failures_max:
+        if error.facts.get("is_repeated"):
+            self._first = error  # It came before any other, too, if only in its own subtask.
+        self._first = self._first or error
+        if self._failures == self._failures_max or error.facts.get("is_repeated"):
             self._first.facts["attempts"] = self.failed
             raise self._first
         said.tries_again(self._epoch, self.failed, error)

@@ -14,19 +14,19 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cairn import errors
 from cairn.coordinator.partials import PartialChoice
 from cairn.coordinator.roster import Attempt, Roster, SlotInfo
 from cairn.coordinator.rounds import Outcome
+from cairn.coordinator.spark_failure import as_cairn_error
+from cairn.coordinator.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
 from cairn.coordinator.spark_tasks import SparkTasks
-from cairn.errors import CairnError, EpochError, PlanError
+from cairn.errors import PlanError
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
 from cairn.plan.graph import Graph
@@ -39,13 +39,11 @@ from cairn.slot.protocol import (
     Report,
     ack_decoder,
     begin_encoder,
-    find_failure,
     report_decoder,
 )
 from cairn.slot.spec import JobSpec, envelope_schema
 
 DESCRIPTION = "spark.job.description"
-CONCURRENT_MARKS = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently")
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -66,6 +64,7 @@ class SparkDriver:
         self.graph = graph
         self.spark = spark
         self.run_id = run_id
+        leave_out_failures(spark)
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
         self._partials = PartialChoice()
@@ -154,7 +153,7 @@ class SparkDriver:
             streaming_input(self.graph)
             .writeStream.foreachBatch(run_epoch)
             .option("checkpointLocation", folder_url)
-            .queryName(f"cairn-{self.graph.name}-{self.run_id[:8]}")
+            .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}")
         )
         if trigger == "available-now":
             writer = writer.trigger(availableNow=True)
@@ -175,6 +174,7 @@ class SparkDriver:
         session = rows.sparkSession
         context = session.sparkContext
         context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
+        context.setLocalProperty(TASK_PROPERTY, "true")
         attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
         if begin.round:
             attempt += f", round {begin.round + 1}"
@@ -182,16 +182,20 @@ class SparkDriver:
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         self.planner.grouped = self._partials.chosen(begin.epoch)
+        failure: Exception | None = None
         try:
             planned = self.planner.epoch(rows, observed=is_batch)
             acks = planned.collect()
             event_times = self.planner.latest_times(planned)
         except Exception as error:
-            raise as_cairn_error(error, begin.epoch) from error
+            failure = error
         finally:
             context.setLocalProperty(DESCRIPTION, described)
             self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
+            context.setLocalProperty(TASK_PROPERTY, None)
+        if failure is not None:
+            raise as_cairn_error(failure, begin.epoch)
         decoded = [report_decoder.decode(r) for r in self._reports.value]
         # A task of an attempt before may have ended only now.
         reports = [r for r in decoded if (r.epoch, r.step) == (begin.epoch, begin.step)]
@@ -313,28 +317,3 @@ def trigger_ms(spark: SparkSession, trigger: str) -> int:
             f"trigger {trigger!r} is no interval\n"
             "  expected: an interval such as '1 second' or '500 milliseconds', or 'available-now'"
         ) from error
-
-
-def as_cairn_error(error: BaseException, epoch: int) -> CairnError:
-    """What a subtask raised, found in what Spark made of it."""
-    if isinstance(error, CairnError):
-        return error
-    text = str(error)
-    failure = find_failure(text)
-    if failure is None:
-        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-        return EpochError(f"epoch {epoch} failed in Spark: {first}", epoch=epoch, text=text)
-    kind: Any = getattr(errors, failure.kind, EpochError)
-    kind = kind if isinstance(kind, type) and issubclass(kind, CairnError) else EpochError
-    message = failure.message
-    if failure.facts.get("log"):
-        message += f"\n  log: {failure.facts['log']}"
-        if failure.facts.get("executor"):
-            message += f" (executor {failure.facts['executor']})"
-    found: CairnError = kind(message, **{"epoch": epoch, **failure.facts})
-    return found
-
-
-def is_concurrent_use(error: BaseException | None) -> bool:
-    """Whether Spark complains that another query uses its checkpoint."""
-    return error is not None and any(mark in str(error) for mark in CONCURRENT_MARKS)

@@ -6,7 +6,9 @@ Always true here:
 
 from __future__ import annotations
 
-from cairn.errors import CairnError
+import logging
+
+from cairn.errors import CairnError, FunctionError
 from cairn.logs import logger
 from cairn.storage.manifest import Epoch, Takeover
 
@@ -21,10 +23,13 @@ def took_over(job: str, record: Takeover, newest: Epoch | None) -> None:
 
 def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
     """`attempt`: how many there have been."""
-    why = error.message[:ERROR_CHARS_MAX]
+    # Its first line, and of a user's function no warning: if it comes again, the run ends with it.
+    why = error.message.partition("\n")[0][:ERROR_CHARS_MAX]
+    level = logging.INFO if isinstance(error, FunctionError) else logging.WARNING
     facts: dict[str, object] = {"attempt": attempt}
     facts |= {name: error.facts[name] for name in ("operator", "subtask") if name in error.facts}
-    logger.warning("epoch %d runs again, attempt %d failed: %s", epoch, attempt, why, extra=facts)
+    message = "epoch %d runs again, attempt %d failed: %s"
+    logger.log(level, message, epoch, attempt, why, extra=facts)
 
 
 _FIGURES = ("rows_in", "rows_out", "entries_changed", "state_keys", "state_entries", "delta_bytes")

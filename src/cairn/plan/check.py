@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -14,8 +15,9 @@ from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
 from cairn.slot.protocol import ROUNDS_MAX
-from cairn.state import Broadcast, Declaration, Map, OperatorList, Value
+from cairn.state import Broadcast, Declaration, Map, OperatorList, Reducing, Value
 from cairn.types import OBJECT, type_ddl
+from cairn.user_code import check_arguments
 
 S = TypeVar("S")
 
@@ -31,12 +33,23 @@ def check_name(kind: str, name: str) -> None:
         )
 
 
+NO_UID: Final = ""
+"""What `uid=` is where none is given."""
+
+
 def check_uid(uid: str, taken: Mapping[str, Any]) -> None:
+    if uid == NO_UID:
+        raise PlanError(
+            "no uid is given\n  next: give one, uid='...': state and output are found by it after "
+            "a restart, however the program changes"
+        )
     check_name("uid", uid)
     if uid in taken:
+        kind = type(taken[uid]).__name__.removesuffix("Node").lower()
         raise PlanError(
-            f"uid {uid!r} is used twice\n  next: give each source, operator and sink a name of "
-            "its own; state is found by it after a restart",
+            f"uid {uid!r} is used twice\n  found: a {kind} has this name\n"
+            "  next: give each source, operator and sink a name of its own; state is found by it "
+            "after a restart",
             uid=uid,
         )
 
@@ -159,6 +172,7 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
         if type(function).process is BatchProcess.process:
             raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
         _check_batch_state(function, uid)
+    _check_methods(function, uid, known)
     for declaration in declared_state(function).values():
         _check_scope(function, uid, declaration)
         entry = declaration.entry_type
@@ -174,6 +188,28 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
                     f"{error}",
                     state=declaration.name,
                 ) from None
+
+
+_METHODS = (
+    "open", "process", "process_broadcast", "on_timer", "on_timer_failed", "begin_epoch",
+    "end_epoch", "next_timer", "on_epoch_committed", "close",
+)  # fmt: skip
+
+
+def _check_methods(function: Function, uid: str, kind: type[Function]) -> None:
+    """Whether the function can be called as its kind is."""
+    found = type(function).__name__
+    for name in _METHODS:
+        if hasattr(kind, name):
+            expected = list(inspect.signature(getattr(kind, name)).parameters)[1:]
+            what = f"operator {uid!r}: {found}.{name}"
+            check_arguments(getattr(function, name), what, *expected)
+    for name, declaration in declared_state(function).items():
+        what = f"operator {uid!r}, state {name!r}:"
+        if isinstance(declaration, Reducing):
+            check_arguments(declaration.reduce, f"{what} its function ", "stored", "value")
+        if declaration.migrate is not None:
+            check_arguments(declaration.migrate, f"{what} migrate=", "value")
 
 
 OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("on_"))
@@ -194,6 +230,8 @@ def check_handlers(
         if getattr(type(function), "process", None) is base.process:
             raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
     missing = [name for name in expected if not callable(getattr(function, name, None))]
+    for name in set(expected).difference(missing):
+        check_arguments(getattr(function, name), f"operator {uid!r}: {found}.{name}", "row", "ctx")
     own = getattr(type(function), "process_broadcast", None)
     if has_broadcast and own in _NO_BROADCAST:
         missing.append("process_broadcast")

@@ -48,6 +48,7 @@ from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quot
 from cairn.slot.forward import Forward
 from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl
+from cairn.user_code import raised_at
 
 OBSERVED = "cairn"
 TURN = "turn"
@@ -64,9 +65,11 @@ def transformed_schema(
     try:
         result = function(spark.createDataFrame([], schema_ddl(schema)))
     except Exception as error:
+        # After a semicolon Spark goes on with its plan of it.
+        why, at = str(error).partition(";\n")[0], raised_at(error, function)
         raise PlanError(
-            f"transform cannot be planned: {error}\n  input: {schema_ddl(schema)}"
-        ) from error
+            f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}\n  at: {at}", at=at
+        ) from error.with_traceback(None)
     if not isinstance(result, DataFrame):
         raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
     return dataframe_schema(result)

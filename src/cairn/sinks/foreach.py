@@ -20,7 +20,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.types import row_class
-from cairn.user_code import raised_at
+from cairn.user_code import check_arguments, raised_at
 
 _TEXT_CHARS_MAX: Final = 500
 
@@ -42,6 +42,8 @@ class Foreach(Staged):
                 f"a Foreach sink is given a function\n  found: {fn!r}\n"
                 f"  expected: a function of {'rows' if batch else 'a row'} and an epoch"
             )
+        what = f"a Foreach sink: {getattr(fn, '__name__', type(fn).__name__)}"
+        check_arguments(fn, what, "rows" if batch else "row", "epoch")
         self.function = fn
         self.batch = batch
 

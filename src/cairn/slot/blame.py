@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CairnError, FunctionError, PlanError
 from cairn.slot.outlet import short
-from cairn.user_code import raised_at
+from cairn.user_code import raised_at, users_frames
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
@@ -72,9 +71,7 @@ class Blame:
         if timer is not None:
             facts |= {"key": key, "timer": timer}
             lines += [f"  key: {key}", f"  timer: {timer}"]
-        # The user's part of the traceback: what lies above is ours.
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        facts["traceback"] = "".join(traceback.format_list(frames))
+        facts["traceback"] = "".join(users_frames(error).format())
         at = raised_at(error, called or self._called(where))
         if at is not None:
             facts["at"] = at

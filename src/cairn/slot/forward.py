@@ -243,7 +243,8 @@ def _said(error: flight.FlightError) -> str:
 
 def _failed(answer: bytes) -> SubtaskError:
     failure = msgspec.msgpack.decode(answer[len(FAILED) :], type=Failure)
-    return SubtaskError(f"{failure.message}\n{pack_failure(failure)}")
+    # First, as the message has words of the user's: the first failure in the text is taken.
+    return SubtaskError(f"{pack_failure(failure)}\n{failure.message}")
 
 
 __all__ = ["BEGIN_PROPERTY", "Forward", "SubtaskError"]

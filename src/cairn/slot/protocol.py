@@ -223,20 +223,20 @@ report_decoder = msgspec.msgpack.Decoder(Report)
 begin_encoder = msgspec.json.Encoder()
 begin_decoder = msgspec.json.Decoder(Begin)
 
-_MARK = "CAIRN-FAILURE:"
+FAILURE_MARK = "CAIRN-FAILURE:"
 
 
 def pack_failure(failure: Failure) -> str:
     """A line that survives being wrapped in Java and Python tracebacks."""
-    return _MARK + msgspec.json.encode(failure).hex() + ";"
+    return FAILURE_MARK + msgspec.json.encode(failure).hex() + ";"
 
 
 def find_failure(text: str) -> Failure | None:
     """The first failure in an error text of Spark's."""
-    start = text.find(_MARK)
+    start = text.find(FAILURE_MARK)
     if start < 0:
         return None
-    start += len(_MARK)
+    start += len(FAILURE_MARK)
     stop = text.find(";", start)
     if stop < 0:
         return None

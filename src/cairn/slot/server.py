@@ -34,6 +34,7 @@ from cairn.errors import CairnError
 from cairn.logs import configure_slot, logger, scope
 from cairn.slot.door import Door, open_door
 from cairn.slot.protocol import Begin, End, Failure, Token, ack_encoder
+from cairn.slot.repeats import Repeats
 from cairn.slot.runtime import Runtime
 from cairn.slot.spec import ACK_LANE
 
@@ -81,6 +82,9 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         self._begun: tuple[int, int, int] | None = None
         """Term, epoch and step of the latest attempt that has begun here."""
         self._begin_or_end = threading.Lock()
+        self._repeats = Repeats()
+        self._epoch = 0
+        """The one under way."""
         self._calls: set[object] = set()
         self._last_used_s = time.monotonic()
 
@@ -130,6 +134,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             if not self._may_begin(call.token):
                 return ENDED
             level = self.runtime.level(call.level)
+            self._epoch = call.begin.epoch
             level.begin(Token(*call.token), call.begin, call.subtask)
         else:
             raise ValueError(f"no such action: {kind}")
@@ -232,5 +237,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         else:
             text = f"a slot failed with {type(error).__name__}: {error}"
             failure = Failure("EpochError", text, {"traceback": traceback.format_exc()})
+        if self._repeats.note(self._epoch, error):
+            failure.facts["is_repeated"] = True
         failure.facts.update(log=self.log, executor=self.executor)
         return FAILED + msgspec.msgpack.encode(failure)

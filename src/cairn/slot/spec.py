@@ -16,6 +16,7 @@ import cloudpickle
 import pyarrow as pa
 
 from cairn.backends import DEFAULT_MEMORY_BYTES
+from cairn.errors import FunctionError
 from cairn.functions import Function, late_tag
 from cairn.ids import digest
 from cairn.letters import OnError
@@ -134,7 +135,18 @@ class OperatorSpec:
         return {field.name: type_ddl(field.type) for field in self.key_fields}
 
     def load(self) -> Function:
-        return cloudpickle.loads(self.function)  # type: ignore[no-any-return]
+        """The function, as it was given to the job. Its modules must be where the slots are."""
+        try:
+            return cloudpickle.loads(self.function)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise FunctionError(
+                f"operator {self.uid!r}: its function cannot be loaded in a slot: "
+                f"{type(error).__name__}: {error}\n"
+                "  next: install what it imports on the executors, or send it along with "
+                "spark.sparkContext.addPyFile(...)",
+                operator=self.uid,
+                cause=repr(error),
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def main() -> None:
         locality__wait="60s",
     )
     job = build(spark, options.input, options.work)
-    with job.start(
+    run = job.start(
         checkpoint=options.checkpoint or f"{options.work}/checkpoint",
         spark_checkpoint=options.spark_checkpoint,
         parallelism=options.parallelism,
@@ -205,23 +205,28 @@ def main() -> None:
         trigger=options.trigger,
         retained_epochs=options.retained,
         savepoint=options.savepoint,
-    ) as run:
-        report(run=run._coordinator.run_id)
-        newest = 0
-        while not run._ended.wait(0.02):
-            now = run.metrics().get("epoch", 0)
-            if now != newest:
-                newest = now
-                driver = run._driver
-                told: dict[str, Any] = {}
-                if options.master.startswith("local-cluster"):
-                    asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
-                    told["asked"] = [asked.source, asked.epoch, sorted(asked.values)]
-                report(epoch=now, placement=driver.placement, repinned=driver.repinned, **told)
-                if now == options.stop_spark_at:
-                    spark.stop()
-                    report(stopped="spark")
-                    time.sleep(60)
+    )
+    try:
+        with run:
+            report(run=run._coordinator.run_id)
+            newest = 0
+            while not run._ended.wait(0.02):
+                now = run.metrics().get("epoch", 0)
+                if now != newest:
+                    newest = now
+                    driver = run._driver
+                    told: dict[str, Any] = {}
+                    if options.master.startswith("local-cluster"):
+                        asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
+                        told["asked"] = [asked.source, asked.epoch, sorted(asked.values)]
+                    report(epoch=now, placement=driver.placement, repinned=driver.repinned, **told)
+                    if now == options.stop_spark_at:
+                        spark.stop()
+                        report(stopped="spark")
+                        time.sleep(60)
+    except Exception as failure:
+        if failure is not run.error:
+            raise
     error = run.error
     report(
         end=run.status,

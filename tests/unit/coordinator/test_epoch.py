@@ -20,6 +20,7 @@ from cairn.errors import (
     CorruptFileError,
     EpochError,
     FunctionError,
+    PlanError,
 )
 from cairn.plan.graph import Watermark
 from cairn.slot.protocol import Begin
@@ -100,8 +101,20 @@ def test_the_first_cause_is_raised_when_every_attempt_failed(lead: Lead) -> None
     assert lead.sink.calls == [("recover", 2)]
 
 
-def test_damage_and_conflicts_are_not_tried_again(lead: Lead) -> None:
-    for error in (CorruptFileError("damaged"), CommitConflictError("fenced")):
+def test_failure_that_a_slot_has_seen_before_ends_the_run_at_once(lead: Lead) -> None:
+    """Where two subtasks fail, the one that is told of need not be the same each time."""
+
+    def execute(begin: Begin) -> Outcome:
+        repeated = {"is_repeated": True} if begin.attempt else {}
+        raise FunctionError(f"row {begin.attempt}", operator="count", **repeated)
+
+    with pytest.raises(FunctionError, match="row 1") as caught:
+        lead.coordinator.run_epoch(POSITION, execute)
+    assert caught.value.attempts == 2
+
+
+def test_damage_conflicts_and_wrong_jobs_are_not_tried_again(lead: Lead) -> None:
+    for error in (CorruptFileError("damaged"), CommitConflictError("fenced"), PlanError("wrong")):
         attempts = []
 
         def execute(begin: Begin, error: Any = error, attempts: Any = attempts) -> Outcome:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cairn import BatchProcess, Job, KeyedProcess, sinks, state
+from cairn import BatchProcess, Job, KeyedProcess, WindowFunction, sinks, state, windows
 from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_watermark
 from cairn.plan.deploy import job_spec
@@ -20,12 +20,26 @@ def job() -> Job:
     return Job("j")
 
 
-@pytest.mark.parametrize("name", ["", "a b", "-a", ".a", "a/b", "é", "x" * 101, None, 5])
+@pytest.mark.parametrize("name", ["a b", "-a", ".a", "a/b", "é", "x" * 101, None, 5])
 def test_names_that_are_not_plain_are_refused(name: Any, job: Job) -> None:
     with pytest.raises(PlanError, match="not a plain name"):
         Job(name)
     with pytest.raises(PlanError, match="not a plain name"):
         source(job, "s").sink_to(sinks.Noop(), uid=name)
+
+
+def test_what_is_given_no_uid_is_refused(job: Job) -> None:
+    rows = source(job, "s")
+    keyed: Any = rows.key_by("k")
+    for build in (
+        lambda: rows.sink_to(sinks.Noop()),
+        lambda: keyed.process(Pass(), schema="k long"),
+        lambda: keyed.aggregate(n="count(*)"),
+        lambda: rows.deduplicate(on="k"),
+        lambda: keyed.process(Pass(), schema="k long", uid=""),
+    ):
+        with pytest.raises(PlanError, match=r"no uid is given\n  next: give one, uid='...'"):
+            build()
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-1", "1", "x" * 100])
@@ -237,3 +251,83 @@ def test_a_batch_function_has_no_state_that_expires(job: Job) -> None:
     source(job, "s").key_by("k").process_batch(Batches(), schema="k long", uid="b")
     with pytest.raises(PlanError, match="state 'n': state that expires is for functions that run"):
         job_spec(job.graph(), job_id="", checkpoint="", backend="heap")
+
+
+class NoContext(KeyedProcess):
+    def process(self, row: Any) -> Any: ...
+
+
+class BadTimer(Pass):
+    def on_timer(self, ctx: Any) -> Any: ...
+
+
+class BadOpen(Pass):
+    def open(self) -> None: ...
+
+
+class BadBatch(BatchProcess):
+    def process(self, batch: Any) -> Any: ...
+
+
+class BadFold(Pass):
+    total = state.Reducing("long", lambda stored: stored)
+
+
+class BadMigrate(Pass):
+    total = state.Value("long", migrate=lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (NoContext(), r"NoContext.process(row: 'Any') -> 'Any' is called with 2 arguments"),
+        (BadTimer(), r"BadTimer.on_timer(ctx: 'Any') -> 'Any' is called with 2 arguments"),
+        (BadOpen(), r"BadOpen.open() -> 'None' is called with 1 arguments"),
+        (BadBatch(), r"BadBatch.process(batch: 'Any') -> 'Any' is called with 2 arguments"),
+        (BadFold(), r"state 'total': its function (stored) is called with 2 arguments"),
+        (BadMigrate(), r"state 'total': migrate=() is called with 1 arguments"),
+    ],
+)
+def test_method_that_cannot_be_called_is_refused_with_its_place(
+    job: Job, function: Any, message: str
+) -> None:
+    keyed = source(job, "s").key_by("k")
+    run: Any = keyed.process_batch if isinstance(function, BatchProcess) else keyed.process
+    with pytest.raises(PlanError) as raised:
+        run(function, schema="k long", uid="op")
+    assert message in str(raised.value) and "operator 'op'" in str(raised.value)
+    assert f"\n  at: {__file__}:" in str(raised.value)
+
+
+class AnyArguments(KeyedProcess):
+    def process(self, *given: Any, **more: Any) -> Any: ...
+
+    def on_timer(self, time_ms: int, ctx: Any, more: int = 0) -> Any: ...
+
+
+def test_methods_may_take_more_than_they_are_given(job: Job) -> None:
+    source(job, "s").key_by("k").process(AnyArguments(), schema="k long", uid="op")
+
+
+def test_handlers_of_inputs_must_take_row_and_context(job: Job) -> None:
+    class Orders(KeyedProcess):
+        def on_a(self, row: Any) -> Any: ...
+
+        def on_b(self, row: Any, ctx: Any) -> Any: ...
+
+    inputs = {name: source(job, name).key_by("k") for name in "ab"}
+    with pytest.raises(PlanError, match=r"(?s)Orders.on_a\(row.*next: let it take \(row, ctx\)"):
+        job.connect(**inputs).process(Orders(), schema="k long", uid="op")
+
+
+def test_functions_of_windows_and_sinks_must_fit_too(job: Job) -> None:
+    class Rows(WindowFunction):
+        def process(self, key: Any, rows: Any, ctx: Any) -> Any: ...
+
+    windowed = source(job, "s").key_by("k").window(windows.tumbling("1 minute", time="processing"))
+    with pytest.raises(PlanError, match=r"let it take \(key, window, rows, ctx\)"):
+        windowed.process(Rows(), schema="n long", uid="op")
+    with pytest.raises(PlanError, match=r"let it take \(left, right\)"):
+        windowed.reduce(lambda row: row, uid="op")
+    with pytest.raises(PlanError, match=r"let it take \(row, epoch\)"):
+        sinks.Foreach(lambda row: None)

@@ -12,6 +12,7 @@ import pytest
 
 from cairn import BatchProcess, FunctionError, KeyedProcess, Process, WindowFunction, state, windows
 from cairn.functions import Function
+from cairn.slot.spec import InletSpec, OperatorSpec
 from cairn.testing import Harness
 from cairn.types import parse_schema
 from cairn.window_functions import WindowApply, WindowReduce
@@ -225,3 +226,12 @@ def test_plan_error_under_a_row_says_which_row() -> None:
     error = refused(Does(lambda self, ctx: Does.total.add(1)))
     assert (error.operator, error.key, error.cause_type) == ("harness", "1", "PlanError")
     check_place(error, "<lambda>", "Does.total.add(1)")
+
+
+def test_function_whose_module_is_missing_in_the_slot_says_what_to_do() -> None:
+    inlet = InletSpec(0, parse_schema(SCHEMA), ("k",))
+    spec = OperatorSpec("score", (inlet,), b"cno_such_module\nScore\n.", ())
+    with pytest.raises(FunctionError, match="addPyFile") as raised:
+        spec.load()
+    assert "operator 'score'" in str(raised.value) and "no_such_module" in str(raised.value)
+    assert isinstance(raised.value.__cause__, ModuleNotFoundError)
