@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cairn import progress
 from cairn.coordinator.epoch import Coordinator, clock_ms
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import Position, give_up, settle
@@ -102,12 +103,15 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     newest = coordinator.log.newest_epoch()
     rewrite = frozenset() if newest is None else _check(newest, graph, options, coordinator)
     newest = coordinator.take_over()
+    progress.say(f"job {graph.name!r} is taken over on {store.url}")
     if newest is None and savepoint is not None:
         rewrite = _load(savepoint, graph, options, coordinator, spark_store)
     coordinator.deploy(spec, rewrite=rewrite)
     position = _settled(graph, options, coordinator, spark_store)
     crash_point("driver.rewind.laid")
     coordinator.recover()
+    newest = coordinator.newest
+    progress.say("no epoch yet" if newest is None else f"going on from epoch {newest.number}")
     _write_graph(store, coordinator.term, graph)
     failures = Failures(store, graph.name)
     coordinator.on_failure = failures.note

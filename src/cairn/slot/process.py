@@ -32,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from cairn.slot.nursery import detached, fork_slot, is_alive
+from cairn.slot.nursery import detached, fork_slot, is_alive, start_ahead
 
 POLL_S = 0.5
 LEASE_S = 3600.0
@@ -74,16 +74,30 @@ def _find_executor() -> psutil.Process:
     return process
 
 
+def _executor_name(executor: psutil.Process) -> str:
+    return f"{executor.pid}-{int(executor.create_time())}"
+
+
+def _nursery_home(executor: psutil.Process) -> Path:
+    return runtime_root() / f"nursery-{_executor_name(executor)}"
+
+
+def start_nursery(executor_pid: int) -> None:
+    """Start the nursery of an executor before its first slot is needed; nobody waits for it."""
+    executor = psutil.Process(executor_pid)
+    arguments = (_nursery_home(executor), executor.pid, executor.create_time())
+    threading.Thread(target=start_ahead, args=arguments, daemon=True, name="nursery").start()
+
+
 class SlotHome:
     """Where a slot lives."""
 
     def __init__(self, run_id: str, executor: psutil.Process, slot: int) -> None:
         self.executor_pid = executor.pid
         self.executor_started_s = executor.create_time()
-        name = f"{executor.pid}-{int(self.executor_started_s)}"
         root = runtime_root()
-        parent = root / run_id[:12] / name
-        self.nursery = root / f"nursery-{name}"
+        parent = root / run_id[:12] / _executor_name(executor)
+        self.nursery = _nursery_home(executor)
         self.directory = parent / f"slot-{slot}"
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.socket = self.directory / "socket"
