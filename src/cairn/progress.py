@@ -47,11 +47,11 @@ def is_watched() -> bool:
 
 
 @contextlib.contextmanager
-def muted() -> Iterator[None]:
+def muted(*, if_: bool = True) -> Iterator[None]:
     """Print nothing inside: a live view has the terminal."""
     global _muted
-    _muted += 1
+    _muted += if_
     try:
         yield
     finally:
-        _muted -= 1
+        _muted -= if_

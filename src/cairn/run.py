@@ -512,9 +512,12 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if not self._ended.is_set():
-            self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if self._ended.is_set():
+            return
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            progress.say("stopping after the epoch under way; Ctrl-C again stops at once")
+        self.stop()
 
     def __repr__(self) -> str:
         newest = self._coordinator.newest

@@ -53,14 +53,16 @@ def start_session(settings: Mapping[str, str], java: str, *, is_quiet: bool) -> 
     progress.say("starting Spark")
     settings = dict(settings)
     is_local = _is_local(settings)
-    if is_local:
+    # Ahead of need only with what is certain to be needed: the Python that slots will run on.
+    is_same_python = is_local and _is_our_python(os.environ.get("PYSPARK_PYTHON", ""))
+    if is_same_python:
         settings.setdefault("spark.python.daemon.module", "cairn.slot.daemon")
     archive = _archive(settings, java) if is_local else None
     launched = _Launch(settings, archive, is_quiet=is_quiet)
     for name in _NEEDED_BY_RUNS:
         importlib.import_module(name)
     launched.wait()
-    if is_local:
+    if is_same_python:
         _start_nursery(launched.pid)
     spark = call_aside(partial(_get_or_create, settings))
     launched.is_up()
@@ -85,6 +87,11 @@ def _is_local(settings: Mapping[str, str]) -> bool:
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
     is_set = "MASTER" in os.environ or "PYSPARK_SUBMIT_ARGS" in os.environ
     return not is_set and not os.path.exists(os.path.join(folder, "spark-defaults.conf"))
+
+
+def _is_our_python(python: str) -> bool:
+    # Not the real path: the Python of a virtual environment is a link to that of the machine.
+    return os.path.abspath(shutil.which(python) or python) == os.path.abspath(sys.executable)
 
 
 def _get_or_create(settings: Mapping[str, str]) -> SparkSession:
@@ -172,10 +179,6 @@ def _start_nursery(jvm: int) -> None:
     """Start the process that slots are forked from: it loads modules while Spark starts."""
     from cairn.slot.process import start_nursery
 
-    # Slots run on the Python of Spark's workers.
-    python = os.environ.get("PYSPARK_PYTHON", "")
-    if os.path.realpath(shutil.which(python) or python) != os.path.realpath(sys.executable):
-        return
     with contextlib.suppress(Exception):
         start_nursery(jvm)
 

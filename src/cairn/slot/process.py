@@ -86,7 +86,12 @@ def start_nursery(executor_pid: int) -> None:
     """Start the nursery of an executor before its first slot is needed; nobody waits for it."""
     executor = psutil.Process(executor_pid)
     arguments = (_nursery_home(executor), executor.pid, executor.create_time())
-    threading.Thread(target=start_ahead, args=arguments, daemon=True, name="nursery").start()
+
+    def start() -> None:
+        with contextlib.suppress(OSError):  # The first slot tries again, and logs why it fails.
+            start_ahead(*arguments)
+
+    threading.Thread(target=start, daemon=True, name="nursery").start()
 
 
 class SlotHome:
