@@ -18,6 +18,7 @@ def result(name: str) -> dict[str, Any]:
 
 def numbers() -> str:
     count, small, growth = result("keyed_count"), result("epoch_overhead"), result("state_growth")
+    start = result("first_epoch")
     rates = count["rows_per_s"]
     rows = [
         (
@@ -32,6 +33,13 @@ def numbers() -> str:
             "An epoch of 100 rows",
             f"{small['of_bare']:.2f} × a bare `foreachBatch` that does no work",
             "`bench/epoch_overhead.py`",
+        ),
+        (
+            "From `python quickstart.py` to the first committed epoch, and the same the first time "
+            "on a machine",
+            f"{start['of_bare']:.2f} × and {start['of_bare_without_archive']:.2f} × a bare PySpark "
+            "program that runs one batch with `mapInArrow`",
+            "`bench/first_epoch.py`",
         ),
         (
             f"The same {growth['changed_keys_per_epoch']:,} changed keys per epoch on 5 M keys of "

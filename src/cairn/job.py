@@ -180,7 +180,7 @@ class Job:
         from cairn.options import Options
         from cairn.run import Run
 
-        return Run(
+        return Run.started(
             self.graph(),
             Options(
                 checkpoint=str(checkpoint),

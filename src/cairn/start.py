@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from cairn import progress
 from cairn.coordinator.epoch import Coordinator, clock_ms
 from cairn.coordinator.resume import check_resume, check_sources
 from cairn.coordinator.rewind import Position, give_up, settle
@@ -112,6 +113,7 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         allow_dropped_output=options.allow_dropped_output,
     )
     rewrite = take_over(graph, options, coordinator, job)
+    progress.say(f"job {graph.name!r} is taken over on {store.url}")
     if coordinator.newest is None and savepoint is not None:
         rewrite = _load(savepoint, graph, options, coordinator, spark_store)
     failures = Failures(store, graph.name)
@@ -127,6 +129,8 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         if not isinstance(error, CommitConflictError):
             write_ending(store, coordinator.term, "failed", error)
         raise
+    newest = coordinator.newest
+    progress.say("no epoch yet" if newest is None else f"going on from epoch {newest.number}")
     _write_graph(store, coordinator.term, graph, options.trigger)
     coordinator.on_failure = failures.note
     return Started(store, spark_store, coordinator, position, failures)

@@ -24,7 +24,7 @@ LAYERS = [
     {"backends"},
     {"snapshots"},
     {"slot", "sinks"},
-    {"plan", "coordinator", "session"},
+    {"plan", "coordinator", "session", "spark_start"},
     {"query"},
     {"web"},
     {
@@ -42,21 +42,23 @@ LAYERS = [
         "savepoint_writer",
     },
     {""},  # cairn itself, which only re-exports
-    {"cli", "demo", "testing", "__main__"},
+    {"cli", "demo", "testing", "archiving", "__main__"},
 ]
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "codec", "state", "functions", "crash", "durations", "java",
     "view", "evolution", "aggregates", "plan.keygroups", "windows", "window_process",
     "window_functions", "letters", "guarantees", "deduplicate", "joins", "metrics", "logs",
-    "notebook", "epoch_time", "process_identity", "misuse", "user_code", "status",
+    "notebook", "epoch_time", "process_identity", "misuse", "user_code", "status", "progress",
+    "interrupts", "spark_noise", "class_archive",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
-TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver"}
+TOUCHES_SPARK = {"plan.dataframe", "coordinator.driver", "slot.daemon"}
 TOUCHES_SPARK_WHEN_CALLED = {
     "plan.sources",
     "slot.forward",
     "session",
+    "spark_start",
     "query.state_writing",
     "cli.job_file",
     "demo.check",

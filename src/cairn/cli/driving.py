@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
+from cairn import progress
 from cairn.cli.failure import INTERRUPTED
 from cairn.cli.job_file import built_job, load_build, parse_conf, pickle_by_value_in_spark
 from cairn.cli.spark_log import spark_log, stderr_to
@@ -69,8 +70,8 @@ def drive(settings: Settings) -> None:
             spark = session(name, **conf)
     pickle_by_value_in_spark(module)
     try:
-        # After the session: Spark's own handler would cancel the epoch under way.
-        with _Interrupts() as interrupts:
+        # A live view has the terminal for itself.
+        with _Interrupts() as interrupts, progress.muted(if_=is_live):
             job = built_job(build, spark, settings.target, settings.args)
             store = open_store(settings.checkpoint)
             view = _view(settings, job.name, store.url, out, is_live=is_live)

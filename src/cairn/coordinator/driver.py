@@ -12,7 +12,8 @@ import collections
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from cairn.coordinator.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_f
 from cairn.coordinator.spark_tasks import SparkTasks
 from cairn.errors import PlanError
 from cairn.logs import logger
-from cairn.plan.dataframe import Planner, lay_pin, no_input, streaming_input
+from cairn.plan.dataframe import Planner, lay_pin, no_input, plan_pin, streaming_input
 from cairn.plan.graph import Graph
 from cairn.session import EPOCH_CONFIG
 from cairn.slot.door import DoorSpec, this_host
@@ -44,6 +45,7 @@ from cairn.slot.protocol import (
 from cairn.slot.spec import JobSpec, envelope_schema
 
 DESCRIPTION = "spark.job.description"
+PIN_PATIENCE_S = 10.0
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -73,6 +75,8 @@ class SparkDriver:
         """Of the epochs before."""
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
+        self._laid: Future[None] | None = None
+        """The first pin table, while it is being laid out."""
         self.door = DoorSpec(
             secrets.token_bytes(32), this_host(), spark.conf.get("spark.driver.host", "") or ""
         )
@@ -91,7 +95,8 @@ class SparkDriver:
         self.repinned = 0
 
     def deploy(self, spec: JobSpec, parallelism: int) -> None:
-        """Plan the epochs to come: with these functions, on so many subtasks."""
+        """Plan the epochs to come: with these functions, on this many subtasks."""
+        self._wait_for_pin()
         spec_id, pickled = replace(spec, door=self.door).pickled()
         forwards = [
             Forward(
@@ -112,11 +117,45 @@ class SparkDriver:
         for unused in self._prepared.values():
             unused.unpersist()
         self._prepared.clear()
-        self._planner = Planner(
-            self.graph, parallelism, forwards, pin or lay_pin(self.spark, parallelism)
-        )
+        if pin is None:
+            is_first = self._planner is None
+            pin = (plan_pin if is_first else lay_pin)(self.spark, parallelism)
+        self._planner = Planner(self.graph, parallelism, forwards, pin)
         self.parallelism = parallelism
         self.placement: dict[int, str] = {}
+
+    def lay_first_pin(self, slots: Sequence[int]) -> None:
+        """Lay the first pin table out and start the slots on its places, in the background.
+
+        Meanwhile Spark starts the query, and the first epoch finds its workers and slots there.
+        """
+        pin, run_id, laid = self.planner.pin, self.run_id, Future[None]()
+        self._laid = laid
+
+        def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import cairn.slot.forward  # noqa: F401  # The first epoch's tasks will need it.
+
+            for batch in batches:
+                for subtask in batch["pin"].to_pylist():
+                    # A forwarder that finds no slot starts one, and says why it cannot.
+                    with suppress(Exception):
+                        start_slot(run_id, slots[subtask])
+                yield batch
+
+        def lay() -> None:
+            try:
+                self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, subtasks")
+                pin.mapInArrow(start, "pin int").collect()
+                laid.set_result(None)
+            except BaseException as error:
+                laid.set_exception(error)
+
+        threading.Thread(target=lay, daemon=True, name=f"cairn-{self.graph.name}-pin").start()
+
+    def _wait_for_pin(self) -> None:
+        if self._laid is not None:
+            self._laid.result()
+            self._laid = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""
@@ -184,6 +223,7 @@ class SparkDriver:
         self.planner.grouped = self._partials.chosen(begin.epoch)
         failure: Exception | None = None
         try:
+            self._wait_for_pin()
             planned = self.planner.epoch(rows, observed=is_batch)
             acks = planned.collect()
             event_times = self.planner.latest_times(planned)
@@ -291,6 +331,9 @@ class SparkDriver:
 
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""
+        if self._laid is not None:
+            with suppress(Exception):
+                self._laid.result(PIN_PATIENCE_S)
         if self._is_cluster:
             # Also where no subtask is any more.
             self._roster.end_all()

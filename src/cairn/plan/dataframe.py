@@ -102,14 +102,15 @@ def no_input(graph: Graph, session: SparkSession) -> DataFrame:
 
 def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
     """A pin table: one row per subtask, persisted where the subtask is to run."""
-    pin = (
-        spark.range(parallelism)
-        .select(F.col("id").cast("int").alias("pin"))
-        .repartitionById(parallelism, F.col("pin"))
-        .persist()
-    )
+    pin = plan_pin(spark, parallelism)
     pin.count()
     return pin
+
+
+def plan_pin(spark: SparkSession, parallelism: int) -> DataFrame:
+    """A pin table that the first action on it will lay out."""
+    pins = spark.range(parallelism).select(F.col("id").cast("int").alias("pin"))
+    return pins.repartitionById(parallelism, F.col("pin")).persist()
 
 
 class Planner:

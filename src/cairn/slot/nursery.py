@@ -94,6 +94,15 @@ def detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def start_ahead(home: Path, executor: ProcessIdentity) -> None:
+    """Start the nursery of an executor and wait until it takes calls."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "socket").exists():
+            _start(home, executor)
+
+
 def _start(home: Path, executor: ProcessIdentity) -> None:
     command = [sys.executable, "-m", "cairn.slot.nursery", "--home", str(home)]
     command += ["--executor", str(executor)]

@@ -52,7 +52,7 @@ from cairn.slot.folders import (
     run_folder,
     runtime_root,
 )
-from cairn.slot.nursery import detached, fork_slot
+from cairn.slot.nursery import detached, fork_slot, start_ahead
 from cairn.slot.protocol import End
 
 if TYPE_CHECKING:
@@ -87,6 +87,21 @@ def _find_executor() -> ProcessIdentity:
     return identify(pid)
 
 
+def _nursery_home(executor: ProcessIdentity) -> Path:
+    return runtime_root() / f"nursery-{executor_name(executor)}"
+
+
+def start_nursery(executor_pid: int) -> None:
+    """Start the nursery of an executor before its first slot is needed; nobody waits for it."""
+    executor = identify(executor_pid)
+
+    def start() -> None:
+        with contextlib.suppress(OSError):  # The first slot tries again, and logs why it fails.
+            start_ahead(_nursery_home(executor), executor)
+
+    threading.Thread(target=start, daemon=True, name="nursery").start()
+
+
 class SlotHome:
     """Where the processes of a slot live, one after the other."""
 
@@ -95,7 +110,7 @@ class SlotHome:
         self.slot = slot
         name = executor_name(executor)
         self.folder = run_folder(run_id) / name
-        self.nursery = runtime_root() / f"nursery-{name}"
+        self.nursery = _nursery_home(executor)
         self.link = self.folder / f"slot-{slot}"
         self.log = self.folder / f"slot-{slot}.log"
 
