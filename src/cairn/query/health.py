@@ -161,8 +161,8 @@ def is_alive(leader: Takeover) -> bool | None:
     try:
         # A process that began later only has its number.
         process = psutil.Process(leader.pid)
-        is_same = process.create_time() * 1000 <= leader.wall_ms + 1000
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
+        is_same = float(process.create_time()) * 1000 <= leader.wall_ms + 1000
+        return is_same and str(process.status()) != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:
