@@ -25,6 +25,8 @@ import re
 import traceback
 from typing import Any, Final, Literal
 
+import msgspec
+
 from cairn.errors import PlanError
 from cairn.types import parse_schema
 
@@ -39,12 +41,54 @@ BROADCAST: Final = "broadcast"
 OnError = Literal["fail", "dead-letter"]
 ON_ERROR: Final[tuple[OnError, ...]] = ("fail", "dead-letter")
 
+SAMPLE_MAX: Final = 5
+"""Letters of an operator that an epoch's record shows; the others are only counted there."""
+SAMPLE_CHARS_MAX: Final = 400
 ERROR_CHARS_MAX: Final = 4000
 TRACEBACK_CHARS_MAX: Final = 20_000
 _OURS: Final = "cairn.slot."
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times\]")
+
+
+class LetterSample(msgspec.Struct, frozen=True):
+    """A row that was put aside, cut short: for people who look at the epoch."""
+
+    error: str
+    key: str | None
+    row: str
+    input: str | None = None
+    at: str | None = None
+    """The place in the user's code: FILE:LINE in FUNCTION."""
+
+
+def sample_of(error: BaseException, *, key: Any, row: str, input: str | None) -> LetterSample:
+    """Return what is shown of a row that was put aside."""
+    return LetterSample(
+        error=_cut(error_text(error)),
+        key=None if key is None else _cut(_sendable(key_text(key) or "")),
+        row=_cut(_sendable(row)),
+        input=input,
+        at=_place(error),
+    )
+
+
+def _place(error: BaseException) -> str | None:
+    """Return the last line outside of cairn that the error went through."""
+    found, frames = None, error.__traceback__
+    while frames is not None:
+        if not frames.tb_frame.f_globals.get("__name__", "").startswith("cairn."):
+            found = frames
+        frames = frames.tb_next
+    if found is None:
+        return None
+    code = found.tb_frame.f_code
+    return f"{code.co_filename}:{found.tb_lineno} in {code.co_name}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SAMPLE_CHARS_MAX else text[: SAMPLE_CHARS_MAX - 1] + "…"
 
 
 def check_on_error(on_error: str) -> None:

@@ -53,8 +53,9 @@ BEHIND_MS: Final = 60_000
 """This much further back than the declared delay, the watermark is behind."""
 SEEN_MS: Final = 60_000
 """A driver that left a sign within this time is taken to be there."""
-WINDOW_MS: Final = 30_000
-"""Rates are of the epochs committed within this time, or within two epochs if those are longer."""
+WINDOW_MS: Final = 10_000
+"""Rates are of the epochs committed within this time; within two epochs or two triggers, if those
+are longer."""
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,16 +128,18 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     window_ms: int
 
 
-def rates_of(epochs: Iterable[Committed], now_ms: int, started_ms: int = 0) -> Rates:
+def rates_of(
+    epochs: Iterable[Committed], now_ms: int, *, started_ms: int = 0, trigger_ms: int = 0
+) -> Rates:
     """Return the rates of the last moments, from epochs newest first.
 
     `started_ms` is when the driver took over: before that there was nothing to count.
     """
     rows: dict[str, int] = {}
-    window_ms = WINDOW_MS
+    window_ms = max(WINDOW_MS, 2 * trigger_ms)
     for at, epoch in enumerate(epochs):
         if at == 0:
-            window_ms = max(WINDOW_MS, round(2 * epoch.epoch_ms))
+            window_ms = max(window_ms, round(2 * epoch.epoch_ms))
         if epoch.wall_ms <= now_ms - window_ms:
             break
         for uid, count in epoch.rows.items():
@@ -196,17 +199,20 @@ def health_of(
     epochs: list[Committed],
     watermark_ms: int | None,
     started_ms: int = 0,
+    trigger_ms: int = 0,
     why: str | None = None,
     failure: FailureReport | None = None,
 ) -> Health:
     """Return what is shown of a job; `epochs` newest first."""
     newest = epochs[0] if epochs else None
+    is_moving = status in ACTIVE and status != "idle"
+    counted = epochs if is_moving else []
     is_failing = status in ("failing", "failed")
     return Health(
         status=status,
         why=why or (failure.cause if is_failing and failure is not None else None),
         now_ms=now_ms,
-        rates=rates_of(epochs, now_ms, started_ms),
+        rates=rates_of(counted, now_ms, started_ms=started_ms, trigger_ms=trigger_ms),
         epoch_age_ms=None if newest is None else max(0, now_ms - newest.wall_ms),
         lag_ms=None if watermark_ms is None else max(0, now_ms - watermark_ms),
         failure=failure if is_failing else None,

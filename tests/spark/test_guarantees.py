@@ -68,7 +68,7 @@ def test_an_epoch_whose_batches_do_not_come_is_committed(spark: Any, ledger: Any
     with Live(spark, tmp_path, ledger.files, checkpoint_every=1000) as live:
         live.source.add(*ledger.files[0])
         assert eventually(lambda: published(tmp_path / "booked"))
-        assert live.run.status == "running"
+        assert live.run.is_active
 
 
 def test_a_stop_commits_the_epoch_under_way(spark: Any, ledger: Any, tmp_path: Path):
@@ -138,7 +138,7 @@ def test_a_sink_that_cannot_publish_pauses_the_job_until_it_can(spark: Any, tmp_
         source.add((3,))
         (tmp_path / "gate").touch()
         run.process_all_available()
-        assert run.status == "running" and run.paused is None
+        assert run.is_active and run.paused is None
         assert ids(tmp_path / "out") == Counter([1, 2, 3])
 
 

@@ -191,7 +191,7 @@ def test_of_two_drivers_exactly_one_publishes(spark, chain, place):
         )
         with newer:
             # Where the older one is inside a transaction, the newer one may have to wait for it.
-            eventually(lambda: newer.status != "running", within_s=15)
+            eventually(lambda: not newer.is_active or newer.status == "paused", within_s=15)
             older.go_on()
             assert newer.wait(120)
         ended = older.wait()

@@ -78,17 +78,25 @@ def epochs(*commits: tuple[int, int], epoch_ms: float = 100.0) -> list[Committed
     return [Committed(wall_ms, epoch_ms, {"a": rows, "b": rows}) for wall_ms, rows in commits]
 
 
-def test_a_rate_is_of_the_last_half_minute_and_falls_to_0_when_nothing_comes() -> None:
-    done = epochs((NOW, 300), (NOW - 10_000, 300), (NOW - WINDOW_MS, 10**6))
+def test_a_rate_is_of_the_last_seconds_and_falls_to_0_when_nothing_comes() -> None:
+    done = epochs((NOW, 100), (NOW - 5_000, 100), (NOW - WINDOW_MS, 10**6))
     rates = rates_of(done, NOW)
     assert (rates.rows_per_s, rates.operators) == (40.0, {"a": 20.0, "b": 20.0})
-    assert rates_of(done, NOW + 25_000).rows_per_s == 20.0
+    assert rates_of(done, NOW + 5_000).rows_per_s == 20.0
     assert rates_of(done, NOW + WINDOW_MS).rows_per_s == 0.0
+
+
+@pytest.mark.parametrize("status", ["idle", "stopped", "failed", "unknown"])
+def test_a_job_that_does_nothing_has_no_rate(status: Any) -> None:
+    health = health_of(status, now_ms=NOW, epochs=epochs((NOW, 100)), watermark_ms=None)
+    assert (health.rates.rows_per_s, health.rates.operators) == (0.0, {})
 
 
 def test_a_rate_of_long_epochs_is_of_two_of_them() -> None:
     done = epochs((NOW, 60_000), (NOW - 60_000, 60_000), epoch_ms=60_000)
     assert rates_of(done, NOW).rows_per_s == 2000.0
+    done = epochs((NOW, 60_000), (NOW - 60_000, 60_000))
+    assert rates_of(done, NOW, trigger_ms=60_000).rows_per_s == 2000.0
 
 
 def test_a_rate_of_a_job_that_has_just_started_is_of_the_time_since() -> None:

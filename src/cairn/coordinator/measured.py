@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from cairn.coordinator.alignment import alignment_ms, level_alignment_ms
 from cairn.coordinator.rounds import in_flight
+from cairn.letters import SAMPLE_MAX, LetterSample
 from cairn.metrics import Collected, followed, united
 from cairn.slot.heat import hottest
 from cairn.slot.protocol import Ack, Begin, Compacted, Report
@@ -54,6 +57,16 @@ def user_of(rounds: Sequence[Sequence[Report]]) -> dict[str, Collected]:
                 counted.setdefault(uid, []).append(user)
         for uid, parts in counted.items():
             found[uid] = followed(found.get(uid, {}), united(parts))
+    return found
+
+
+def letters_of(rounds: Sequence[Sequence[Report]]) -> dict[str, list[LetterSample]]:
+    """Return per operator a few of the rows that were put aside, of all subtasks and rounds."""
+    found: dict[str, list[LetterSample]] = {}
+    for reports in rounds:
+        for report in sorted(latest(reports), key=lambda r: (r.level, r.subtask)):
+            for uid, sample in report.letters.items():
+                found[uid] = [*found.get(uid, ()), *sample][:SAMPLE_MAX]
     return found
 
 
@@ -151,13 +164,15 @@ def metrics_of(
             operators[uid]["state_entries"] += held.entries
     compacted = announced(reports)
     waited = alignment_ms(spec.levels, reports, sources_ms)
-    heat = heat_of(rounds)
+    heat, letters = heat_of(rounds), letters_of(rounds)
     functions = {op.uid for level in spec.levels for op in level.operators}
     for uid, sums in operators.items():
         if uid in functions:
             sums["subtask_rows"] = [rows for _, rows in sorted(subtasks[uid].items())]
         if uid in waited:
             sums["alignment_ms"] = waited[uid]
+        if uid in letters:
+            sums[SAMPLE] = msgspec.to_builtins(letters[uid])
     return {
         "operators": {uid: {**sums, **heat.get(uid, {})} for uid, sums in operators.items()},
         "restored": sum(report.restored for report in reports),
@@ -167,7 +182,9 @@ def metrics_of(
     }
 
 
-_BULKY = frozenset({"group_rows", "hot_keys", "subtask_rows", "user"})
+SAMPLE = "error_sample"
+"""Rows that were put aside, cut short: data, so it is shown like state and is in no metric."""
+_BULKY = frozenset({"group_rows", "hot_keys", "subtask_rows", "user", SAMPLE})
 _LAST = frozenset({"state_keys", "state_entries", "last_commit_ms"})
 
 
@@ -186,7 +203,10 @@ def _sum(name: str, before: Any, last: Any) -> Any:
     if before is None or name in _LAST:
         return last
     if isinstance(last, dict):
-        return {key: _sum(key, before.get(key), value) for key, value in last.items()}
+        kept = {SAMPLE: before[SAMPLE]} if SAMPLE in before else {}
+        return kept | {key: _sum(key, before.get(key), value) for key, value in last.items()}
+    if name == SAMPLE:
+        return [*before, *last][:SAMPLE_MAX]
     if isinstance(last, float | int):
         return round(before + last, 1) if isinstance(last, float) else before + last
     if name in ("group_rows", "subtask_rows"):

@@ -68,6 +68,7 @@ def checkpoint_health(log: Log, now_ms: int | None = None) -> Health:
         epochs=[_committed(epoch) for epoch in epochs],
         watermark_ms=None if newest is None else newest.watermark_ms,
         started_ms=signs.started_ms,
+        trigger_ms=signs.trigger_ms,
         why=why,
         failure=None if why else failure_report(failures),
     )
@@ -81,6 +82,7 @@ def run_health(
     why: str | None,
     now_ms: int,
     started_ms: int,
+    trigger_ms: int = 0,
 ) -> Health:
     """Return how a job goes whose run is here; `epochs` are its summaries, newest first."""
     known = list(epochs)
@@ -93,6 +95,7 @@ def run_health(
         epochs=[committed_of(each) for each in known],
         watermark_ms=known[0]["watermark_ms"] if known else None,
         started_ms=started_ms,
+        trigger_ms=trigger_ms,
         why=None if why is None else why.partition("\n")[0],
         failure=failure,
     )
@@ -136,7 +139,7 @@ def _signs(
         ended_as = "failed"  # By a version that left no ending.
     number = 0 if newest is None else newest.number
     under_way = [each for each in recent if each.get("epoch", 0) > number]
-    delay_ms, trigger_ms = _declared(log)
+    delay_ms, trigger_ms = declared(log)
     return Signs(
         now_ms=now_ms,
         ending=ended_as,
@@ -158,15 +161,15 @@ def is_alive(leader: Takeover) -> bool | None:
     try:
         # A process that began later only has its number.
         process = psutil.Process(leader.pid)
-        is_same = process.create_time() * 1000 <= leader.wall_ms + 1000
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
+        is_same = float(process.create_time()) * 1000 <= leader.wall_ms + 1000
+        return is_same and str(process.status()) != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
     except psutil.Error:
         return None
 
 
-def _declared(log: Log) -> tuple[int, int]:
+def declared(log: Log) -> tuple[int, int]:
     """Return the largest watermark delay and the trigger's interval, as the last start noted."""
     found = newest_graph(log.store)
     if found is None:

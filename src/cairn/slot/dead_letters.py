@@ -30,10 +30,13 @@ from cairn.errors import CairnError, FunctionError
 from cairn.functions import ERRORS, BatchProcess, KeyedProcess, Process
 from cairn.letters import (
     BROADCAST,
+    SAMPLE_MAX,
     SCHEMA,
+    LetterSample,
     error_text,
     json_text,
     key_text,
+    sample_of,
     time_of,
     timer_json,
     traceback_text,
@@ -60,6 +63,8 @@ class DeadLetters:
         self.journal = Journal()
         self.rows = 0
         """In this epoch."""
+        self.sample: list[LetterSample] = []
+        """The first of them."""
         self.broadcast_aside = ""
         """Which rows of the broadcast are put aside in this epoch, as a digest; empty: none."""
         self._broadcast_rows = 0
@@ -70,6 +75,7 @@ class DeadLetters:
     def reset(self) -> None:
         self.journal.clear()
         self.rows = self._broadcast_rows = 0
+        self.sample = []
         self.broadcast_aside = ""
 
     def count_broadcast(self, *, is_aside: bool) -> None:
@@ -90,6 +96,8 @@ class DeadLetters:
         epoch: int,
     ) -> None:
         self.rows += 1
+        if len(self.sample) < SAMPLE_MAX:
+            self.sample.append(sample_of(error, key=key, row=row, input=input))
         if self._outlet is not None and self._outlet.targets:
             letter = (
                 self._uid,

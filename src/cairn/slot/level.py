@@ -445,6 +445,11 @@ class LevelRuntime:
             step=0 if self._begin is None else self._begin.step,
             group_rows={uid: heat.group_rows() for uid, heat in heats.items()},
             hot_keys={uid: heat.hot_keys() for uid, heat in heats.items()},
+            letters={
+                op.spec.uid: op.letters.sample
+                for op in self.operators
+                if op.letters is not None and op.letters.sample
+            },
             user={op.spec.uid: found for op in self.operators if (found := op.metrics)},
         )
 

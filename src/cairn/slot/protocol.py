@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from cairn.letters import LetterSample
 from cairn.storage.manifest import Held
 from cairn.storage.pack import Stored as Stored
 
@@ -204,6 +205,8 @@ class Report(msgspec.Struct, frozen=True):
     """Per operator with keys, rows per bucket of key groups."""
     hot_keys: dict[str, list[tuple[str, int]]] = {}
     """Per operator with keys, those with most rows and about how many."""
+    letters: dict[str, list[LetterSample]] = {}
+    """Per operator, the first rows that were put aside in this attempt, cut short."""
     user: dict[str, dict[str, dict[str, Any]]] = {}
     """Per operator, what its function counted in this attempt: see `cairn.metrics`."""
 

@@ -82,7 +82,8 @@ def _nodes(facts: Facts) -> dict[str, Facts]:
     found: dict[str, Facts] = {}
     for source in facts["sources"]:
         mark = source["watermark_ms"]
-        about = "source" if mark is None else f"source, {span_text(mark)} behind"
+        # The delay that was declared: how far the watermark is behind is a figure of its own.
+        about = "source" if mark is None else f"watermark delay {span_text(mark)}"
         found[source["name"]] = {"kind": "source", "name": source["name"], "about": about}
     for transform in facts["transforms"]:
         about = transform["function"]

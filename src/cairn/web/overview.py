@@ -18,7 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cairn.coordinator.measured import SAMPLE
 from cairn.errors import RestoreError, StaleEpochError
+from cairn.letters import LetterSample
 from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
 from cairn.query.health import newest_takeover
 from cairn.snapshots.holds import no_epoch
@@ -161,12 +163,24 @@ def failures(store: Store, log: Log, trail: Trail) -> Facts:
                 "wall_ms": each["wall_ms"],
                 "operator": uid,
                 **{name: measured.get(name, 0) for name in names},
+                "sample": _sample(log, each["epoch"], uid) if measured.get("error_rows") else [],
             }
             for each in trail.newest(log, PUT_ASIDE_EPOCHS)
             for uid, measured in each["operators"].items()
             if any(measured.get(name, 0) for name in names)
         ],
     }
+
+
+def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:
+    """Return a few of the rows that an operator put aside in an epoch, while it is kept."""
+    try:
+        if number < log.retired_below():
+            return []
+        measured = log.epoch(number).metrics.get("operators", {}).get(uid, {})
+        return msgspec.convert(measured.get(SAMPLE, []), list[LetterSample])
+    except (RestoreError, msgspec.ValidationError):
+        return []
 
 
 def _parallelism(newest: list[Facts]) -> int | None:
@@ -196,9 +210,8 @@ def routes(site: Site) -> list[Route]:
     trail = Trail()
 
     def looked_at() -> Trail:
-        history = getattr(site.run, "history", None)
-        if history is not None:
-            trail.remember(history())
+        if site.run is not None:
+            trail.remember(site.run.history())
         return trail
 
     def get_job(request: Request) -> Response:

@@ -115,7 +115,7 @@ def families(site: Site) -> Iterator[Metric]:
     yield _status(job, health.status)
     yield _one(
         "cairn_rows_per_second",
-        "Rows that come to operators, in the last half minute.",
+        "Rows that come to operators now, in the last seconds.",
         job,
         health.rates.rows_per_s,
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from cairn.query.health import checkpoint_health, run_health
+from cairn.query.health import checkpoint_health, declared, run_health
 from cairn.status import Health, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
@@ -85,6 +85,7 @@ class LiveRun(Protocol):
     @property
     def parallelism(self) -> int: ...
     def metrics(self) -> dict[str, Any]: ...
+    def history(self) -> list[dict[str, Any]]: ...
     def query(self, operator: str, state: str, key: Any) -> LiveAnswer: ...
     def query_many(self, operator: str, state: str, keys: Any) -> LiveAnswers: ...
     def savepoint(self, path: str) -> SavepointInfo: ...
@@ -116,6 +117,7 @@ class Site:
         self._on_closing: list[Callable[[], None]] = []
         self._logs = threading.local()
         self._heavy = threading.BoundedSemaphore(HEAVY_READS_MAX)
+        self._trigger_ms: int | None = None
         self._opened_ms = time.time_ns() // 1_000_000
         self._health: tuple[Health | None, float] = (None, 0.0)
         self._health_lock = threading.Lock()
@@ -171,30 +173,33 @@ class Site:
         if run is None:
             return checkpoint_health(self.log)
         now_ms = time.time_ns() // 1_000_000
-        history = getattr(run, "history", None)
-        epochs = run.metrics()
-        known = [] if history is None else history()[::-1]
-        if epochs and (not known or known[0]["epoch"] < epochs["epoch"]):
-            known = [epochs, *known]
+        known = run.history()[: -RATED_EPOCHS_MAX - 1 : -1]
+        newest = run.metrics()
+        if newest and (not known or known[0]["epoch"] < newest["epoch"]):
+            known = [newest, *known]
         return run_health(
             self.log,
             run.status,
-            known[:RATED_EPOCHS_MAX],
+            known,
             why=run.paused if run.error is None else str(run.error),
             now_ms=now_ms,
             started_ms=self._opened_ms,
+            trigger_ms=self._declared_trigger_ms(),
         )
+
+    def _declared_trigger_ms(self) -> int:
+        """Return the interval that the run was started with; it does not change."""
+        if self._trigger_ms is None:
+            _, self._trigger_ms = declared(self.log)
+        return self._trigger_ms
 
     def status(self) -> StatusFacts:
         """Return what of a job's health changes only now and then: events tell of it."""
-        health, run = self.health(), self.run
-        error = None if run is None else run.error
-        return StatusFacts(
-            status=health.status,
-            paused=None if run is None else run.paused,
-            error=health.why if error is None and health.status == "failed" else _text(error),
-            live=run is not None,
-        )
+        run = self.run
+        if run is not None:
+            return StatusFacts(run.status, run.paused, _text(run.error), live=True)
+        health = self.health()
+        return StatusFacts(health.status, None, health.why, live=False)
 
     @contextmanager
     def heavy(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import pytest
 
 from cairn import Context, KeyedProcess, state
 from cairn.backends.key_index import COUNTED_MAX, NameIndex
-from cairn.coordinator.measured import operators_of, summary
+from cairn.coordinator.measured import SAMPLE, added, operators_of, slender, summary
 from cairn.query.facts import epoch_facts
 from cairn.storage.manifest import Epoch, Held, OperatorEntry, RangeState, SparkPosition
 from cairn.testing import Harness
@@ -134,6 +134,20 @@ def test_broadcast_state_counts_as_part_of_its_operator_and_not_as_one_more() ->
     assert (alerts["rows_in"], alerts["state_keys"], alerts["state_entries"]) == (10, 4, 9)
     for facts in (summary(epoch), epoch_facts(epoch)):
         assert (facts["state_keys"], facts["state_entries"], facts["delta_bytes"]) == (4, 9, 14)
+
+
+def test_samples_of_rows_put_aside_are_bounded_and_last_over_the_batches_of_an_epoch() -> None:
+    def batch(*errors: str) -> dict[str, Any]:
+        sample = [{"error": error, "key": "k", "row": "{}"} for error in errors]
+        measured = {"error_rows": len(errors)} | ({SAMPLE: sample} if sample else {})
+        return {"operators": {"score": measured}}
+
+    first = added(None, batch("a", "b"))
+    whole = added(added(first, batch()), batch("c", "d", "e", "f"))
+    score = whole["operators"]["score"]
+    assert score["error_rows"] == 6
+    assert [each["error"] for each in score[SAMPLE]] == ["a", "b", "c", "d", "e"]
+    assert SAMPLE not in slender(whole["operators"])["score"], "a history has counts only"
 
 
 def test_an_older_epoch_counted_entries_and_its_keys_are_unknown() -> None:

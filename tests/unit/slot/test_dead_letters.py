@@ -14,6 +14,7 @@ import pytest
 
 from cairn import BatchProcess, KeyedProcess, Process, WindowFunction, state
 from cairn.errors import CorruptFileError, FunctionError, PlanError
+from cairn.letters import SAMPLE_CHARS_MAX, SAMPLE_MAX
 from cairn.plan.deploy import job_spec
 from cairn.slot import dead_letters
 from cairn.testing import Harness
@@ -322,6 +323,22 @@ def test_letters_that_nobody_takes_are_counted_and_the_first_ones_logged(caplog:
         harness.commit()
         harness.push(("a", AT, 1))
         assert harness._operator.error_rows == 0
+
+
+def test_a_few_rows_put_aside_are_sampled_with_error_key_row_and_place_cut_short() -> None:
+    with letters(raise_on(2, RuntimeError("no " * 1000))) as harness:
+        harness.push([("a" * 1000, AT, 2)] * 20)
+        kept = harness._operator.letters
+        assert kept is not None and len(kept.sample) == SAMPLE_MAX < 20
+        first = kept.sample[0]
+        assert first.error.startswith("RuntimeError: no no") and first.error.endswith("…")
+        assert first.row.startswith('{"k": "aaa') and str(first.key).startswith("aaa")
+        texts = (first.error, first.row, str(first.key))
+        assert {len(text) for text in texts} == {SAMPLE_CHARS_MAX}
+        assert first.at is not None and "test_dead_letters.py:" in first.at
+        harness.commit()
+        harness.push(("a", AT, 1))
+        assert kept.sample == [], "they are of the epoch"
 
 
 def test_rolled_back_letters_are_gone_and_come_again() -> None:

@@ -67,6 +67,9 @@ class FakeRun:
             return {}
         return {**summary(newest, 12.5), "commit_ms": 1.5, "dropped_batches": 0}
 
+    def history(self) -> list[dict[str, Any]]:
+        return []
+
     def query_many(self, operator: str, state: str, keys: Any) -> Any:
         if not self.has_epoch:
             raise EpochError("no epoch of this run yet")

@@ -20,7 +20,7 @@ from cairn.storage.store import open_store
 from cairn.web import overview
 from cairn.web.trail import Trail
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
-from tests.unit.web.sites import CONTROL, FakeRun, client, site_of
+from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
 
 GRAPH: dict[str, Any] = {
     "job": "shop",
@@ -212,6 +212,43 @@ def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) 
     (found,) = ask(checkpoint, "/api/failures")["failures"]
     assert (found["attempts"], found["ended_run"], found["epoch"]) == (3, True, 4)
     assert (found["operator"], found["key"], found["row"]) == (UID, "<b>7</b>", "Row(k=7)")
+
+
+def test_rows_put_aside_are_shown_with_error_and_row_and_only_with_the_token(
+    checkpoint: Checkpoint,
+) -> None:
+    newest = checkpoint.newest
+    assert newest is not None
+    sample = [{"error": "ValueError: bad", "key": "7", "row": '{"k": 7}', "at": "job.py:1 in f"}]
+    measured = {"rows_in": 9, "error_rows": 3, "error_sample": sample}
+    checkpoint.log.append(
+        lambda number: msgspec.structs.replace(
+            newest, number=number, parent=newest.number, metrics={"operators": {UID: measured}}
+        )
+    )
+    (found,) = ask(checkpoint, "/api/failures")["put_aside"]
+    assert (found["operator"], found["error_rows"]) == (UID, 3)
+    assert found["sample"] == [{**sample[0], "input": None}]
+    guarded = client(site_of(checkpoint, token=TOKEN))
+    assert guarded.get("/api/failures").status_code == 401, "like state"
+
+
+def test_a_job_says_how_it_goes_the_same_in_words_and_figures(checkpoint: Checkpoint) -> None:
+    run = FakeRun(checkpoint)
+    for status in ("idle", "behind", "failing"):
+        run.status = status
+        found = ask(checkpoint, "/api/job", run)
+        assert found["status"] == found["health"]["status"] == status
+    health = found["health"]
+    assert health["rates"]["rows_per_s"] == 0.0, "the last epoch was long ago"
+    assert health["lag_ms"] > 10**12 and health["epoch_age_ms"] > 10**12
+
+
+def test_a_source_shows_the_delay_it_declares_as_a_delay(checkpoint: Checkpoint) -> None:
+    write_graph(checkpoint.store, 1, GRAPH)
+    boxes = ask(checkpoint, "/api/graph")["drawing"]["boxes"]
+    (source,) = [box for box in boxes if box["kind"] == "source"]
+    assert source["about"] == "watermark delay 5 seconds"
 
 
 def test_the_last_twenty_failures_are_kept(checkpoint: Checkpoint) -> None:

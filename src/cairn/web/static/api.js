@@ -65,6 +65,17 @@ export class Live extends EventTarget {
     return this.job?.epoch ?? null;
   }
 
+  // How the job goes now, as the server sees it: its word, rates and failure.
+  get health() {
+    return this.job?.health ?? null;
+  }
+
+  // How far the watermark is behind the clock; it grows while nothing comes.
+  get lagMs() {
+    const mark = this.newest?.watermark_ms ?? null;
+    return mark === null ? null : Math.max(0, this.nowMs - mark);
+  }
+
   // Milliseconds since 1970 by the server's clock: ages do not depend on the browser's.
   get nowMs() {
     return this.job === null ? Date.now() : Date.now() + this.#skewMs;
@@ -75,6 +86,10 @@ export class Live extends EventTarget {
     await this.refresh();
     this.#listen();
     setInterval(() => this.dispatchEvent(new Event("tick")), 1000);
+    // Rates and the status are of now: they change without a new epoch.
+    setInterval(() => {
+      if (!document.hidden && this.#poll === null) this.refresh();
+    }, POLL_MS);
   }
 
   // One at a time; what is asked for meanwhile is done once, afterwards.

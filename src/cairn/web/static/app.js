@@ -23,7 +23,20 @@ const PAGES = [
   { path: "control", name: "Control", page: control, isShown: (live) => live.job?.control === true },
   { path: "operators", name: "Operator", page: overview, inner: operator, isShown: () => false },
 ];
-const WORDS = { unknown: "no run here" };
+// What the words mean: see the guide.
+const SAYS = {
+  starting: "A driver leads the job and has not committed its first epoch",
+  running: "Epochs are committed",
+  idle: "No epoch is under way, and none was committed for a while: no input",
+  behind: "Rows arrive, and the watermark is over a minute further back than declared",
+  paused: "A sink cannot publish; no epoch begins until it can",
+  failing: "An attempt at the epoch under way has failed, and it is tried again",
+  failed: "The run ended with an error, or its driver was killed",
+  stopped: "The run was stopped",
+  finished: "The run has read all of its input",
+  superseded: "Another driver has taken the job over from this run",
+  unknown: "The driver is on another machine and silent: nobody can say",
+};
 
 const live = new Live();
 const byId = (id) => document.getElementById(id);
@@ -75,7 +88,8 @@ function around() {
   const { job } = live;
   byId("job-name").textContent = job?.name ?? "";
   const status = byId("status");
-  status.textContent = job ? (WORDS[job.status] ?? job.status) : "";
+  status.textContent = job?.status ?? "";
+  status.title = SAYS[job?.status] ?? "";
   status.className = `chip is-${job?.status ?? "unknown"}`;
   byId("logout").hidden = !job?.session;
   link();
@@ -84,7 +98,7 @@ function around() {
 
 function link() {
   const { newest } = live;
-  const how = { live: live.job?.live ? "live" : "watching", polling: "asking every 3 s", connecting: "connecting" }[live.link];
+  const how = { live: live.job?.live ? "connected" : "watching", polling: "asking every 3 s", connecting: "connecting" }[live.link];
   const age = newest ? `epoch ${count(newest.epoch)}, ${span(live.nowMs - newest.wall_ms)} ago` : "no epoch yet";
   replace(byId("link"), h("span", { class: "age" }, age), h("span", { class: `pulse is-${live.link}` }, how));
 }
@@ -94,7 +108,8 @@ function notice() {
   const { job, failed } = live;
   let said = null;
   if (failed) said = failed instanceof ApiError ? `${failed.message} Next: ${failed.next}` : "The server does not answer. This page shows what it knew last.";
-  else if (job?.error) said = `The run has failed: ${job.error}`;
+  else if (job?.status === "failed" && route().found.path !== "") said = `Failed: ${job.health.why ?? job.error}`;
+  else if (job?.status === "superseded") said = "Another driver has taken this job over. This page shows the run before it.";
   else if (job?.paused) said = `Paused: ${job.paused}`;
   box.hidden = said === null;
   box.textContent = said ?? "";
@@ -123,6 +138,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 window.addEventListener("hashchange", () => {
   show();
+  notice();
   window.scrollTo(0, 0);
 });
 let hadControl = null;

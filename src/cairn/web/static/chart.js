@@ -5,6 +5,8 @@ import { clock, h, replace, s } from "./dom.js";
 const GUTTER = 56;
 const FOOT = 18;
 const HEAD = 6;
+// The room of a time under an axis.
+const LABEL = 52;
 
 // Redraws when its width changes. draw(width) gives an SVG element.
 function drawn(draw, cls) {
@@ -60,17 +62,17 @@ function yAxis(found, y, width, format) {
   ]);
 }
 
-// Times below: as many as there is room for.
+// Times below: as many as there is room for, and none over another or beyond the edge.
 function xAxis(times, x, width, y) {
-  const many = Math.max(2, Math.min(6, Math.floor((width - GUTTER) / 110)));
-  const found = [];
-  for (let at = 0; at < many; at += 1) {
-    const index = Math.round((at / (many - 1)) * (times.length - 1));
-    if (times.length < many && at >= times.length) break;
-    const anchor = at === 0 ? "start" : at === many - 1 ? "end" : "middle";
-    found.push(s("text", { class: "tick", x: x(index), y: y + 13, "text-anchor": anchor }, clock(times[index])));
-  }
-  return found;
+  const many = Math.max(2, Math.min(6, times.length, Math.floor((width - GUTTER) / 110)));
+  const indexes = [...new Set(Array.from({ length: many }, (_, at) => Math.round((at / (many - 1)) * (times.length - 1))))];
+  let end = -Infinity;
+  return indexes.map((index) => {
+    const left = Math.max(GUTTER, Math.min(x(index) - LABEL / 2, width - LABEL));
+    if (left < end + 8) return null;
+    end = left + LABEL;
+    return s("text", { class: "tick", x: left + LABEL / 2, y: y + 13, "text-anchor": "middle" }, clock(times[index]));
+  });
 }
 
 // One line per series over epochs. series: [{name, cls, of(epoch)}]; null is a gap.
@@ -188,7 +190,7 @@ export function bars({ title, parts, href, format, height = 180 }) {
     const x = (index) => GUTTER + index * pitch + gap / 2;
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": title },
       yAxis(marks, y, width, format),
-      shown.length ? xAxis(shown.map((each) => each.wall_ms), (index) => x(index) + (index === shown.length - 1 ? pitch : 0), GUTTER + shown.length * pitch + 40, HEAD + inner) : null,
+      shown.length ? xAxis(shown.map((each) => each.wall_ms), (index) => x(index) + pitch / 2, Math.min(width, GUTTER + Math.max(LABEL, shown.length * pitch)), HEAD + inner) : null,
       shown.map((epoch, index) => {
         let below = 0;
         const rough = epoch.timings.attempts > 1 || epoch.restored > 0;

@@ -14,6 +14,7 @@ export const PARTS = [
   ["other", "Spark", "Planning, scheduling, shuffling"],
 ];
 const ROWS_SHOWN = 40;
+const SCOPES = { shared: "its broadcast state", feedback: "records of a loop" };
 
 export function epochs(root, live) {
   const timeline = bars({ title: "Epochs", parts: PARTS, href: (each) => `#/epochs/${each.epoch}`, format: millis, height: 240 });
@@ -51,6 +52,7 @@ function epochTable(rows) {
     { name: "Time", align: "right", cell: (row) => millis(row.epoch_ms) },
     ...PARTS.map(([id, name]) => ({ name, align: "right", cls: "soft", cell: (row) => (id === "commit" && row.commit_ms === null ? "–" : millis(row.parts[id])) })),
     { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
+    { name: "Entries", align: "right", cell: (row) => count(row.state_entries) },
     { name: "Delta", align: "right", cell: (row) => bytes(row.delta_bytes) },
     { name: "Note", cell: mishaps },
   ], rows, { caption: "Epochs, newest first" });
@@ -93,12 +95,13 @@ function details(found) {
         ...PARTS.map(([id, name, says]) => [name, h("span", { class: "with-bar", title: says }, h("i", { class: `swatch block p-${id}` }), id === "commit" && found.commit_ms === null ? "not known" : millis(found.parts[id]))]),
       ]))),
     card("Operators", { cls: "flush" }, table([
-      { name: "Operator", cell: (row) => h("a", { href: `#/operators/${encodeURIComponent(row.uid)}` }, row.uid) },
+      { name: "Operator", cell: (row) => [h("a", { href: `#/operators/${encodeURIComponent(row.operator)}` }, row.operator), SCOPES[row.scope] ? ` (${SCOPES[row.scope]})` : ""] },
       { name: "Rows in", align: "right", cell: (row) => count(row.rows_in) },
       { name: "Rows out", align: "right", cell: (row) => count(row.rows_out) },
       { name: "Late", align: "right", cell: (row) => count(row.late_rows) },
       { name: "Failed", align: "right", cell: (row) => count(row.error_rows) },
       { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
+      { name: "Entries", align: "right", cell: (row) => count(row.state_entries) },
       { name: "State", align: "right", cell: (row) => bytes(row.ranges.reduce((sum, part) => sum + part.state_bytes, 0)) },
       { name: "Bases", align: "right", cell: (row) => count(row.ranges.reduce((sum, part) => sum + part.bases, 0)) },
       { name: "Deltas", align: "right", cell: (row) => count(row.ranges.reduce((sum, part) => sum + part.deltas, 0)) },

@@ -18,7 +18,7 @@ export function errors(root, live) {
       // Those that are open stay so.
       const open = new Set([...failures.querySelectorAll("details[open]")].map((each) => each.dataset.at));
       replace(failures, found.failures.length ? found.failures.map((each) => failure(each, open)) : empty("No epoch has failed, as far as is kept."));
-      replace(aside, found.put_aside.length ? asideTable(found.put_aside) : empty("No rows were put aside in the last epochs."));
+      replace(aside, found.put_aside.length ? [asideTable(found.put_aside), samples(found.put_aside)] : empty("No rows were put aside in the last epochs."));
     } catch (error) {
       replace(failures, empty(error.message));
     }
@@ -55,4 +55,17 @@ function asideTable(rows) {
     { name: "Late", align: "right", cell: (row) => count(row.late_rows) },
     { name: "Without a time", align: "right", cell: (row) => count(row.untimed_rows) },
   ], rows, { caption: "Rows put aside, by epoch and operator" });
+}
+
+const SAMPLES_SHOWN = 10;
+
+// A few of the rows that functions failed on: what was wrong, and with which row.
+function samples(rows) {
+  const found = rows.flatMap((row) => row.sample.map((each) => ({ ...each, epoch: row.epoch, operator: row.operator })));
+  if (!found.length) return null;
+  return h("div", null, h("h3", { class: "sample-title" }, "Some of the rows that failed, newest first"),
+    h("ul", { class: "sample" }, found.slice(0, SAMPLES_SHOWN).map((each) => h("li", null,
+      h("b", null, each.error),
+      h("span", { class: "soft" }, h("a", { href: `#/operators/${encodeURIComponent(each.operator)}` }, each.operator), `, epoch ${count(each.epoch)}`, each.key === null ? "" : `, key ${each.key}`, each.at ? `, at ${each.at}` : ""),
+      h("code", { class: "wrap" }, each.row)))));
 }

@@ -72,13 +72,14 @@ function map(found, measure) {
 function subtasks(found) {
   const { skew } = found;
   const rows = found.subtasks;
-  const said = [`keys ${decimal(skew.state_keys)}`, skew.rows === null ? null : `rows ${decimal(skew.rows)}`].filter(Boolean).join(", ");
+  const said = [`entries ${decimal(skew.state_entries)}`, skew.rows === null ? null : `rows ${decimal(skew.rows)}`].filter(Boolean).join(", ");
   return card("Subtasks", { aside: h("span", { class: "soft", title: "The largest share by the mean: 1 is even" }, `skew ${said}`) },
-    shares(rows.map((each) => ({ name: `subtask ${each.subtask}`, value: each.state_keys })), (value) => `${count(value)} keys`),
+    shares(rows.map((each) => ({ name: `subtask ${each.subtask}`, value: each.state_entries })), (value) => `${count(value)} entries`),
     table([
       { name: "Subtask", cell: (row) => count(row.subtask) },
       { name: "Key groups", cell: (row) => `${row.first_group}–${row.first_group + row.group_count - 1}` },
       { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
+      { name: "Entries", align: "right", cell: (row) => count(row.state_entries) },
       { name: "State", align: "right", cell: (row) => bytes(row.state_bytes) },
       { name: "Rows in", align: "right", cell: (row) => count(row.rows) },
     ], rows, { caption: "Subtasks" }));

@@ -33,13 +33,16 @@ export function operator(root, live, { inner: uid }) {
     if (newest === null || newest === shown) return;
     shown = newest;
     try {
-      const found = (await get(`/api/epochs/${newest}`)).operators[uid];
+      const entries = (await get(`/api/epochs/${newest}`)).operators;
+      const found = entries[uid];
+      // Broadcast state is an entry of its own.
+      const shared = Object.entries(entries).filter(([name, each]) => each.operator === uid && name !== uid);
       if (!found) return void replace(ranges, empty("The newest epoch has no such operator."));
       const own = userMetrics(found.user ?? {});
       metrics.hidden = own.length === 0;
       if (own.length) replace(metrics.lastElementChild, facts(own));
-      replace(states, stateTable(uid, found));
-      replace(ranges, rangeTable(found.ranges));
+      replace(states, stateTable(uid, found, shared.map(([, each]) => each)));
+      replace(ranges, rangeTable([...found.ranges, ...shared.flatMap(([, each]) => each.ranges.map((part) => ({ ...part, subtask: null })))]));
     } catch (error) {
       replace(ranges, empty(error.message));
     }
@@ -71,22 +74,23 @@ function userMetrics({ counters = {}, gauges = {}, histograms = {} }) {
   ];
 }
 
-function stateTable(uid, found) {
-  const rows = Object.entries(found.states).map(([name, decl]) => ({ name, ...decl }));
+function stateTable(uid, found, shared) {
+  const rows = [found, ...shared].flatMap((each) => Object.entries(each.states).map(([name, decl]) => ({ name, ...decl, key: each.scope === "shared" ? each.key_types.key : null })));
   if (!rows.length) return empty("It keeps no state.");
   return table([
     { name: "State", cell: (row) => h("a", { href: `#/state?operator=${encodeURIComponent(uid)}&state=${encodeURIComponent(row.name)}` }, row.name) },
     { name: "Kind", cell: (row) => row.kind.replace("_", " ") },
-    { name: "Type", cell: (row) => h("code", { class: "wrap" }, row.entry_type ? `${row.entry_type} → ${row.type}` : row.type) },
+    { name: "Type", cell: (row) => h("code", { class: "wrap" }, row.key ?? row.entry_type ? `${row.key ?? row.entry_type} → ${row.type}` : row.type) },
     { name: "Expires", cell: (row) => row.ttl ?? "" },
   ], rows, { caption: "States" });
 }
 
 function rangeTable(rows) {
   return table([
-    { name: "Subtask", cell: (row) => count(row.subtask) },
+    { name: "Subtask", cell: (row) => (row.subtask === null ? "all, alike" : count(row.subtask)) },
     { name: "Key groups", cell: (row) => `${row.first_group}–${row.first_group + row.group_count - 1}` },
     { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
+    { name: "Entries", align: "right", cell: (row) => count(row.state_entries) },
     { name: "State", align: "right", cell: (row) => bytes(row.state_bytes) },
     { name: "Bases", align: "right", cell: (row) => count(row.bases) },
     { name: "Deltas", align: "right", cell: (row) => count(row.deltas) },

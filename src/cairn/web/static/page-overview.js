@@ -2,16 +2,17 @@
 
 import { get } from "./api.js";
 import { bars, spark } from "./chart.js";
-import { bytes, card, count, empty, h, millis, plural, replace, span, table, when } from "./dom.js";
+import { bytes, card, count, decimal, empty, facts, h, millis, plural, replace, span, table, when } from "./dom.js";
 import { graph } from "./graph.js";
 import { PARTS } from "./page-epochs.js";
 
 const SPARKS = 60;
-const KEYS = "A key counts once for each of its states, a map once for each entry.";
+const KEYS = "Keys that hold state, once in each operator. An entry is a stored row: one per key of a state, one per entry of a map.";
 const EVENTS_SHOWN = 5;
 
 export function overview(root, live) {
   const tiles = h("div", { class: "tiles" });
+  const failed = h("div", { class: "slot" });
   const picture = h("div", { class: "slot" });
   const operators = h("div", { class: "slot" });
   const events = h("div", { class: "slot" });
@@ -22,6 +23,7 @@ export function overview(root, live) {
 
   replace(root,
     h("h1", { class: "unseen" }, "Overview"),
+    failed,
     tiles,
     card("Graph", { aside: where, cls: "flush" }, picture),
     h("div", { class: "two wide-left" },
@@ -34,15 +36,16 @@ export function overview(root, live) {
     const { job, newest } = live;
     const epochs = live.epochs;
     where.textContent = job?.checkpoint ?? "";
+    replace(failed, failureCard(live));
     replace(tiles, tileRow(live, epochs));
-    if (drawing !== undefined) replace(picture, graph(drawing, newest));
+    if (drawing !== undefined) replace(picture, graph(drawing, newest, live.health?.rates.operators));
     timeline.show(epochs);
     replace(operators, newest ? operatorTable(newest) : empty("No epoch is committed yet."));
   }
 
   get("/api/graph").then((found) => {
     drawing = found.drawing;
-    replace(picture, graph(drawing, live.newest));
+    replace(picture, graph(drawing, live.newest, live.health?.rates.operators));
   }, (error) => replace(picture, empty(error.message)));
   function update() {
     draw();
@@ -51,8 +54,9 @@ export function overview(root, live) {
     told = now;
   }
   function tick() {
-    const age = tiles.querySelector(".tile-about");
-    if (age && live.newest) age.textContent = `${span(live.nowMs - live.newest.wall_ms)} ago`;
+    if (!live.newest) return;
+    tiles.querySelector(".tile-age").textContent = `${span(live.nowMs - live.newest.wall_ms)} ago`;
+    if (live.lagMs !== null) tiles.querySelector(".tile-lag").textContent = span(live.lagMs);
   }
   update();
   return { update, tick };
@@ -74,25 +78,47 @@ async function recent(events) {
 }
 
 function tileRow(live, epochs) {
-  const { newest, job } = live;
+  const { newest, job, health, lagMs: lag } = live;
   if (!newest) return [tile("Epoch", "–", "none is committed yet")];
   const last = epochs.slice(-SPARKS);
-  const lag = newest.watermark_ms === null ? null : newest.wall_ms - newest.watermark_ms;
+  const entries = newest.state_entries === 1 ? "1 entry" : `${count(newest.state_entries)} entries`;
   const aside = newest.late_rows + newest.untimed_rows + newest.error_rows;
   return [
-    tile("Epoch", count(newest.epoch), `${span(live.nowMs - newest.wall_ms)} ago`),
-    tile("Rows per second", count(newest.rows_per_s), intoOperators(newest), spark(last.map((each) => each.rows_per_s), "c-rows")),
+    tile("Epoch", count(newest.epoch), h("span", { class: "tile-age" }, `${span(live.nowMs - newest.wall_ms)} ago`)),
+    tile("Rows per second", decimal(health.rates.rows_per_s >= 100 ? Math.round(health.rates.rows_per_s) : health.rates.rows_per_s), intoOperators(newest, health), spark(last.map((each) => each.rows_in), "c-rows"), "Of the last moments; the line has the rows of each epoch"),
     tile("Epoch time", millis(newest.epoch_ms), `process ${millis(newest.parts.process)}`, spark(last.map((each) => each.epoch_ms), "c-time")),
-    tile("State", `${count(newest.state_keys)} keys`, `${bytes(newest.state_bytes)}, delta ${bytes(newest.delta_bytes)}`, spark(last.map((each) => each.state_keys), "c-keys"), KEYS),
-    tile("Event-time lag", lag === null ? "–" : span(lag), lag === null ? "no watermark" : "commit − watermark", spark(last.map((each) => (each.watermark_ms === null ? null : each.wall_ms - each.watermark_ms)), "c-lag")),
+    tile("State", newest.state_keys === null ? entries : plural(newest.state_keys, "key"), newest.state_keys === null ? bytes(newest.state_bytes) : `${entries}, ${bytes(newest.state_bytes)}`, spark(last.map((each) => each.state_entries), "c-keys"), KEYS),
+    tile("Event-time lag", lag === null ? "–" : h("span", { class: "tile-lag" }, span(lag)), lag === null ? "no watermark" : "now − watermark", spark(last.map((each) => (each.watermark_ms === null ? null : each.wall_ms - each.watermark_ms)), "c-lag")),
     tile("Subtasks", count(job.parallelism), aside ? `${plural(aside, "row")} put aside` : "no rows put aside"),
   ];
 }
 
 // Rows count once for each operator they come to.
-function intoOperators(newest) {
+function intoOperators(newest, health) {
   const many = Object.keys(newest.operators).length;
-  return `${count(newest.rows_in)} rows into ${plural(many, "operator")}`;
+  return `into ${plural(many, "operator")}, last ${span(health.rates.window_ms)}`;
+}
+
+// A job that fails opens on why.
+function failureCard(live) {
+  const { failure, status, why } = live.health ?? {};
+  if (status !== "failed" && status !== "failing") return null;
+  const cls = `now-failed is-${status}`;
+  const title = status === "failed" ? "The job has failed" : "The job is failing: the epoch is tried again";
+  if (!failure) return card(title, { cls }, h("p", { class: "cause" }, why ?? live.job.error ?? "No cause is kept."), facts([["next", "start the job again: it goes on after its newest epoch"]]));
+  const often = `${plural(failure.attempts, "attempt")} at epoch ${count(failure.epoch)}${failure.times > 1 ? `, seen ${failure.times} times` : ""}`;
+  return card(title, { cls, aside: h("a", { href: "#/errors" }, "traceback") },
+    h("p", { class: "cause" }, failure.cause),
+    facts([
+      failure.operator ? ["operator", h("a", { href: `#/operators/${encodeURIComponent(failure.operator)}` }, failure.operator)] : null,
+      failure.key ? ["key", h("code", { class: "wrap" }, failure.key)] : null,
+      failure.row ? ["row", h("code", { class: "wrap" }, failure.row)] : null,
+      failure.timer ? ["timer", h("code", { class: "wrap" }, failure.timer)] : null,
+      failure.at ? ["at", h("code", { class: "wrap" }, failure.at)] : null,
+      failure.log ? ["log", h("code", { class: "wrap" }, failure.log)] : null,
+      ["when", when(failure.wall_ms), `, ${often}`],
+      ["next", failure.next],
+    ]));
 }
 
 function tile(name, value, about, line = null, note = null) {
@@ -107,7 +133,8 @@ export function operatorTable(newest) {
     { name: "Rows in", align: "right", cell: (row) => count(row.rows_in) },
     { name: "Rows out", align: "right", cell: (row) => count(row.rows_out) },
     { name: "Keys", align: "right", cell: (row) => count(row.state_keys) },
-    { name: "Changed", align: "right", cell: (row) => count(row.keys_changed) },
+    { name: "Entries", align: "right", cell: (row) => count(row.state_entries) },
+    { name: "Changed", align: "right", cell: (row) => count(row.entries_changed) },
     { name: "Delta", align: "right", cell: (row) => bytes(row.delta_bytes) },
   ], rows, { caption: "Operators in the newest epoch" });
 }
