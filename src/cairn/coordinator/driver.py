@@ -186,7 +186,6 @@ class SparkDriver:
             raise as_cairn_error(error, begin.epoch) from error
         finally:
             context.setLocalProperty(DESCRIPTION, described)
-            self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
         decoded = [report_decoder.decode(r) for r in self._reports.value[before:]]
         # A task of an attempt before may have ended only now.
