@@ -76,7 +76,7 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:
         message = f"(its message could not be made: {type(broken).__name__})"
     name = type(error).__name__
-    return _sendable(_steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
+    return sendable(_steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
 
 
 def traceback_text(error: BaseException) -> str:
@@ -91,7 +91,7 @@ def traceback_text(error: BaseException) -> str:
         lines = traceback.format_tb(frames)
     # How deep a recursion went depends on how deep it began.
     text = _REPEATED.sub("[Previous line repeated many times]", "".join(lines))
-    return _sendable(_steady(text)[-TRACEBACK_CHARS_MAX:])
+    return sendable(_steady(text)[-TRACEBACK_CHARS_MAX:])
 
 
 def time_of(time_ms: int | None) -> dt.datetime | None:
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
-        return _sendable(value)
+        return sendable(value)
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -151,6 +151,6 @@ def _steady(text: str) -> str:
     return _ADDRESS.sub("at 0x…", text)
 
 
-def _sendable(text: str) -> str:
-    """Without half characters, which no file takes."""
+def sendable(text: str) -> str:
+    """Return a text without half characters: no file and no message takes those."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

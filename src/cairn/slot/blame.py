@@ -6,6 +6,7 @@ import traceback
 from typing import Any
 
 from cairn.errors import CairnError, FunctionError
+from cairn.letters import sendable
 from cairn.slot.outlet import short
 
 MESSAGE_CHARS_MAX = 4000
@@ -31,7 +32,7 @@ def failed(
     if isinstance(error, CairnError) and not isinstance(error, FunctionError):
         return error
     # Cut: it travels to the driver in the text of other errors, several times over.
-    text = str(error)[:MESSAGE_CHARS_MAX]
+    text = sendable(str(error)[:MESSAGE_CHARS_MAX])
     lines = [f"{where} of operator {uid!r} raised {type(error).__name__}: {text}"]
     facts: dict[str, Any] = {"operator": uid, "cause": short(error, MESSAGE_CHARS_MAX)}
     if row is not None:
