@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cairn.coordinator.epoch import Coordinator, clock_ms
+from cairn.coordinator.epoch import Coordinator
 from cairn.coordinator.publisher import StoppedError
 from cairn.coordinator.rounds import in_flight, is_pending
 from cairn.coordinator.ticker import Pace, is_due, is_event_due, is_idleness_due, pending
@@ -179,12 +179,13 @@ class IdleEpochs:
             return False
         if self._host.is_changing() and self._pace.is_change_overdue:
             return True
-        if is_due(newest, clock_ms()):
+        coordinator = self._coordinator
+        if is_due(newest, coordinator.now_ms()):
             return True
         if not self._pace.is_long_silent:
             return False
-        coordinator = self._coordinator
-        return is_idleness_due(newest, coordinator.origins, clock_ms(), coordinator.awake_ms)
+        now_ms, awake_ms = coordinator.now_ms(), coordinator.awake_ms
+        return is_idleness_due(newest, coordinator.origins, now_ms, awake_ms)
 
     def _is_waited_for(self) -> bool:
         newest = self._coordinator.newest

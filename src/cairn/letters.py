@@ -67,8 +67,8 @@ def sample_of(error: BaseException, *, key: Any, row: str, input: str | None) ->
     """Return what is shown of a row that was put aside."""
     return LetterSample(
         error=_cut(error_text(error)),
-        key=None if key is None else _cut(_sendable(key_text(key) or "")),
-        row=_cut(_sendable(row)),
+        key=None if key is None else _cut(sendable(key_text(key) or "")),
+        row=_cut(sendable(row)),
         input=input,
         at=_place(error),
     )
@@ -120,7 +120,7 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:
         message = f"(its message could not be made: {type(broken).__name__})"
     name = type(error).__name__
-    return _sendable(steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
+    return sendable(steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
 
 
 def traceback_text(error: BaseException) -> str:
@@ -135,7 +135,7 @@ def traceback_text(error: BaseException) -> str:
         lines = traceback.format_tb(frames)
     # How deep a recursion went depends on how deep it began.
     text = _REPEATED.sub("[Previous line repeated many times]", "".join(lines))
-    return _sendable(steady(text)[-TRACEBACK_CHARS_MAX:])
+    return sendable(steady(text)[-TRACEBACK_CHARS_MAX:])
 
 
 def time_of(time_ms: int | None) -> dt.datetime | None:
@@ -153,7 +153,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
-        return _sendable(value)
+        return sendable(value)
     if isinstance(value, float):
         if math.isfinite(value):
             return value
@@ -195,6 +195,6 @@ def steady(text: str) -> str:
     return _ADDRESS.sub("at 0x…", text)
 
 
-def _sendable(text: str) -> str:
-    """Without half characters, which no file takes."""
+def sendable(text: str) -> str:
+    """Return a text without half characters: no file and no message takes those."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -186,6 +186,14 @@ def end_of(offsets: str) -> int:
 DEATHS = (SimulatedCrash, CairnError, OSError, ConcurrentQueryError)
 
 
+class SteppedClock(ManualClock):
+    """A machine's clock, which somebody may set."""
+
+    def step_ms(self, by_ms: int) -> None:
+        """Set it ahead or back."""
+        self._now_ms += by_ms
+
+
 class World:
     """What is there whoever leads: the store, the input, the outside world."""
 
@@ -197,7 +205,7 @@ class World:
         self.random = random.Random(seed)
         self.folder = folder
         self.store = open_store("memory:")
-        self.clock = ManualClock(1_000_000)
+        self.clock = SteppedClock(1_000_000)
         self.published = open_store("memory:")
         self.files = str(folder / "branched")
         self.group_count = group_count
@@ -437,7 +445,7 @@ class Driver:
     def run_idle(self, *, is_draining: bool = False) -> bool:
         """As `Run` does when Spark is silent; whether there was something to do."""
         newest = self.coordinator.newest
-        now_ms = self.world.clock()
+        now_ms = self.coordinator.now_ms()
         origins, awake_ms = self.coordinator.origins, self.coordinator.awake_ms
         if newest is None or not (
             is_draining

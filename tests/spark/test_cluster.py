@@ -10,8 +10,9 @@ import pytest
 
 from cairn.coordinator.driver import SparkDriver
 from cairn.slot.folders import living_slots, run_folder
+from tests.spark.programs import lots
 from tests.spark.programs.ledger import SCHEMA, build, payments
-from tests.spark.support import Input, Program, eventually, slot_pids
+from tests.spark.support import Input, Program, eventually, slot_pids, stored_state
 from tests.spark.test_crashes import Undisturbed
 
 FILES = 9
@@ -76,6 +77,21 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
     assert run._driver.repinned == 2
     assert len(set(run._driver.placement.values())) == 1
     expected.check(tmp_path / "work")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_transform_reads_the_run_of_its_operator_that_is_committed(spark, tmp_path):
+    """Stages of the branches run at once, on two executors that could each run the operator."""
+    source = Input(tmp_path / "in", lots.SCHEMA)
+    source.add_all([[(k,) for k in range(at, at + 20)] for at in (0, 20, 40)])
+    with Program("lots", source.folder, tmp_path, "--master", "local-cluster[2,1,1024]") as program:
+        (report,) = program.end(timeout_s=300)
+    assert report == {"end": "finished", "error": None}, program.errors[-3000:]
+    kept = stored_state(lots.build(spark, source.folder), tmp_path / "checkpoint")
+    assert len(kept["draw"]["lot"]) == 60
+    for way in ("direct", "over-2", "over-3"):
+        assert kept[way]["lot"] == kept["draw"]["lot"], way
 
 
 def is_in_epoch(work, number):

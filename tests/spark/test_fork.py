@@ -9,6 +9,7 @@ import os
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
+from tests.spark.programs import lots
 from tests.spark.support import finish, stored_state
 
 ROWS, KEYS = 600, 40
@@ -92,3 +93,33 @@ def test_forked_operator_runs_once_and_lost_shuffle_files_change_nothing(
         assert calls[0] > ROWS, "the operator before has run again"
     else:
         assert calls == [ROWS, ROWS]
+
+
+class Losing(lots.Keep):
+    """Removes the files of all shuffles, once."""
+
+    def __init__(self, lost, files):
+        self.lost, self.files = str(lost), files
+
+    def process(self, row, ctx):
+        if ctx.epoch > 2 and not os.path.exists(self.lost):
+            with open(self.lost, "w") as file:
+                for path in glob.glob(self.files):
+                    os.remove(path)
+                    file.write(path + "\n")
+        return super().process(row, ctx)
+
+
+def test_transform_reads_the_committed_run_of_its_operator_after_shuffle_files_are_lost(
+    spark, make_input, tmp_path
+):
+    rows = make_input(lots.SCHEMA)
+    rows.add_all([[(k,) for k in range(at, at + 100)] for at in (0, 100, 200)])
+    files = spark.sparkContext.getConf().get("spark.local.dir") + "/blockmgr-*/*/shuffle_*"
+    job = lots.build(spark, rows.folder, Losing(tmp_path / "lost", files))
+    finish(job, tmp_path / "checkpoint", parallelism=4)
+    assert (tmp_path / "lost").read_text().count("shuffle_") > 4, "nothing was lost"
+    kept = stored_state(job, tmp_path / "checkpoint")
+    assert len(kept["draw"]["lot"]) == 300
+    for way in ("direct", "over-2", "over-3"):
+        assert kept[way]["lot"] == kept["draw"]["lot"], way

@@ -39,8 +39,8 @@ def chain(spark, rows, *, event_time=None, transform=False):
     return job
 
 
-def plan_of(spark, job, rows, parallelism=4):
-    """The executed plan of an epoch, as text."""
+def plan_of(spark, job, rows, parallelism=4, batch=None):
+    """The executed plan of an epoch, as text; after it the plans of what its branches share."""
     graph = job.graph()
     spec = job_spec(graph, job_id="plan", checkpoint="memory:", backend="heap")
     reports = spark.sparkContext.accumulator([], _Reports())
@@ -53,10 +53,14 @@ def plan_of(spark, job, rows, parallelism=4):
         session.conf.set(setting, value)
     planner = Planner(graph, parallelism, forwards, lay_pin(spark, parallelism))
     try:
-        batch = session.read.schema(rows.stream(spark).schema).parquet(str(rows.folder))
-        return planner.epoch(batch)._jdf.queryExecution().executedPlan().toString()
+        schema = rows.stream(spark).schema
+        if batch is None:
+            batch = session.read.schema(schema).parquet(str(rows.folder))
+        else:
+            batch = session.createDataFrame(batch, schema)
+        frames = [planner.epoch(batch), *planner._shared]
+        return "\n".join(f._jdf.queryExecution().executedPlan().toString() for f in frames)
     finally:
-        planner.release()
         planner.pin.unpersist()
 
 
@@ -85,15 +89,25 @@ def exchanges(plan):
     return [line for line in plan.splitlines() if "Exchange " in line and "(pin#" not in line]
 
 
-def test_only_a_transform_makes_a_branch_and_what_it_branches_from_is_kept(spark, rows):
+def test_only_a_transform_makes_a_branch_and_both_branches_read_one_shuffle(spark, rows):
     plan = plan_of(spark, chain(spark, rows, transform=True), rows)
     assert plan.count("Union") == 1
-    # Both branches scan the one cached output of the first level.
-    scans = [line for line in plan.splitlines() if "InMemoryTableScan" in line]
+    scans = [line for line in plan.splitlines() if "Scan ExistingRDD" in line]
     assert sum("lane#" in line for line in scans) == 2, plan
-    assert (
-        len({line.split("Forward", 1)[1] for line in plan.splitlines() if "Forward" in line}) == 3
-    )
+    # No operator is planned twice, and none is behind a cache that could be computed again.
+    assert plan.count("MapInArrow") == 3, plan
+    assert all("pin#" in line for line in plan.splitlines() if "InMemoryTableScan" in line), plan
+    assert len(exchanges(plan)) == 4, plan
+
+
+@pytest.mark.parametrize("transform", [False, True])
+def test_rows_of_a_single_subtask_are_one_partition_whatever_size_spark_expects(
+    spark, rows, transform
+):
+    job = chain(spark, rows, transform=transform)
+    # Rows of a list are of unknown size to Spark, as those of most sources are.
+    plan = plan_of(spark, job, rows, parallelism=1, batch=[(1, None, "a")])
+    assert "ENSURE_REQUIREMENTS" not in plan, plan
 
 
 class Route(KeyedProcess):
@@ -129,7 +143,7 @@ def forked(spark, rows):
     ("build", "stages"),
     [
         (chain, 4),
-        (functools.partial(chain, transform=True), 4),
+        (functools.partial(chain, transform=True), 5),
         (forked, 3),
     ],
 )
@@ -139,7 +153,7 @@ def test_epoch_is_one_spark_job_that_says_what_it_is(spark, rows, tmp_path, buil
     run = finish(job, tmp_path / "checkpoint", parallelism=2)
     described = spark_jobs(spark, run)
     numbers = [epoch.number for epoch in epochs(tmp_path / "checkpoint")]
-    # A stage for the source, then one per level.
+    # A stage for the source, one per level, and one for what a transform branches from.
     assert described == [(f"cairn: {job.name}, epoch {number}", stages) for number in numbers]
 
 

@@ -47,9 +47,14 @@ def columns(draw):
 
 
 def same(left, right):
-    """Equality of values and of their classes, where NaN is itself and -0.0 is not 0.0."""
+    """Equality of values and of their classes, where NaN is itself and -0.0 is not 0.0.
+
+    Decimals have the same sign and exponent, too.
+    """
     if type(left) is not type(right):
         return False
+    if isinstance(left, Decimal):
+        return left.as_tuple() == right.as_tuple()
     if isinstance(left, float):
         return repr(left) == repr(right)
     if isinstance(left, tuple):
@@ -150,6 +155,10 @@ def test_columns_survive_parquet(column):
         ("binary", memoryview(b"a"), b"a"),
         ("decimal(4,2)", 7, Decimal("7.00")),
         ("decimal(4,2)", Decimal("1.005"), Decimal("1.01")),
+        ("decimal(4,2)", Decimal("-0.00"), Decimal("0.00")),
+        ("decimal(4,2)", Decimal("-0.001"), Decimal("0.00")),
+        ("decimal(4,2)", Decimal("-0E+9"), Decimal("0.00")),
+        ("decimal(4,0)", Decimal("1E+2"), Decimal("100")),
         ("decimal(4,2)", np.int64(-7), Decimal("-7.00")),
         ("date", np.datetime64("2024-02-29"), dt.date(2024, 2, 29)),
         ("timestamp_ntz", np.datetime64("2024-02-29T01"), dt.datetime(2024, 2, 29, 1)),

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 from hypothesis import strategies as st
+
+# Of every sign and exponent: what is stored has one zero, and the exponent of its type.
+_UNUSUAL = st.builds(
+    lambda sign, digits, exponent: Decimal((sign, (digits,), exponent)),
+    st.integers(0, 1),
+    st.integers(0, 9),
+    st.integers(-25, 6),
+)
 
 SCALARS: dict[str, Any] = {
     "boolean": st.booleans(),
@@ -20,8 +29,8 @@ SCALARS: dict[str, Any] = {
     "date": st.dates(),
     "timestamp": st.datetimes(timezones=st.just(dt.UTC)),
     "timestamp_ntz": st.datetimes(),
-    "decimal(10,2)": st.decimals(-99999999, 99999999, places=2),
-    "decimal(38,18)": st.decimals(-(10**19), 10**19, places=18),
+    "decimal(10,2)": _UNUSUAL | st.decimals(-99999999, 99999999, places=2),
+    "decimal(38,18)": _UNUSUAL | st.decimals(-(10**19), 10**19, places=18),
     "interval day to second": st.timedeltas(dt.timedelta(-(10**8)), dt.timedelta(10**8)),
 }
 

@@ -26,9 +26,9 @@ class BroadcastHandle(Broadcast[Any, Any]):
         self.name = declaration.name
         self.is_writable = False
         self._table = table
-        self._values = table.values
+        self._values, self._names = table.written, table.written_keys
         # Of these every value is the one that is stored.
-        self._exact = table.keys.exact if table.keys.exact in (int, str, bytes) else None
+        self._exact = self._names.exact if self._names.exact in (int, str, bytes) else None
         self._order: list[Any] | None = None
 
     def forget(self) -> None:
@@ -110,7 +110,7 @@ class BroadcastHandle(Broadcast[Any, Any]):
         if key is None:
             raise TypeError(f"state {self.name!r}: a map key cannot be None")
         try:
-            return self._table.keys.normalise_key(key)
+            return self._names.normalise_key(key)
         except ValueTypeError as error:
             raise name_state(self, error) from None
 

@@ -42,8 +42,8 @@ class ValueHandle(Value[Any]):
         self._scope = scope
         self._rows: list[Any] = table.rows
         self._changes = table.changes
-        self._normalise = table.values.normalise
-        self._exact = table.values.exact
+        self._normalise = table.written.normalise
+        self._exact = table.written.exact
         # In the form of a stored value, so that nobody can change it for all keys.
         default = declaration.default
         self._default = None if default is None else self._normalise(default)
@@ -146,7 +146,7 @@ class ListHandle(List[Any]):
         self._scope = scope
         self._rows = table.rows
         self._changes = table.changes
-        self._values = table.values
+        self._values = table.written
 
     def __iter__(self) -> Iterator[Any]:
         scope = self._scope
@@ -206,8 +206,8 @@ class MapHandle(Entries):
         self._scope = scope
         self._rows = table.rows
         self._changes = table.changes
-        self._values = table.values
-        self._entries = table.entries
+        self._values = table.written
+        self._entries = table.written_entries
 
     def __getitem__(self, entry: Any) -> Any:
         value = self._stored(self._entry(entry))

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from cairn.backends.base import ABSENT
 from cairn.codec import Codec, codec
+from cairn.errors import FunctionError
 from cairn.types import type_ddl
 
 Held = Iterable[tuple[int, Mapping[Any, Any]]]
@@ -53,7 +54,11 @@ class Layout:
         self, groups: Sequence[int], counts: Sequence[int], keys: list[Any], values: list[Any]
     ) -> pa.RecordBatch:
         encoded = self._encode(self.values, keys, values)
-        columns = {"key": self.keys.encode(keys), "value": encoded, "live": encoded.is_valid()}
+        columns = {
+            "key": self._encode(self.keys, keys, keys),
+            "value": encoded,
+            "live": encoded.is_valid(),
+        }
         return self._batch(groups, counts, columns)
 
     def pieces(self, held: Held, rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -101,9 +106,13 @@ class Layout:
                 try:
                     values.encode([value])
                 except (ValueError, OverflowError, TypeError) as cause:
-                    raise ValueError(
+                    raise FunctionError(
                         f"state {self.name!r} of key {key!r}: {value!r} does not fit "
-                        f"{type_ddl(values.type)} ({cause})"
+                        f"{type_ddl(values.type)} ({cause})\n"
+                        "  next: check it before it is written, or declare another type; with "
+                        "on_error='dead-letter' the row that writes it is put aside",
+                        state=self.name,
+                        key=repr(key),
                     ) from cause
             raise error
 

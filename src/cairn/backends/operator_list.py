@@ -38,7 +38,7 @@ class OperatorListHandle(OperatorList[Any]):
         self.redistribute = declaration.redistribute
         self.is_writable = False
         self._table = table
-        self._values = table.values
+        self._values = table.written
         self._place = table.entries.normalise_key
         self._group = self._subtask = 0
         self._items: Items | None = None

@@ -28,7 +28,7 @@ from cairn.backends.heap import empty_rows
 from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
 from cairn.backends.ttl import Expiry, leave_out_expired
-from cairn.codec import Codec, codec
+from cairn.codec import Codec, codec, strict
 from cairn.codec.stamped import stamped_codec
 from cairn.errors import FunctionError
 from cairn.state import Declaration
@@ -62,6 +62,15 @@ class Table(ABC):
         self.expiry = None if ttl is None else Expiry(self, ttl)
         self.journal: Journal | None = None
         """Where who writes says how to undo it, if the epoch may go on without the row at hand."""
+
+    @property
+    def written(self) -> Codec:
+        """The codec of the values that functions write."""
+        return self._answerable(codec(self.declaration.type))
+
+    def _answerable(self, written: Codec) -> Codec:
+        """With a journal a row answers for all it writes: nothing may fail after it is done."""
+        return written if self.journal is None else strict(written)
 
     def assign(self, groups: range) -> None:
         """Own these key groups: keep what is there already, drop what no longer belongs."""
@@ -223,6 +232,11 @@ class Table(ABC):
 class ValueTable(Table):
     """Value, reducing and aggregating state. An overlay value of None is a deletion."""
 
+    @property
+    def written_keys(self) -> Codec:
+        """Of broadcast state: the codec of the keys that functions write."""
+        return self._answerable(self.keys)
+
     def keys_changed(self) -> int:
         return sum(len(self.changes[group]) for group in self.groups)
 
@@ -269,6 +283,11 @@ class MapTable(Table):
     @property
     def entries(self) -> Codec:
         return self.layout.entries
+
+    @property
+    def written_entries(self) -> Codec:
+        """The codec of the map keys that functions write."""
+        return self._answerable(self.entries)
 
     def _after(self, held: Any, change: Any) -> Any:
         merged = {**(held or {}), **change}

@@ -19,7 +19,7 @@ from typing import Any
 from cairn.backends.entries import Entries
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope, name_state
-from cairn.codec import ValueTypeError, codec
+from cairn.codec import ValueTypeError
 from cairn.durations import MIN_MS
 from cairn.state import TTL, List, Value
 
@@ -72,7 +72,7 @@ class _Expiring:
         self._clock, self._stamp, self._floor = clocks(declaration.ttl)
         self._is_event = declaration.ttl.clock == "event"
         self._refreshes = declaration.ttl.refresh == "read-write"
-        values = codec(declaration.type)
+        values = table.written
         self._normalise = values.normalise
         self._exact = values.exact
         self._restore = values.restore
@@ -132,7 +132,7 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
 class ExpiringMapHandle(_Expiring, Entries):
     def __init__(self, table: MapTable, scope: Scope) -> None:
         self._bind(table, scope)
-        self._entries = table.entries
+        self._entries = table.written_entries
 
     def _visible(self, entry: Any) -> Any:
         pair = self._stored(entry)

@@ -17,5 +17,6 @@ Always true here:
 
 from cairn.codec.base import Codec, FrozenMap, ValueTypeError
 from cairn.codec.registry import codec, is_hashable
+from cairn.codec.strict import strict
 
-__all__ = ["Codec", "FrozenMap", "ValueTypeError", "codec", "is_hashable"]
+__all__ = ["Codec", "FrozenMap", "ValueTypeError", "codec", "is_hashable", "strict"]

@@ -136,6 +136,7 @@ def decimal_codec(type: pa.DataType) -> Codec:
         prec=type.precision, rounding=decimal.ROUND_HALF_UP, traps=[decimal.InvalidOperation]
     )
     unit = decimal.Decimal(1).scaleb(-type.scale)
+    zero = unit * 0
 
     def normalise(value: Any) -> decimal.Decimal:
         if value.__class__ is not decimal.Decimal:
@@ -146,6 +147,8 @@ def decimal_codec(type: pa.DataType) -> Codec:
             fitted: decimal.Decimal = value.quantize(unit, context=context)
         except decimal.InvalidOperation:
             raise misfit(type, value, "out of range") from None
+        if not fitted:
+            return zero  # Storage has one zero: memory is not to have another.
         if fitted.is_finite():
             return fitted
         raise misfit(type, value, "not a number")
@@ -164,7 +167,7 @@ def decimal_codec(type: pa.DataType) -> Codec:
     def unpack(packed: int | str) -> decimal.Decimal:
         return decimal.Decimal(packed).scaleb(-type.scale, context=wide)
 
-    return leaf(type, normalise, read, pack=pack, unpack=unpack, blank=unit * 0)
+    return leaf(type, normalise, read, pack=pack, unpack=unpack, blank=zero)
 
 
 def date_codec(type: pa.DataType) -> Codec:

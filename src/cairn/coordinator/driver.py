@@ -231,7 +231,6 @@ class SparkDriver:
             failure = error
         finally:
             context.setLocalProperty(DESCRIPTION, described)
-            self.planner.release()
             context.setLocalProperty(BEGIN_PROPERTY, None)
             context.setLocalProperty(TASK_PROPERTY, None)
         if failure is not None:

@@ -35,6 +35,7 @@ import msgspec
 from cairn.coordinator import said
 from cairn.coordinator.attempts import Attempts
 from cairn.coordinator.division import Division
+from cairn.coordinator.job_clock import JobClock
 from cairn.coordinator.marks import check_marks
 from cairn.coordinator.measured import (
     added,
@@ -146,6 +147,7 @@ class Coordinator:
         self._spark_store = spark_store
         self._attempts_max = attempts_max
         self._clock = clock
+        self._job_clock = JobClock(clock)
         self._sleep = sleep
         self._collector: Collector | None = None
         self._settled: list[str] = []
@@ -214,8 +216,10 @@ class Coordinator:
         )
         check_conditional_put(self.log, record, sleep=self._sleep)
         self.term = record.term
-        self.awake_ms = self._clock()
         self.newest = self.committed = self.log.newest_epoch()
+        if self.newest is not None:
+            self._job_clock.follow(self.newest)
+        self.awake_ms = self.now_ms()
         said.took_over(self.spec.job_name, record, self.newest)
         self._collector = Collector(
             self.store,
@@ -233,6 +237,7 @@ class Coordinator:
         """Make an epoch that came from elsewhere the first one of an empty checkpoint."""
         assert self.newest is None and epoch.parent is None, "only into an empty checkpoint"
         self.newest = self.committed = self.log.append(lambda number: _numbered(epoch, number))
+        self._job_clock.follow(epoch)
         crash_point("driver.savepoint.loaded")
 
     def recover(self) -> None:
@@ -261,7 +266,7 @@ class Coordinator:
     def _run_epoch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
-        now_ms = max(self._clock(), 0 if self.newest is None else self.newest.now_ms)
+        now_ms = self.now_ms()
         division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
@@ -365,6 +370,10 @@ class Coordinator:
                 epoch=number,
             )
 
+    def now_ms(self) -> int:
+        """Return the `now` of an epoch that would begin at this moment."""
+        return self._job_clock.read_ms()
+
     @property
     def watermark_ms(self) -> int | None:
         """What the next epoch runs with."""
@@ -459,7 +468,7 @@ class Coordinator:
             rounds[0].event_times,
             self.origins,
             begin.now_ms,
-            ended_ms=self._clock(),
+            ended_ms=self.now_ms(),
             awake_ms=self.awake_ms,
         )
         to_publish = self._to_publish(prepared)

@@ -6,7 +6,8 @@
 
 Rows that go different ways travel in one envelope through one shuffle, so the plan
 is a chain and no operator runs twice because two branches pull on it. Only a
-`.transform` makes a branch; what it branches from is persisted for the epoch.
+`.transform` makes a branch; the rows it branches from go through a shuffle first, and
+all branches read the files of that one.
 
 The pin table has one row per subtask, persisted. Joining the epoch's rows to it zips
 shuffled partition i with cached partition i, so Spark prefers the executor that
@@ -14,6 +15,8 @@ holds it: subtask i stays where its slot is.
 
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
+- rows that several branches read were computed once: where Spark computes a part again and
+  gets other rows, it runs all stages again that have read it;
 - every subtask gets at least one row, the pin's, so each one runs in every epoch;
 - every subtask gets each broadcast row, before all others of the level, in one order;
 - rows of a level with event time are sorted by it, ties by a hash of the row, where a function
@@ -126,7 +129,8 @@ class Planner:
         self.graph = graph
         self.parallelism = parallelism
         self._taps = taps(graph)
-        self._persisted: list[DataFrame] = []
+        self._shared: list[DataFrame] = []
+        """Of the epoch planned last: the frames that several branches read."""
         self.grouped: frozenset[str] = frozenset()
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
@@ -165,6 +169,7 @@ class Planner:
         What `latest_times` tells afterwards is not `observed` where there are no rows.
         """
         self._observations.clear()
+        self._shared.clear()
         self._observes = observed
         rows = self._observe(rows, self._source_times())
         for level in self.graph.levels:
@@ -179,15 +184,16 @@ class Planner:
         # Of the query that ran, not from a listener: those are told later, and of failures too.
         # The driver gathers it as tasks end: executors that are lost later take nothing along,
         # and tasks that run again tell the same.
-        metrics = epoch._jdf.queryExecution().observedMetrics()
-        for name, origins in self._observations.items():
-            row = metrics.get(name)
-            if row.isEmpty():
-                continue  # Spark knew that there are no rows.
-            for index, origin in enumerate(origins):
-                if not row.get().isNullAt(index):
-                    latest = row.get().getLong(index)
-                    found[origin] = max(latest, found.get(origin, latest))
+        for frame in (*self._shared, epoch):
+            metrics = frame._jdf.queryExecution().observedMetrics()
+            for name, origins in self._observations.items():
+                row = metrics.get(name)
+                if row.isEmpty():
+                    continue  # Of another frame, or Spark knew that there are no rows.
+                for index, origin in enumerate(origins):
+                    if not row.get().isNullAt(index):
+                        latest = row.get().getLong(index)
+                        found[origin] = max(latest, found.get(origin, latest))
         return found
 
     def _observe(self, rows: DataFrame, times: Sequence[tuple[str, str]]) -> DataFrame:
@@ -218,23 +224,29 @@ class Planner:
             if port in self.graph.bare((Port(name),)) and node.event_time is not None
         ]
 
-    def release(self) -> None:
-        """Free what an epoch persisted."""
-        for df in self._persisted:
-            df.unpersist()
-        self._persisted.clear()
-
     def _run(self, rows: DataFrame, level: Level) -> DataFrame:
         shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
-        # From the rows' side, so that the epoch's session and its settings plan the join; the
-        # hash table is built on the hinted side, which has one row.
-        joined = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
+        if self.parallelism == 1:
+            pinned = self._pin_single(shuffled)
+        else:
+            # From the rows' side, so that the epoch's session and its settings plan the join; the
+            # hash table is built on the hinted side, which has one row.
+            pinned = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
         order = self._order(level)
         if order:
-            joined = joined.sortWithinPartitions(*order)
+            pinned = pinned.sortWithinPartitions(*order)
         function = self._functions[level.index]
-        jdf = joined._jdf.mapInArrow(function._jc, False, None)
+        jdf = pinned._jdf.mapInArrow(function._jc, False, None)
         return DataFrame(jdf, rows.sparkSession)
+
+    def _pin_single(self, rows: DataFrame) -> DataFrame:
+        """Rows of the only subtask, with its pin.
+
+        Not by a join: Spark would divide a single partition that it takes for large, or whose
+        size it does not know (`spark.sql.maxSinglePartitionBytes`), among tasks without a pin.
+        """
+        pinned = self._project(rows, [*rows.columns, "0 AS pin"])
+        return pinned.unionByName(self.pin, allowMissingColumns=True).coalesce(1)
 
     def _order(self, level: Level) -> list[Any]:
         """By what the rows of a subtask are sorted; nothing: as they come."""
@@ -262,8 +274,7 @@ class Planner:
         transformed = self._transformed(level)
         direct = self._feed_sources if level.index == 0 else self._feed_envelope
         if transformed and (len(transformed) > 1 or self._has_direct(level)):
-            rows = rows.persist()
-            self._persisted.append(rows)
+            rows = self._share(rows)
         branches = [direct(rows, level)] if self._has_direct(level) else []
         frames: dict[Port, DataFrame] = {}
         for port, edges in transformed.items():
@@ -273,6 +284,29 @@ class Planner:
         for branch in branches[1:]:
             fed = fed.union(branch)
         return self._broadcast(fed, level)
+
+    def _share(self, rows: DataFrame) -> DataFrame:
+        """The same rows, for several branches to read: behind a shuffle that they have in common.
+
+        Not a cache: a block of it is computed again when it is lost, or when two executors ask
+        for it at once, and an operator whose result depends on chance or on the order of its
+        rows would have run twice, with one result for each branch. Lost files of a shuffle are
+        computed again too, but then Spark compares, and runs every reader of them again.
+        """
+        shuffled = rows.repartitionById(self.parallelism, F.expr(self._here))
+        self._shared.append(shuffled)
+        session, jdf = rows.sparkSession, shuffled._jdf
+        # As an RDD: of a DataFrame the optimizer would make a shuffle for each branch, with
+        # the columns and rows that it needs.
+        cut = session._jsparkSession.internalCreateDataFrame(
+            jdf.queryExecution().toRdd(), jdf.schema(), False
+        )
+        return DataFrame(cut, session)
+
+    @property
+    def _here(self) -> str:
+        """SQL: the subtask whose number the partition at hand has."""
+        return f"pmod(spark_partition_id(), {self.parallelism})"
 
     def _broadcast(self, fed: DataFrame, level: Level) -> DataFrame:
         """Broadcast rows to every subtask, each with its turn among them; others as they are."""
@@ -324,8 +358,7 @@ class Planner:
             declared = self._declared(port)
             frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
             if self._is_read_again(port):
-                frame = frame.persist()
-                self._persisted.append(frame)
+                frame = self._share(frame)
         elif isinstance(node, SourceNode):
             if len(self.graph.sources) == 1:
                 frame = rows
@@ -404,7 +437,6 @@ class Planner:
             for edge in edges
             if edge.index in held
         }
-        here = f"pmod(spark_partition_id(), {self.parallelism})"
         columns = []
         for name in input_columns(level):
             if name == "lane" or name == "ack":
@@ -415,7 +447,7 @@ class Planner:
                 null = f"cast(null AS struct<{schema_ddl(schema)}>)"
                 columns.append(name if lane in held else f"{null} AS {name}")
             else:
-                other = {"group": "0", "subtask": here}.get(name, "cast(null AS bigint)")
+                other = {"group": "0", "subtask": self._here}.get(name, "cast(null AS bigint)")
                 cases = " ".join(f"WHEN {lane} THEN {v[name]}" for lane, v in values.items())
                 case = f"CASE lane {cases} ELSE {other} END" if cases else other
                 columns.append(

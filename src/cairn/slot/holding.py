@@ -181,8 +181,10 @@ class Holding:
                 table.sort_changes()
             try:
                 batch = table.delta()
-            except ValueError as error:
-                raise FunctionError(f"operator {operator!r}: {error}", operator=operator) from error
+            except FunctionError as error:
+                raise FunctionError(
+                    f"operator {operator!r}: {error.message}", operator=operator, **error.facts
+                ) from error
             if batch is not None:
                 parts.append(StatePart(name, batch))
         return parts

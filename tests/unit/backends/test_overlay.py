@@ -17,6 +17,7 @@ from cairn import state
 from cairn.backends import BACKENDS, Backend, HeapBackend, make_backend
 from cairn.backends import overlay as overlay_module
 from cairn.backends.overlay import in_order, make_table
+from cairn.errors import FunctionError
 from cairn.types import parse_type
 from tests.unit.backends.state_of_a_key import GROUP_COUNT, Bound
 
@@ -372,8 +373,11 @@ def test_a_number_beyond_64_bits_is_named_with_its_key(kind: str) -> None:
     bound = Bound(KINDS[kind]())
     fill(bound.at(5), 1)
     fill(bound.at(6), 2**63)
-    with pytest.raises(ValueError, match=r"state 's' of key 6: .* does not fit bigint"):
+    with pytest.raises(
+        FunctionError, match=r"state 's' of key 6: .* does not fit bigint"
+    ) as raised:
         bound.table.delta()
+    assert (raised.value.state, raised.value.key) == ("s", "6")
     bound.rollback()
     assert bound.commit() is None
 
@@ -381,7 +385,7 @@ def test_a_number_beyond_64_bits_is_named_with_its_key(kind: str) -> None:
 def test_a_map_key_that_cannot_be_stored_is_named_with_its_key() -> None:
     bound = Bound(state.Map("string", "long"))
     bound.at(3)["\ud800"] = 1
-    with pytest.raises(ValueError, match=r"state 's' of key 3: '\\ud800' does not fit string"):
+    with pytest.raises(FunctionError, match=r"state 's' of key 3: '\\ud800' does not fit string"):
         bound.table.delta()
 
 

@@ -177,6 +177,168 @@ def test_a_row_that_emits_what_does_not_fit_is_put_aside_alone(bad: Any) -> None
         assert harness.state("n", "a") == 2
 
 
+class Mean:
+    def create(self) -> Any:
+        return (0, 0)
+
+    def add(self, accumulator: Any, value: int) -> Any:
+        return (accumulator[0] + 1, accumulator[1] + value)
+
+    def merge(self, left: Any, right: Any) -> Any:
+        return (left[0] + right[0], left[1] + right[1])
+
+    def result(self, accumulator: Any) -> float:
+        return float(accumulator[1] / accumulator[0])
+
+
+BRIEF = state.TTL("1 hour")
+
+
+class Keeping(Doing):
+    """Has state of every kind, of types that have more values in Python than in a file."""
+
+    text = state.Value("string")
+    span = state.Value("interval day to second")
+    row = state.Value("struct<names:array<string>,n:long>")
+    total = state.Reducing("long", lambda a, b: a + b)
+    mean = state.Aggregating("struct<n:bigint,s:bigint>", Mean())
+    items = state.List("long")
+    entries = state.Map("string", "long")
+    numbers = state.Map("long", "string")
+    brief = state.Value("long", ttl=BRIEF)
+    brief_items = state.List("string", ttl=BRIEF)
+    brief_entries = state.Map("long", "long", ttl=BRIEF)
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        self.items.append(1)
+        self.total.add(2**63)
+
+
+HALF = "half \ud800"
+WRITES: list[Any] = [
+    lambda f: f.n.set(2**63),
+    lambda f: f.n.set(-(2**63) - 1),
+    lambda f: f.text.set(HALF),
+    lambda f: f.span.set(dt.timedelta.max),
+    lambda f: f.row.set((["fine", HALF], 1)),
+    lambda f: f.row.set((["fine"], 2**63)),
+    lambda f: [f.total.add(2**62), f.total.add(2**62)],
+    lambda f: f.mean.add(2**63),
+    lambda f: f.items.append(2**63),
+    lambda f: f.items.extend([1, 2**63]),
+    lambda f: f.items.set([2**63]),
+    lambda f: f.entries.update({"fine": 2**63}),
+    lambda f: f.entries.update({HALF: 1}),
+    lambda f: f.numbers.update({2**63: "fine"}),
+    lambda f: f.numbers.get(2**63),
+    lambda f: f.brief.set(2**63),
+    lambda f: f.brief_items.append(HALF),
+    lambda f: f.brief_entries.update({1: 2**63}),
+    lambda f: f.brief_entries.update({2**63: 1}),
+]
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_row_that_writes_what_cannot_be_stored_is_put_aside_alone(
+    write: Any, backend: str
+) -> None:
+    def act(self: Any, row: Any, ctx: Any) -> None:
+        if row.v == 2:
+            self.items.append(2)
+            write(self)
+
+    with letters(act, Keeping, backend=backend) as harness:
+        rows = [("a", AT + number * SECOND, number) for number in (1, 2, 3)]
+        assert harness.push(rows) == [(1,), (3,)]
+        (letter,) = harness.side("errors")
+        assert json.loads(letter.row)["v"] == 2 and "TypeError: state '" in letter.error
+        harness.commit()
+        assert harness.state("n", "a") == 2
+        assert not harness.state("items", "a")
+
+
+def test_a_timer_that_writes_what_cannot_be_stored_is_put_aside() -> None:
+    def act(self: Any, row: Any, ctx: Any) -> None:
+        ctx.timers.processing(after=1)
+
+    with letters(act, Keeping) as harness:
+        harness.push(("a", AT, 1))
+        harness.commit()
+        harness.clock.advance_ms(10)
+        harness.tick()
+        (letter,) = harness.side("errors")
+        assert json.loads(letter.row)["timer"] == "processing" and "out of range" in letter.error
+        harness.commit()
+        assert not harness.state("items", "a")
+
+
+class Ruled(KeyedProcess[Any]):
+    rules = state.Broadcast("string", "long")
+
+    def process_broadcast(self, row: Any, ctx: Any) -> None:
+        self.rules["fine"] = row.rule
+        self.rules[HALF if row.rule == 1 else "rule"] = 2**63 - 2 + row.rule
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return (self.rules["rule"],)
+
+
+def test_a_broadcast_row_that_writes_what_cannot_be_stored_is_put_aside() -> None:
+    with Harness(
+        Ruled(), "k string", "k", "x long", broadcast="rule long", on_error="dead-letter"
+    ) as harness:
+        harness.push_broadcast([(0,), (1,), (2,)])
+        assert [json.loads(letter.row) for letter in harness.side("errors")] == [
+            {"rule": 1}, {"rule": 2}
+        ]  # fmt: skip
+        harness.commit()
+        assert harness.push(("a",)) == [(2**63 - 2,)]
+
+
+class Listing(Process[Any]):
+    seen = state.OperatorList("long")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.seen.append(row.v)
+        self.seen.append(2**62 * row.v)
+
+
+def test_a_row_that_lists_what_cannot_be_stored_is_put_aside() -> None:
+    with Harness(Listing(), "v long", None, "x long", on_error="dead-letter") as harness:
+        harness.push([(1,), (2,), (-2,)])
+        (letter,) = harness.side("errors")
+        assert letter.row == '{"v": 2}'
+        harness.commit()
+        assert list(harness.function.seen) == [1, 2**62, -2, -(2**63)]
+
+
+@pytest.mark.parametrize("write", [write for write in WRITES if write is not WRITES[14]])
+def test_what_cannot_be_stored_fails_the_epoch_with_operator_state_and_key(write: Any) -> None:
+    def act(self: Any, row: Any, ctx: Any) -> None:
+        if row.v == 2:
+            write(self)
+
+    with (
+        Harness(Keeping(act), ROW, "k", "x long", event_time="at") as harness,
+        pytest.raises(FunctionError) as raised,
+    ):
+        harness.push([("a", AT, 1), ("b", AT + SECOND, 2)])
+        harness.commit()
+    assert raised.value.operator == "harness" and raised.value.key == "'b'"
+    assert raised.value.state in str(raised.value)
+
+
+def test_an_error_with_half_a_character_can_be_sent_to_the_driver() -> None:
+    act = raise_on(1, ValueError(HALF))
+    with (
+        Harness(Doing(act), ROW, "k", "x long", event_time="at") as harness,
+        pytest.raises(FunctionError, match=r"ValueError: half \?") as raised,
+    ):
+        harness.push(("a", AT, 1))
+    assert raised.value.message.encode()
+
+
 def test_misfits_of_side_outputs_and_unknown_ones_count_as_failures() -> None:
     def act(self: Any, row: Any, ctx: Any) -> None:
         ctx.output("odd" if row.v == 1 else "unheard", (1,))
@@ -458,6 +620,29 @@ def test_a_batch_is_tried_in_halves_until_a_row_fails_alone() -> None:
         harness.function.calls[0] = 1
         with pytest.raises(FunctionError, match=r"end_epoch\(\).*at the end"):
             harness.commit()
+
+
+class Putting(BatchProcess):
+    last = state.Value("long")
+    names = state.Map("long", "string")
+
+    def process(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        values = batch["v"].to_pylist()
+        self.last.put_many(ctx.keys, [2**62 * v for v in values])
+        self.names.put_many(ctx.keys, values, [HALF if v == 3 else "fine" for v in values])
+        return pa.record_batch({"x": [2**61 * v for v in values]})
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_rows_of_a_batch_that_write_or_emit_what_cannot_be_stored_are_put_aside_alone(
+    backend: str,
+) -> None:
+    with letters(None, lambda act: Putting(), backend=backend) as harness:
+        rows = [(k, AT, v) for k, v in [("a", 1), ("b", 2), ("c", -2), ("d", 3), ("e", 4)]]
+        assert harness.push(rows) == [(2**61,), (-(2**62),)]
+        assert sorted(letter.key for letter in harness.side("errors")) == ["b", "d", "e"]
+        harness.commit()
+        assert harness.state("last", "c") == -(2**63) and harness.state("last", "d") is None
 
 
 def test_a_way_to_treat_errors_that_is_unknown_is_refused() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cairn import KeyedProcess, state
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.slot.operator import Operator
 from cairn.slot.protocol import Begin, Compaction, Stored
 from cairn.slot.restore import base_work, merge_work, restore
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import Epoch
+from cairn.testing import Harness
 from tests.restored import fresh_operator
 from tests.unit.slot.one_level import (
     GROUP_COUNT,
@@ -226,3 +229,32 @@ def test_an_operator_the_epoch_does_not_know_is_refused(tmp_path: Path) -> None:
     operator.state.uid = "other"
     with pytest.raises(RestoreError, match="no operator 'other'"):
         restore_all(operator, checkpoint, epoch, tmp_path)
+
+
+class Owed(KeyedProcess[Any]):
+    """Adds up amounts, and tells the sum as text: with sign and exponent."""
+
+    owed = state.Value("decimal(10,2)")
+    paid = state.List("decimal(10,2)")
+    by_day = state.Map("decimal(4,1)", "decimal(10,2)")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        amount = Decimal(row.text)
+        if row.is_set:
+            self.owed.set(amount)
+            self.paid.append(amount)
+            self.by_day[Decimal("-0.0")] = amount
+        return (str([self.owed.get(), *self.paid, *self.by_day.items()]),)
+
+
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("text", ["-0.00", "0E-5", "-0.004", "-12.30", "1E+2"])
+def test_a_decimal_has_the_same_sign_and_exponent_after_a_restore(text: str, backend: str) -> None:
+    schema = "k long, text string, is_set boolean"
+    with Harness(Owed(), schema, "k", "seen string", backend=backend) as harness:
+        written = harness.push((1, text, True))
+        harness.commit()
+        for base in (False, True):
+            assert harness.push((1, "0", False)) == written
+            harness.snapshot_and_restore(base=base)
+            assert harness.push((1, "0", False)) == written

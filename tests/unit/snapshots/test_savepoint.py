@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import pickle
 import shutil
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,6 +41,17 @@ def test_a_savepoint_holds_exactly_the_state_of_its_epoch() -> None:
     savepoint = saved(checkpoint)
     assert state_of(savepoint) == checkpoint.model
     assert savepoint.verify() == []
+
+
+def test_decimals_in_a_savepoint_have_the_sign_and_exponent_they_had_in_memory() -> None:
+    checkpoint = Checkpoint({"d": value("decimal(10,2)")})
+    given = ["-0.00", "0", "-0E+3", "-0.001", "1E+2", "-1.5"]
+    checkpoint.commit({"d": {key: Decimal(text) for key, text in enumerate(given)}})
+    held = state_of(saved(checkpoint))["d"]
+    assert [str(held[key]) for key in range(len(given))] == [
+        "0.00", "0.00", "0.00", "0.00", "100.00", "-1.50"
+    ]  # fmt: skip
+    assert list(map(str, checkpoint.model["d"].values())) == [str(held[k]) for k in range(6)]
 
 
 def test_a_savepoint_of_an_older_epoch_holds_that_one() -> None:
