@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
+import psutil
 import pytest
 
 from cairn import (
@@ -72,6 +74,41 @@ def test_slots_that_are_not_needed_any_more_end_after_scaling_down(spark, tmp_pa
         live.run.rescale(1)
         live.feed()
         assert eventually(lambda: slot_pids(run_id).keys() == {0})
+
+
+class SlowToClose(Ledger):
+    """Closing it takes until a file is there."""
+
+    def __init__(self, until):
+        self.until = until
+
+    def close(self):
+        while not os.path.exists(self.until):
+            time.sleep(0.02)
+
+
+def test_rescaling_down_and_up_while_slots_are_closing_changes_nothing(
+    spark, undisturbed, tmp_path
+):
+    rows, expected = undisturbed
+    function = SlowToClose(str(tmp_path / "closed"))
+    with Live(spark, tmp_path, function=function) as live:
+        run_id = live.run._coordinator.run_id
+        live.feed()
+        closing = slot_pids(run_id)[1]
+        live.run.rescale(1)
+        live.feed()
+        assert eventually(lambda: slot_pids(run_id).keys() == {0})
+        live.run.rescale(2)
+        live.feed(2)
+        again = slot_pids(run_id)
+        assert again.keys() == {0, 1} and again[1] != closing
+        (tmp_path / "closed").touch()
+        assert eventually(lambda: not psutil.pid_exists(closing))
+        live.feed(2)
+        assert slot_pids(run_id) == again, "the one that closed took nothing with it"
+    assert by_id(published(tmp_path / "booked")) == rows
+    assert stored_state(live.job, tmp_path / "checkpoint") == expected
 
 
 def test_stale_slots_that_wake_up_after_two_rescales_change_nothing(spark, undisturbed, tmp_path):
