@@ -25,7 +25,7 @@ from cairn.testing import Harness
 from cairn.testing import harness as harness_module
 
 SCHEMA = "k long, at long, program string"
-FAILURES = ("raise", "misfit", "side misfit", "bad state", "bad tag", "no row")
+FAILURES = ("raise", "misfit", "side misfit", "bad state", "huge state", "bad tag", "no row")
 LIVES = "20 milliseconds"
 
 
@@ -163,6 +163,18 @@ class Acting(KeyedProcess[Any]):
 
     def do_bad_state(self, ctx: Any, at: int) -> None:
         self.value.set("text")  # type: ignore[arg-type]
+
+    def do_huge_state(self, ctx: Any, at: int) -> None:
+        """Writes what fits every type in Python, and no file."""
+        writes: list[Any] = [
+            lambda: self.value.set(2**63),
+            lambda: self.mean.add(2**63),
+            lambda: self.items.extend([at, 2**63]),
+            lambda: self.entries.update({"a": at, "\ud800": at}),
+            lambda: self.brief_items.append(2**63),
+            lambda: self.brief_entries.update({"a": 2**63}),
+        ]
+        writes[at]()
 
     def do_bad_tag(self, ctx: Any, at: int) -> None:
         ctx.output("unheard of", (1,))

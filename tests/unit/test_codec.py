@@ -20,7 +20,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cairn.codec import FrozenMap, ValueTypeError, codec, is_hashable
+from cairn.codec import FrozenMap, ValueTypeError, codec, is_hashable, strict
 from cairn.storage.files import SegmentReader, StatePart, encode_segment
 from cairn.types import OBJECT, parse_type, row_class
 from tests.unit.typed_values import typed
@@ -124,6 +124,64 @@ def test_normalised_values_stay_as_they_are(column):
         if value is not None:
             once = c.normalise(value)
             assert same(c.normalise(once), once)
+
+
+LOOSE = {
+    "bigint": st.integers(-(2**64), 2**64),
+    "string": st.text(st.characters(exclude_categories=()), max_size=3),
+    "interval day to second": st.timedeltas(),
+}
+
+
+@st.composite
+def loose(draw):
+    """A type, and values that fit it but for what only storage refuses."""
+    name = draw(st.sampled_from(sorted(LOOSE)))
+    values = LOOSE[name]
+    return draw(
+        st.sampled_from(
+            [
+                (name, values),
+                (f"array<{name}>", st.lists(st.none() | values, max_size=2)),
+                (f"struct<a:int,b:{name}>", st.tuples(st.none(), st.none() | values)),
+                (f"map<string,array<{name}>>", st.dictionaries(st.text(), st.lists(values))),
+                (f"map<{name},int>", st.dictionaries(values, st.none(), max_size=2)),
+            ]
+        )
+    )
+
+
+@given(loose(), st.data())
+def test_a_strict_codec_takes_exactly_what_can_be_encoded(kind, data):
+    declared, values = kind
+    c = codec(declared)
+    value = data.draw(values)
+    try:
+        c.encode([c.normalise(value)])
+    except ValueTypeError:
+        with pytest.raises(ValueTypeError):
+            strict(c).normalise(value)
+    else:
+        assert same(strict(c).normalise(value), c.normalise(value))
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "path"),
+    [
+        ("bigint", 2**63, ""),
+        ("struct<a:bigint,`b c`:array<string>>", (1, ["x", "\ud800"]), "['b c'][1]"),
+        ("struct<a:map<string,bigint>>", ({"k": 2**63},), "a['k']"),
+    ],
+)
+def test_a_strict_codec_says_where_the_value_is(declared, value, path):
+    with pytest.raises(ValueTypeError) as raised:
+        strict(codec(declared)).normalise(value)
+    assert raised.value.path == path
+
+
+def test_a_codec_that_lets_nothing_through_is_strict_already():
+    for declared in ("int", "double", "binary", "timestamp", "array<struct<a:date>>", "object"):
+        assert strict(codec(declared)) is codec(declared)
 
 
 @given(columns())

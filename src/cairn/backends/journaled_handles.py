@@ -17,8 +17,9 @@ from cairn.backends.handles import (
 )
 from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
-from cairn.backends.scope import Scope
+from cairn.backends.scope import Scope, name_state
 from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
+from cairn.codec import ValueTypeError
 from cairn.state import Declaration
 
 
@@ -53,10 +54,15 @@ class _Cell(_Journaled):
 
 class JournaledValueHandle(_Cell, ValueHandle):
     def set(self, value: Any) -> None:
-        if type(value) is not self._exact:
-            super().set(value)
-            return
         # As ValueHandle has it, in one go: most rows come here.
+        if type(value) is not self._exact:
+            if value is None:
+                self.clear()
+                return
+            try:
+                value = self._normalise(value)
+            except ValueTypeError as error:
+                raise name_state(self, error) from None
         scope = self._scope
         key = scope.key
         changes = self._changes[scope.group]
