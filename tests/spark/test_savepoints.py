@@ -305,10 +305,10 @@ def test_a_form_that_cannot_be_made_is_refused_and_the_right_program_starts_afte
     assert kept["total"] == {1: "40 in all", 2: "20 in all"}
 
 
-def test_a_savepoint_without_the_list_of_files_that_were_read_is_refused(small, tmp_path, capsys):
-    assert cairn("savepoint", small.checkpoint, tmp_path / "savepoint") == 1
-    assert "--spark-checkpoint" in capsys.readouterr().err
-    assert not list((tmp_path / "savepoint").glob("*"))
+def test_a_savepoint_has_the_list_of_files_also_without_spark_s_folder(small, tmp_path):
+    assert cairn("savepoint", small.checkpoint, tmp_path / "savepoint") == 0
+    saved, expected = open_savepoint(str(tmp_path / "savepoint")), open_savepoint(str(small.path))
+    assert saved.source_files() == expected.source_files() != {}
 
 
 class Seen(KeyedProcess):

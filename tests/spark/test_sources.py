@@ -134,5 +134,8 @@ def test_damage_to_spark_s_folder_and_to_the_log_repeats_no_row(spark, make_inpu
     with pytest.raises(RestoreError, match="sink 'out' has published epoch"):
         finish(made_from(spark, tmp_path, a=a), checkpoint)
     newest.write_bytes(record)
+    a.add(("last", 1))
     finish(made_from(spark, tmp_path, a=a), checkpoint)
-    assert times_seen(tmp_path) == once(*names)
+    assert times_seen(tmp_path) == once(*names, "last")
+    before, after = (epoch.spark.folder for epoch in epochs(checkpoint)[-2:])
+    assert before == after, "a folder that is whole is gone on with"

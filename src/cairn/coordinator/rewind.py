@@ -2,10 +2,10 @@
 
 After a takeover the newest epoch is compared with Spark's folder. If Spark is about to
 run the batch that the epoch records, that batch is skipped; if Spark stands right
-behind it, Spark goes on; in every other case, where a file of Spark's is missing or damaged, and
-where the program reads other sources than the epoch was made from, a new folder is laid out
-from the manifest, and Spark resumes after the epoch. A batch that Spark has planned and that
-is not in the log is planned again: Spark's files carry no checksum.
+behind it, Spark goes on. In every other case a new folder is laid out from the manifest, and
+Spark resumes after the epoch: also where a file of Spark's is missing or damaged, and where
+the program reads other sources than the epoch was made from. A batch that Spark has planned
+and that is not in the log is planned again, because Spark's files carry no checksum.
 
 A job that never reads twice (at-most-once) goes on after the last batch that any driver has
 planned, in a folder of its own. A driver that was fenced and has not noticed may plan another
@@ -110,10 +110,10 @@ def settle(
     """The folder Spark is to run in: the one it has, or a new one laid out from the manifest.
 
     `store` is the one with Spark's folders, `checkpoint` the one with the log, where that is
-    another; `sources` are the program's, in the order in
-    which Spark numbers them. Those in `reset_sources` start from their beginning, whatever
-    of them the state holds already. A source that is gone is forgotten here: whether it
-    may be is asked before the takeover, by `resume.check_sources`.
+    another; `sources` are the program's, in the order in which Spark numbers them. Those in
+    `reset_sources` start from their beginning, whatever of them the state holds already. A
+    source that is gone is forgotten here: whether it may be is asked before the takeover, by
+    `resume.check_sources`.
     """
     folder = spark_folder(term)
     if epoch is None:

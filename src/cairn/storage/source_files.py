@@ -145,6 +145,7 @@ def lines_of(data: bytes, name: str) -> list[str]:
 
 
 def entry_of(line: str) -> int | None:
+    """The entry that a line of a list is of; None when it is no such line."""
     try:
         return _decode_line(line.encode()).batchId
     except msgspec.MsgspecError:
@@ -159,8 +160,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def is_kept(name: str, size: int) -> bool:
-    """True if a source writes a file of this name once and never again, and it is small."""
-    return name.rpartition("/")[2].isdigit() and size <= FILE_BYTES_MAX
+    """True if this is the first entry of a log, which is written once, and small."""
+    return name.rpartition("/")[2] == "0" and size <= FILE_BYTES_MAX
 
 
 def small_files(store: Store, folder: str, index: int) -> dict[str, bytes]:
