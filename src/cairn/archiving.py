@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import operator
 import os
 import signal
 import sys
@@ -32,11 +33,11 @@ from cairn.session import session
 SECONDS_MAX: Final = 900
 
 
-class Count(KeyedProcess):
-    n = state.Value("long", default=0)
+class Count(KeyedProcess[Any]):
+    n = state.Reducing(int, operator.add)
 
     def process(self, row: Any, ctx: Any) -> Iterator[Any]:
-        self.n.set(self.n.get() + 1)
+        self.n.add(1)
         yield row.k, self.n.get()
 
 
