@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cairn.errors import RestoreError
-from cairn.sinks.base import Sink
+from cairn.sinks.base import Sink, reached_at_start
 from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, Restore
 from cairn.storage.store import Store
@@ -29,8 +29,12 @@ _WEAKER: Final = "weaker"
 
 def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
     """RestoreError when a sink has published an epoch that the log in `store` does not have."""
-    found = {uid: sink.newest_mark() for uid, sink in sinks.items()}
-    marks = {uid: epoch for uid, epoch in found.items() if epoch is not None}
+    marks = {}
+    for uid, sink in sinks.items():
+        with reached_at_start(uid, sink):
+            epoch = sink.newest_mark()
+        if epoch is not None:
+            marks[uid] = epoch
     if not marks:
         return
     log = Log(store)
