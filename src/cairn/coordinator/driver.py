@@ -181,6 +181,7 @@ class SparkDriver:
         # The thread may be Spark's, whose query has a description, or the user's.
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
+        before = len(self._reports.value)
         self.planner.grouped = self._partials.chosen(begin.epoch)
         try:
             planned = self.planner.epoch(rows, observed=is_batch)
@@ -194,7 +195,7 @@ class SparkDriver:
             context.setLocalProperty(BEGIN_PROPERTY, None)
         decoded = [report_decoder.decode(r) for r in self._reports.value]
         # A task of an attempt before may have ended only now.
-        reports = [r for r in decoded if (r.epoch, r.step) == (begin.epoch, begin.step)]
+        reports = [r for r in decoded[before:] if (r.epoch, r.step) == (begin.epoch, begin.step)]
         self._reports.value = []
         self._watch_placement(reports)
         outcome = Outcome(
