@@ -220,6 +220,7 @@ class SparkDriver:
         # The thread may be Spark's, whose query has a description, or the user's.
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
+        before = len(self._reports.value)
         self.planner.grouped = self._partials.chosen(begin.epoch)
         failure: Exception | None = None
         try:
@@ -237,7 +238,7 @@ class SparkDriver:
             raise as_cairn_error(failure, begin.epoch)
         decoded = [report_decoder.decode(r) for r in self._reports.value]
         # A task of an attempt before may have ended only now.
-        reports = [r for r in decoded if (r.epoch, r.step) == (begin.epoch, begin.step)]
+        reports = [r for r in decoded[before:] if (r.epoch, r.step) == (begin.epoch, begin.step)]
         self._reports.value = []
         self._watch_placement(reports)
         outcome = Outcome(

@@ -91,7 +91,7 @@ class Forward:
             lost = Failure(
                 "EpochError",
                 f"the slot of subtask {subtask} is gone: {_said(error)}",
-                {"subtask": subtask, "log": str(home.log)},
+                {"subtask": subtask, "log": str(home.log), "executor": home.executor_label},
             )
             raise SubtaskError(pack_failure(lost)) from error
         finally:

@@ -171,11 +171,18 @@ def _answer(listener: socket.socket) -> None:
             os._exit(1)
 
 
-def _sweep(root: Path) -> None:
+def _sweep(root: Path, listener: socket.socket) -> None:
     """Remove what ended runs have left on this machine, unless another nursery is at it."""
-    with contextlib.suppress(OSError), (root / "sweep.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        sweep(root, time.time())
+    # In a fork: state may be large, and callers must not wait for its removal.
+    if os.fork():
+        return
+    try:
+        listener.close()
+        with contextlib.suppress(OSError), (root / "sweep.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sweep(root, time.time())
+    finally:
+        os._exit(0)
 
 
 def main() -> None:
@@ -212,7 +219,7 @@ def main() -> None:
                     break
                 if swept is None or time.monotonic() - swept > SWEEP_EVERY_S:
                     swept = time.monotonic()
-                    _sweep(options.home.parent)
+                    _sweep(options.home.parent, listener)
             except (OSError, ValueError) as error:
                 print(f"a caller got no slot: {error!r}", flush=True)
         address.unlink(missing_ok=True)

@@ -114,6 +114,11 @@ class SlotHome:
         self.link = self.folder / f"slot-{slot}"
         self.log = self.folder / f"slot-{slot}.log"
 
+    @property
+    def executor_label(self) -> str:
+        """The executor as people know it: `host:pid`."""
+        return _label(self.executor)
+
     def find(self) -> Living | None:
         """Return the living slot."""
         return living_slot(self.link)
@@ -211,6 +216,10 @@ def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path)
         bound_log(log)
 
 
+def _label(executor: ProcessIdentity) -> str:
+    return f"{os.uname().nodename}:{executor.pid}"
+
+
 def _is_replaced(link: Path, slot_id: str) -> bool:
     try:
         return os.readlink(link) != slot_id
@@ -250,7 +259,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
     scratch.mkdir(mode=0o700)
     server = SlotServer(
         f"grpc+unix://{directory / 'socket'}",
-        executor=f"{os.uname().nodename}:{executor.pid}",
+        executor=_label(executor),
         log=str(log),
         scratch=str(scratch),
         directory=str(directory),
