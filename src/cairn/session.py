@@ -33,6 +33,8 @@ EPOCH_CONFIG = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    # The rows of a single subtask are one partition, whatever size Spark expects them to have.
+    "spark.sql.maxSinglePartitionBytes": str(2**63 - 1),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }

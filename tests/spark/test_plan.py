@@ -58,7 +58,7 @@ def plan_of(spark, job, rows, parallelism=4, batch=None):
             batch = session.read.schema(schema).parquet(str(rows.folder))
         else:
             batch = session.createDataFrame(batch, schema)
-        frames = [planner.epoch(batch), *planner._shared]
+        frames = [planner.epoch(batch), *planner._cuts]
         return "\n".join(f._jdf.queryExecution().executedPlan().toString() for f in frames)
     finally:
         planner.pin.unpersist()
@@ -108,6 +108,7 @@ def test_rows_of_a_single_subtask_are_one_partition_whatever_size_spark_expects(
     # Rows of a list are of unknown size to Spark, as those of most sources are.
     plan = plan_of(spark, job, rows, parallelism=1, batch=[(1, None, "a")])
     assert "ENSURE_REQUIREMENTS" not in plan, plan
+    assert plan.count("ShuffledHashJoin") == 3, plan
 
 
 class Route(KeyedProcess):

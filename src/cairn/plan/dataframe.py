@@ -129,8 +129,8 @@ class Planner:
         self.graph = graph
         self.parallelism = parallelism
         self._taps = taps(graph)
-        self._shared: list[DataFrame] = []
-        """Of the epoch planned last: the frames that several branches read."""
+        self._cuts: list[DataFrame] = []
+        """Of the epoch planned last: the frames that later ones begin with."""
         self.grouped: frozenset[str] = frozenset()
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
@@ -169,7 +169,7 @@ class Planner:
         What `latest_times` tells afterwards is not `observed` where there are no rows.
         """
         self._observations.clear()
-        self._shared.clear()
+        self._cuts.clear()
         self._observes = observed
         rows = self._observe(rows, self._source_times())
         for level in self.graph.levels:
@@ -184,7 +184,7 @@ class Planner:
         # Of the query that ran, not from a listener: those are told later, and of failures too.
         # The driver gathers it as tasks end: executors that are lost later take nothing along,
         # and tasks that run again tell the same.
-        for frame in (*self._shared, epoch):
+        for frame in (*self._cuts, epoch):
             metrics = frame._jdf.queryExecution().observedMetrics()
             for name, origins in self._observations.items():
                 row = metrics.get(name)
@@ -225,28 +225,20 @@ class Planner:
         ]
 
     def _run(self, rows: DataFrame, level: Level) -> DataFrame:
-        shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
         if self.parallelism == 1:
-            pinned = self._pin_single(shuffled)
-        else:
-            # From the rows' side, so that the epoch's session and its settings plan the join; the
-            # hash table is built on the hinted side, which has one row.
-            pinned = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
+            # What Spark expects the rows to come to grows from level to level. A single partition
+            # that it takes for too large it would divide among tasks without a pin.
+            rows = self._cut(rows)
+        shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
+        # From the rows' side, so that the epoch's session and its settings plan the join; the
+        # hash table is built on the hinted side, which has one row.
+        joined = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
         order = self._order(level)
         if order:
-            pinned = pinned.sortWithinPartitions(*order)
+            joined = joined.sortWithinPartitions(*order)
         function = self._functions[level.index]
-        jdf = pinned._jdf.mapInArrow(function._jc, False, None)
+        jdf = joined._jdf.mapInArrow(function._jc, False, None)
         return DataFrame(jdf, rows.sparkSession)
-
-    def _pin_single(self, rows: DataFrame) -> DataFrame:
-        """Rows of the only subtask, with its pin.
-
-        Not by a join: Spark would divide a single partition that it takes for large, or whose
-        size it does not know (`spark.sql.maxSinglePartitionBytes`), among tasks without a pin.
-        """
-        pinned = self._project(rows, [*rows.columns, "0 AS pin"])
-        return pinned.unionByName(self.pin, allowMissingColumns=True).coalesce(1)
 
     def _order(self, level: Level) -> list[Any]:
         """By what the rows of a subtask are sorted; nothing: as they come."""
@@ -293,11 +285,16 @@ class Planner:
         rows would have run twice, with one result for each branch. Lost files of a shuffle are
         computed again too, but then Spark compares, and runs every reader of them again.
         """
-        shuffled = rows.repartitionById(self.parallelism, F.expr(self._here))
-        self._shared.append(shuffled)
-        session, jdf = rows.sparkSession, shuffled._jdf
-        # As an RDD: of a DataFrame the optimizer would make a shuffle for each branch, with
-        # the columns and rows that it needs.
+        return self._cut(rows.repartitionById(self.parallelism, F.expr(self._here)))
+
+    def _cut(self, rows: DataFrame) -> DataFrame:
+        """The same rows, as a plan that begins here.
+
+        Otherwise the optimizer would push what each branch needs of rows and columns down, and
+        make a shuffle for each of them.
+        """
+        self._cuts.append(rows)
+        session, jdf = rows.sparkSession, rows._jdf
         cut = session._jsparkSession.internalCreateDataFrame(
             jdf.queryExecution().toRdd(), jdf.schema(), False
         )
