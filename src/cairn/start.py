@@ -32,7 +32,7 @@ from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
 from cairn.storage.log import check_job
 from cairn.storage.manifest import Epoch, JobInfo
-from cairn.storage.spark_log import lay_out_from, spark_folder
+from cairn.storage.spark_log import COMPACT_SETTING, for_setting, lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
 
 
@@ -145,12 +145,31 @@ def _settled(
     """Where Spark is to go on."""
     newest, term = coordinator.newest, coordinator.term
     sources, reset = graph.source_names, options.reset_sources
+    interval = _compact_interval(graph)
     if options.guarantee == "at-most-once":
         since = coordinator.log.restored_by() or 0
         return give_up(
-            newest, term, store=spark_store, sources=sources, reset_sources=reset, since=since
+            newest,
+            term,
+            store=spark_store,
+            sources=sources,
+            reset_sources=reset,
+            since=since,
+            compact_interval=interval,
         )
-    return settle(newest, term, store=spark_store, sources=sources, reset_sources=reset)
+    return settle(
+        newest,
+        term,
+        store=spark_store,
+        sources=sources,
+        reset_sources=reset,
+        compact_interval=interval,
+    )
+
+
+def _compact_interval(graph: Graph) -> int:
+    """The interval at which Spark's file sources compact their lists in this session."""
+    return int(graph.sources[0].dataframe.sparkSession.conf.get(COMPACT_SETTING))
 
 
 def _check(
@@ -194,6 +213,7 @@ def _load(
         wall_ms=clock_ms(),
     )
     rewrite = _check(loaded, graph, options, coordinator)
-    lay_out_from(loaded.spark, savepoint.source_files(), folder, target=spark_store)
+    files = for_setting(savepoint.source_files(), loaded.spark, _compact_interval(graph))
+    lay_out_from(loaded.spark, files, folder, target=spark_store)
     coordinator.adopt(loaded)
     return rewrite

@@ -83,25 +83,27 @@ def settle(
     store: Store,
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
+    compact_interval: int | None = None,
 ) -> Position:
     """The folder Spark is to run in: the one it has, or a new one laid out from the manifest.
 
     `store` is the one with Spark's folders; `sources` are the program's, in the order in
     which Spark numbers them. Those in `reset_sources` start from their beginning, whatever
     of them the state holds already. A source that is gone is forgotten here: whether it
-    may be is asked before the takeover, by `resume.check_sources`.
+    may be is asked before the takeover, by `resume.check_sources`. `compact_interval` is that of
+    Spark's file sources, in the session that is to run the query.
     """
     folder = spark_folder(term)
     if epoch is None:
         return Position(folder, Stand.FRESH)
     change = match_sources(epoch.spark, sources, reset_sources)
     if change is None or not change.is_same:
-        lay_out_for(epoch.spark, folder, store, sources, reset_sources)
+        lay_out_for(epoch.spark, folder, store, sources, reset_sources, compact_interval)
         return Position(folder, Stand.SOURCES)
     stand = compare(store, epoch)
     if stand in (Stand.EQUAL, Stand.BEHIND):
         return Position(epoch.spark.folder, stand)
-    lay_out(epoch.spark, folder, source=store, target=store)
+    lay_out(epoch.spark, folder, source=store, target=store, compact_interval=compact_interval)
     return Position(folder, stand)
 
 
@@ -113,6 +115,7 @@ def give_up(
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
     since: int = 0,
+    compact_interval: int | None = None,
 ) -> Position:
     """As `settle`, for a job that never reads twice: what was planned is behind it.
 
@@ -124,7 +127,7 @@ def give_up(
         return Position(folder, Stand.FRESH)
     if not planned.sources:
         planned = msgspec.structs.replace(planned, sources=list(sources))
-    lay_out_for(planned, folder, store, sources, reset_sources)
+    lay_out_for(planned, folder, store, sources, reset_sources, compact_interval)
     return Position(folder, Stand.GIVEN_UP)
 
 

@@ -27,14 +27,14 @@ import msgspec
 
 from cairn.errors import RestoreError
 from cairn.storage.manifest import SparkPosition
+from cairn.storage.seen_files import cut_file_log
 from cairn.storage.store import NotFoundError, Store
 
 SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
 NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 """A batch as committed, in Spark's words."""
-# Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
-COMPACT_INTERVAL: Final = 10
+COMPACT_SETTING: Final = "spark.sql.streaming.fileSource.log.compactInterval"
 _HEAD_LINES: Final = 2
 _UNREAD: Final = "unread"
 _READ_ATTEMPTS_MAX: Final = 3
@@ -74,14 +74,25 @@ def _canonical(line: str) -> str:
 # Laying out
 
 
-def lay_out(position: SparkPosition, folder: str, *, source: Store, target: Store) -> None:
-    """A folder in `target` from which Spark resumes right after a position in `source`."""
+def lay_out(
+    position: SparkPosition,
+    folder: str,
+    *,
+    source: Store,
+    target: Store,
+    compact_interval: int | None = None,
+) -> None:
+    """A folder in `target` from which Spark resumes right after a position in `source`.
+
+    `compact_interval`: what COMPACT_SETTING is in the session of the query to come, if known.
+    """
     metadata = None
     if source.url == target.url:
         # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
         # runs when a second one of the same id starts beside it.
         metadata = read_metadata(source, position.folder)
-    lay_out_from(position, source_files(source, position), folder, target, metadata=metadata)
+    files = source_files(source, position, compact_interval=compact_interval)
+    lay_out_from(position, files, folder, target, metadata=metadata)
 
 
 def lay_out_from(
@@ -136,23 +147,30 @@ def last_planned(store: Store, folder: str, batch_ids: Collection[int]) -> int |
 
 
 def source_files(
-    store: Store, position: SparkPosition, *, only: Collection[int] | None = None
+    store: Store,
+    position: SparkPosition,
+    *,
+    only: Collection[int] | None = None,
+    compact_interval: int | None = None,
 ) -> dict[str, bytes]:
     """The files under sources/ as they must be right after a position, by path below sources/.
 
     `only`: the indices of the sources that matter. RestoreError where a list of files seen
     is gone: without it, every file would be read again.
     """
-    cuts = {i: _log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
-    cuts = {index: last for index, last in cuts.items() if only is None or index in only}
+    cuts = {
+        index: last
+        for index, last in _file_offsets(position).items()
+        if only is None or index in only
+    }
     missing: tuple[int, int] | None = None
     for _ in range(_READ_ATTEMPTS_MAX):
         files, logs = _read_sources(store, position, cuts, only)
         missing = None
         for index, last in cuts.items():
-            if last is None or last < 0:
+            if last < 0:
                 continue
-            cut = _cut_file_log(logs.get(index, {}), last)
+            cut = cut_file_log(logs.get(index, {}), last, compact_interval)
             if cut is None:
                 # Spark may just have compacted it: the list was of before, the files of after.
                 missing = (index, last)
@@ -176,7 +194,7 @@ def source_files(
 def _read_sources(
     store: Store,
     position: SparkPosition,
-    cuts: Mapping[int, int | None],
+    cuts: Mapping[int, int],
     only: Collection[int] | None,
 ) -> tuple[dict[str, bytes], dict[int, dict[str, bytes]]]:
     """(files to be kept as they are, entries of logs that must be cut, by source)."""
@@ -193,8 +211,8 @@ def _read_sources(
             data = store.get(found.path)
         except NotFoundError:
             continue  # Spark has cleaned it up since it was listed.
-        if index is not None and cuts.get(index) is not None and _NUMBERED.fullmatch(entry):
-            logs.setdefault(index, {})[entry] = data
+        if index in cuts and _NUMBERED.fullmatch(entry):
+            logs.setdefault(int(source), {})[entry] = data
         else:
             files[name] = data
     return files, logs
@@ -205,26 +223,27 @@ def _shown(position: SparkPosition, index: int) -> str:
     return f"{index} ({names[index]!r})" if index < len(names) else str(index)
 
 
-def _cut_file_log(log: dict[str, bytes], last: int) -> dict[str, bytes] | None:
-    """The file source's log as it was after entry `last`; None if it cannot be told.
+def for_setting(
+    files: Mapping[str, bytes], position: SparkPosition, compact_interval: int
+) -> dict[str, bytes]:
+    """The files under sources/ of a position, for a session with another COMPACT_SETTING."""
+    found = dict(files)
+    for index, last in _file_offsets(position).items():
+        prefix = f"{index}/"
+        entries = {name.removeprefix(prefix): name for name in files if name.startswith(prefix)}
+        log = {entry: found[name] for entry, name in entries.items() if _NUMBERED.fullmatch(entry)}
+        cut = cut_file_log(log, last, compact_interval) if last >= 0 else None
+        if cut is not None:
+            for entry in log:
+                del found[f"{prefix}{entry}"]
+            found.update({f"{prefix}{entry}": data for entry, data in cut.items()})
+    return found
 
-    Entries are files `n`, and every tenth is `n.compact`, which holds all before it.
-    """
-    start = (last + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1
-    needed = [str(number) for number in range(start + 1, last + 1)]
-    if start >= 0:
-        needed.insert(0, f"{start}.compact")
-    if all(name in log for name in needed):
-        return {name: log[name] for name in needed}
-    # Spark has cleaned them up since: a later compact file still lists what they held.
-    later = [name for name in log if name.endswith(".compact") and int(name[:-8]) >= last]
-    if not later:
-        return None
-    head, *entries = log[min(later, key=lambda name: int(name[:-8]))].decode().split("\n")
-    kept = [line for line in entries if line and json.loads(line).get("batchId", 0) <= last]
-    cut = {name: head.encode() for name in needed}
-    cut[needed[0]] = "\n".join([head, *kept]).encode()
-    return cut
+
+def _file_offsets(position: SparkPosition) -> dict[int, int]:
+    """Per file source, by its index: the last entry of its list."""
+    offsets = {i: _log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
+    return {index: last for index, last in offsets.items() if last is not None}
 
 
 def _log_offset(line: str) -> int | None:
@@ -278,6 +297,7 @@ def lay_out_for(
     store: Store,
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
+    compact_interval: int | None = None,
 ) -> bool:
     """Like `lay_out`, for a program with other sources than the position is of.
 
@@ -294,7 +314,7 @@ def lay_out_for(
             batch=position.batch_id,
         )
     if change.is_same:
-        lay_out(position, folder, source=store, target=store)
+        lay_out(position, folder, source=store, target=store, compact_interval=compact_interval)
         return True
     old = source_lines(position.offsets)
     kept = change.kept
@@ -303,7 +323,8 @@ def lay_out_for(
         return False
     moved = {str(before): str(new) for new, before in kept.items()}
     files = {}
-    for name, data in source_files(store, position, only=kept.values()).items():
+    found = source_files(store, position, only=kept.values(), compact_interval=compact_interval)
+    for name, data in found.items():
         index, _, entry = name.partition("/")
         files[f"{moved[index]}/{entry}"] = data
     head = position.offsets.strip().split("\n")[:_HEAD_LINES]
