@@ -37,7 +37,8 @@ from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
 from cairn.storage.log import check_job
 from cairn.storage.manifest import Epoch, JobInfo
-from cairn.storage.spark_log import lay_out_from, spark_folder
+from cairn.storage.source_logs import for_setting
+from cairn.storage.spark_log import COMPACT_SETTING, lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
 
 
@@ -181,6 +182,7 @@ def _settled(
     """Where Spark is to go on."""
     newest, term = coordinator.newest, coordinator.term
     sources, reset, checkpoint = graph.source_names, options.reset_sources, coordinator.store
+    interval = _compact_interval(graph)
     if options.guarantee == "at-most-once":
         return give_up(
             newest,
@@ -190,6 +192,7 @@ def _settled(
             sources=sources,
             reset_sources=reset,
             since=coordinator.log.restored_by() or 0,
+            compact_interval=interval,
         )
     return settle(
         newest,
@@ -198,7 +201,13 @@ def _settled(
         checkpoint=checkpoint,
         sources=sources,
         reset_sources=reset,
+        compact_interval=interval,
     )
+
+
+def _compact_interval(graph: Graph) -> int:
+    """The interval at which Spark's file sources compact their lists in this session."""
+    return int(graph.sources[0].dataframe.sparkSession.conf.get(COMPACT_SETTING))
 
 
 def _check(
@@ -243,6 +252,7 @@ def _load(
         wall_ms=clock_ms(),
     )
     rewrite = _check(loaded, graph, options, coordinator)
-    lay_out_from(loaded.spark, savepoint.source_files(), folder, target=spark_store)
+    files = for_setting(savepoint.source_files(), loaded.spark, _compact_interval(graph))
+    lay_out_from(loaded.spark, files, folder, target=spark_store)
     coordinator.adopt(loaded)
     return rewrite

@@ -37,7 +37,8 @@ from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.published import note_published
-from cairn.storage.source_files import COMPACT_INTERVAL, in_order
+from cairn.storage.seen_files import DEFAULT_INTERVAL
+from cairn.storage.source_files import in_order
 from cairn.storage.spark_log import read_offsets
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
@@ -174,7 +175,7 @@ class FakeSpark:
 
 def is_compact(entry: int) -> bool:
     """As Spark does: every tenth entry holds all before it."""
-    return (entry + 1) % COMPACT_INTERVAL == 0
+    return (entry + 1) % DEFAULT_INTERVAL == 0
 
 
 def end_of(offsets: str) -> int:

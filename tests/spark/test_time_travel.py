@@ -21,6 +21,7 @@ from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.retention import referenced_paths
+from cairn.storage.spark_log import COMPACT_SETTING
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing.crash import SimulatedCrash, simulated_crash
@@ -91,6 +92,31 @@ def test_a_job_that_is_rolled_back_replays_input_under_new_numbers(spark, ledger
         assert len(new) == 5 - back_to[-1] and min(new) > max(used)
         used |= new
     check_whole(checkpoint)
+
+
+def test_a_job_whose_lists_of_files_were_compacted_at_another_interval_is_taken_back_and_saved(
+    spark, ledger, tmp_path
+):
+    source = Input(tmp_path / "in", SCHEMA).add_all(ledger.files[:7])
+    job = build(spark, source.folder, tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    spark.conf.set(COMPACT_SETTING, 2)
+    try:
+        finish(job, checkpoint)
+    finally:
+        spark.conf.unset(COMPACT_SETTING)
+    saved, back = epochs(checkpoint)[2].number, epochs(checkpoint)[5].number
+    assert list(checkpoint.glob("spark/*/sources/0/5.compact")), "Spark has used the setting"
+    cairn("savepoint", f"{checkpoint}@{saved}", tmp_path / "saved")
+    cairn("rollback", checkpoint, back, "--yes")
+    finish(job, checkpoint)
+    expected = counted(ledger.booked(0, 7)) + counted(ledger.booked(6, 7))
+    assert published_once(tmp_path / "booked") == expected
+    assert stored_state(job, checkpoint) == ledger.state(7)
+    other = build(spark, source.folder, tmp_path / "other")
+    finish(other, tmp_path / "other" / "checkpoint", savepoint=str(tmp_path / "saved"))
+    assert published_once(tmp_path / "other" / "booked") == counted(ledger.booked(3, 7))
+    assert stored_state(other, tmp_path / "other" / "checkpoint") == ledger.state(7)
 
 
 @pytest.mark.parametrize("point", ["driver.takeover.written", "driver.rewind.laid"])

@@ -47,7 +47,8 @@ def graph_of(seen: list[str], *names: str) -> Graph:
     rows = process(source(job, "s"), "op")
     for index, name in enumerate(names):
         rows.sink_to(Watched(name, seen), uid=f"sink-{index}")
-    session = SimpleNamespace(conf=SimpleNamespace(set=lambda *_: None))
+    conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "10")
+    session = SimpleNamespace(conf=conf)
     frame: Any = SimpleNamespace(sparkSession=session)
     node: Any = job._nodes["s"]
     job._nodes["s"] = replace(node, dataframe=frame)

@@ -29,7 +29,7 @@ import msgspec
 from cairn.errors import CorruptFileError
 from cairn.logs import logger
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.source_logs import advance, differing_file
+from cairn.storage.source_logs import advance, differing_file, misplaced_file
 from cairn.storage.spark_log import (
     SPARK_FOLDER,
     damaged_file,
@@ -57,6 +57,7 @@ class Stand(Enum):
     MISSING = "Spark does not know the batch"
     PLANNED = "Spark has planned a batch that the log does not know"
     DAMAGED = "a file of Spark's is missing, damaged, or not what the epoch was made from"
+    MISPLACED = "the session compacts lists of files at another interval than Spark would find"
     GIVEN_UP = "what Spark has planned counts as read, whether it was processed or not"
     SOURCES = "the program reads other sources, or some from their beginning"
 
@@ -66,7 +67,13 @@ class Position(NamedTuple):
     stand: Stand
 
 
-def compare(store: Store, newest: Epoch | None, *, checkpoint: Store | None = None) -> Stand:
+def compare(
+    store: Store,
+    newest: Epoch | None,
+    *,
+    checkpoint: Store | None = None,
+    compact_interval: int | None = None,
+) -> Stand:
     """Where Spark's folder, in `store`, stands against the newest epoch, in `checkpoint`."""
     if newest is None:
         return Stand.FRESH
@@ -91,6 +98,8 @@ def compare(store: Store, newest: Epoch | None, *, checkpoint: Store | None = No
     if damaged is not None:
         _say_damaged(f"{store.url}/{damaged}")
         return Stand.DAMAGED
+    if compact_interval is not None and misplaced_file(store, position, compact_interval):
+        return Stand.MISPLACED
     return Stand.EQUAL if position.batch_id in committed else Stand.BEHIND
 
 
@@ -106,6 +115,7 @@ def settle(
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
     checkpoint: Store | None = None,
+    compact_interval: int | None = None,
 ) -> Position:
     """The folder Spark is to run in: the one it has, or a new one laid out from the manifest.
 
@@ -113,19 +123,35 @@ def settle(
     another; `sources` are the program's, in the order in which Spark numbers them. Those in
     `reset_sources` start from their beginning, whatever of them the state holds already. A
     source that is gone is forgotten here: whether it may be is asked before the takeover, by
-    `resume.check_sources`.
+    `resume.check_sources`. `compact_interval` is that of Spark's file sources, in the session
+    that is to run the query.
     """
     folder = spark_folder(term)
     if epoch is None:
         return Position(folder, Stand.FRESH)
     change = match_sources(epoch.spark, sources, reset_sources)
     if change is None or not change.is_same:
-        lay_out_for(epoch.spark, folder, store, sources, reset_sources, checkpoint=checkpoint)
+        lay_out_for(
+            epoch.spark,
+            folder,
+            store,
+            sources,
+            reset_sources,
+            checkpoint=checkpoint,
+            compact_interval=compact_interval,
+        )
         return Position(folder, Stand.SOURCES)
-    stand = compare(store, epoch, checkpoint=checkpoint)
+    stand = compare(store, epoch, checkpoint=checkpoint, compact_interval=compact_interval)
     if stand in (Stand.EQUAL, Stand.BEHIND):
         return Position(epoch.spark.folder, stand)
-    lay_out(epoch.spark, folder, source=store, target=store, checkpoint=checkpoint)
+    lay_out(
+        epoch.spark,
+        folder,
+        source=store,
+        target=store,
+        checkpoint=checkpoint,
+        compact_interval=compact_interval,
+    )
     return Position(folder, stand)
 
 
@@ -138,6 +164,7 @@ def give_up(
     reset_sources: Collection[str] = (),
     since: int = 0,
     checkpoint: Store | None = None,
+    compact_interval: int | None = None,
 ) -> Position:
     """As `settle`, for a job that never reads twice: what was planned is behind it.
 
@@ -149,7 +176,15 @@ def give_up(
         return Position(folder, Stand.FRESH)
     if not planned.sources:
         planned = msgspec.structs.replace(planned, sources=list(sources))
-    lay_out_for(planned, folder, store, sources, reset_sources, checkpoint=checkpoint)
+    lay_out_for(
+        planned,
+        folder,
+        store,
+        sources,
+        reset_sources,
+        checkpoint=checkpoint,
+        compact_interval=compact_interval,
+    )
     return Position(folder, Stand.GIVEN_UP)
 
 

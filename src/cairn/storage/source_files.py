@@ -14,17 +14,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage.manifest import SparkPosition
+from cairn.storage.seen_files import COMPACT, DEFAULT_INTERVAL
 from cairn.storage.store import NotFoundError, Store
 
-# Spark's default, spark.sql.streaming.fileSource.log.compactInterval.
-COMPACT_INTERVAL: Final = 10
 FILE_BYTES_MAX: Final = 16 * 1024
 """Of other sources: larger files than this are left to Spark's folder."""
 _TAIL_BYTES: Final = 64 * 1024
@@ -159,6 +158,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return [entries[number] for number in sorted(entries) if number >= start]
 
 
+def is_entry(name: str) -> bool:
+    """True if a file of this name is an entry of a file source's list."""
+    return _ENTRY.fullmatch(name) is not None
+
+
 def is_kept(name: str, size: int) -> bool:
     """True if this is the first entry of a log, which is written once, and small."""
     return name.rpartition("/")[2] == "0" and size <= FILE_BYTES_MAX
@@ -228,33 +232,5 @@ def shown(position: SparkPosition, index: int) -> str:
 
 
 def entry_name(number: int) -> str:
-    """The file of an entry: `n`, and every tenth is `n.compact`, which holds all before it."""
-    return str(number) if (number + 1) % COMPACT_INTERVAL else f"{number}.compact"
-
-
-def _list_names(last: int) -> list[str]:
-    """The files from which Spark reads a list up to entry `last`."""
-    start = (last + 1) // COMPACT_INTERVAL * COMPACT_INTERVAL - 1
-    return [entry_name(number) for number in range(max(0, start), last + 1)]
-
-
-def list_files(lines: Sequence[str], last: int, head: str = "v1") -> dict[str, bytes]:
-    """The files of a list: all lines in the first of them, as nobody asks which is whose."""
-    names = _list_names(last)
-    found = {name: head.encode() for name in names}
-    found[names[0]] = "\n".join([head, *lines]).encode()
-    return found
-
-
-def cut_file_log(log: dict[str, bytes], last: int) -> dict[str, bytes] | None:
-    """The file source's list as it was after entry `last`; None if it cannot be told."""
-    needed = _list_names(last)
-    if all(name in log for name in needed):
-        return {name: log[name] for name in needed}
-    # Spark has cleaned them up since: a later compact file still lists what they held.
-    later = [name for name in log if name.endswith(".compact") and int(name[:-8]) >= last]
-    if not later:
-        return None
-    head, *entries = log[min(later, key=lambda name: int(name[:-8]))].decode().split("\n")
-    kept = [line for line in entries if line and json.loads(line).get("batchId", 0) <= last]
-    return list_files(kept, last, head)
+    """The file of an entry, in error messages: as it is called with Spark's default interval."""
+    return str(number) if (number + 1) % DEFAULT_INTERVAL else f"{number}{COMPACT}"

@@ -22,14 +22,14 @@ import msgspec
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage.manifest import FileRef, SourceLog, SparkPosition
 from cairn.storage.pack import state_path
+from cairn.storage.seen_files import cut_file_log, lay_out_list, missing_entry
 from cairn.storage.source_files import (
-    cut_file_log,
     entry_name,
     entry_of,
     in_order,
+    is_entry,
     is_kept,
     lines_of,
-    list_files,
     list_is_gone,
     log_offset,
     new_lines,
@@ -244,6 +244,7 @@ def source_files(
     *,
     checkpoint: Store | None = None,
     only: Collection[int] | None = None,
+    compact_interval: int | None = None,
 ) -> dict[str, bytes]:
     """The files under sources/ as they must be right after a position, by path below sources/.
 
@@ -261,7 +262,7 @@ def source_files(
         for index, last in cuts.items():
             if last is None or last < 0 or index in known:
                 continue
-            cut = cut_file_log(logs.get(index, {}), last)
+            cut = cut_file_log(logs.get(index, {}), last, compact_interval)
             if cut is None:
                 # Spark may just have compacted it: the list was of before, the files of after.
                 missing = (index, last)
@@ -274,9 +275,44 @@ def source_files(
     for index, log in known.items():
         files.update({f"{index}/{name}": data for name, data in log.files.items()})
         if log.last >= 0:
-            laid = list_files(read_lines(checkpoint or store, log), log.last)
+            lines = read_lines(checkpoint or store, log)
+            laid = lay_out_list(lines, log.last, compact_interval)
             files.update({f"{index}/{name}": data for name, data in laid.items()})
     return files
+
+
+def for_setting(
+    files: Mapping[str, bytes], position: SparkPosition, compact_interval: int
+) -> dict[str, bytes]:
+    """The files under sources/ of a position, for a session with another compact interval."""
+    found = dict(files)
+    for index, last in _list_ends(position).items():
+        prefix = f"{index}/"
+        names = (name.removeprefix(prefix) for name in files if name.startswith(prefix))
+        log = {name: found[prefix + name] for name in names if is_entry(name)}
+        cut = cut_file_log(log, last, compact_interval)
+        if cut is not None:
+            for name in log:
+                del found[prefix + name]
+            found.update({prefix + name: data for name, data in cut.items()})
+    return found
+
+
+def misplaced_file(store: Store, position: SparkPosition, compact_interval: int) -> str | None:
+    """The path of a file that Spark would expect with this compact interval, and not find."""
+    for index, last in _list_ends(position).items():
+        root = f"{position.folder}/sources/{index}"
+        names = {found.path[len(root) + 1 :] for found in store.list(root)}
+        missing = missing_entry({name for name in names if is_entry(name)}, last, compact_interval)
+        if missing is not None:
+            return f"{root}/{missing}"
+    return None
+
+
+def _list_ends(position: SparkPosition) -> dict[int, int]:
+    """Per file source that has read something, by its index: the last entry of its list."""
+    offsets = {i: log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
+    return {index: last for index, last in offsets.items() if last is not None and last >= 0}
 
 
 def _digest(data: bytes) -> str:

@@ -36,6 +36,7 @@ SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
 NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 """A batch as committed, in Spark's words."""
+COMPACT_SETTING: Final = "spark.sql.streaming.fileSource.log.compactInterval"
 _HEAD_LINES: Final = 2
 _UNREAD: Final = "unread"
 _VERSION: Final = re.compile(r"v\d+")
@@ -121,17 +122,19 @@ def lay_out(
     source: Store,
     target: Store,
     checkpoint: Store | None = None,
+    compact_interval: int | None = None,
 ) -> None:
     """A folder in `target` from which Spark resumes right after a position in `source`.
 
-    `checkpoint` has the epoch of that position, where that is not `source`.
+    `checkpoint` has the epoch of that position, where that is not `source`. `compact_interval` is
+    what COMPACT_SETTING is in the session of the query to come, if that is known.
     """
     metadata = None
     if source.url == target.url:
         # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
         # runs when a second one of the same id starts beside it.
         metadata = read_metadata(source, position.folder)
-    files = source_files(source, position, checkpoint=checkpoint)
+    files = source_files(source, position, checkpoint=checkpoint, compact_interval=compact_interval)
     lay_out_from(position, files, folder, target, metadata=metadata)
 
 
@@ -246,6 +249,7 @@ def lay_out_for(
     reset_sources: Collection[str] = (),
     *,
     checkpoint: Store | None = None,
+    compact_interval: int | None = None,
 ) -> bool:
     """Like `lay_out`, for a program with other sources than the position is of.
 
@@ -262,7 +266,14 @@ def lay_out_for(
             batch=position.batch_id,
         )
     if change.is_same:
-        lay_out(position, folder, source=store, target=store, checkpoint=checkpoint)
+        lay_out(
+            position,
+            folder,
+            source=store,
+            target=store,
+            checkpoint=checkpoint,
+            compact_interval=compact_interval,
+        )
         return True
     old = source_lines(position.offsets)
     kept = change.kept
@@ -271,7 +282,13 @@ def lay_out_for(
         return False
     moved = {str(before): str(new) for new, before in kept.items()}
     files = {}
-    found = source_files(store, position, checkpoint=checkpoint, only=kept.values())
+    found = source_files(
+        store,
+        position,
+        checkpoint=checkpoint,
+        only=kept.values(),
+        compact_interval=compact_interval,
+    )
     for name, data in found.items():
         index, _, entry = name.partition("/")
         files[f"{moved[index]}/{entry}"] = data

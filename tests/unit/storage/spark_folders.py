@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from cairn.storage.manifest import Epoch
-from cairn.storage.source_files import COMPACT_INTERVAL
+from cairn.storage.seen_files import DEFAULT_INTERVAL
 from cairn.storage.store import Store
 from tests.unit.coordinator.manifests import epoch
 
@@ -43,29 +43,51 @@ def log_line(batch: int) -> str:
     return json.dumps({"path": f"file:///in/{batch}", "timestamp": 1, "batchId": batch})
 
 
-def file_log(store: Store, last: int, *, keep_from: int = 0, index: int = 0) -> None:
+def file_log(
+    store: Store,
+    last: int,
+    *,
+    keep_from: int = 0,
+    index: int = 0,
+    interval: int = DEFAULT_INTERVAL,
+    folder: str = OLD,
+    first: int = 0,
+) -> None:
     """What Spark has in sources/<index> after entry `last`; older entries are cleaned up."""
-    for entry in range(keep_from, last + 1):
-        if (entry + 1) % COMPACT_INTERVAL == 0:
+    for entry in range(max(first, keep_from), last + 1):
+        if (entry + 1) % interval == 0:
             lines = [log_line(each) for each in range(entry + 1)]
             name, text = f"{entry}.compact", "\n".join(["v1", *lines])
         else:
             name, text = str(entry), f"v1\n{log_line(entry)}"
-        store.put(f"{OLD}/sources/{index}/{name}", text.encode())
+        store.put(f"{folder}/sources/{index}/{name}", text.encode())
 
 
-def files_seen(store: Store, index: int = 0) -> list[int]:
-    """The entries a new Spark would read: from the last compact file on."""
-    names = paths(store, f"{NEW}/sources/{index}")
-    numbers = sorted(int(name.split(".")[0]) for name in names)
+def spark_interval(setting: int, compacts: list[int]) -> int:
+    """The interval that Spark goes on with, as its CompactibleFileStreamLog derives it."""
+    if not compacts:
+        return setting
+    latest, *others = sorted(compacts, reverse=True)
+    if others:
+        return latest - others[0]
+    count = latest + 1
+    if count <= setting or setting >= count // 2:
+        return count
+    return next(n for n in [*range(setting, count // 2 + 1), count] if count % n == 0)
+
+
+def files_seen(
+    store: Store, index: int = 0, *, setting: int = DEFAULT_INTERVAL, folder: str = NEW
+) -> list[int]:
+    """The entries that a new query of Spark's takes for read, with this setting."""
+    names = paths(store, f"{folder}/sources/{index}")
+    latest = max(int(name.split(".")[0]) for name in names)
     compacts = [int(name.split(".")[0]) for name in names if name.endswith(".compact")]
-    start = max(compacts, default=0)
-    assert numbers[numbers.index(start) :] == list(range(start, numbers[-1] + 1)), "a gap"
+    interval = spark_interval(setting, compacts)
     seen = []
-    for number in numbers:
-        if number >= start:
-            name = f"{number}.compact" if (number + 1) % COMPACT_INTERVAL == 0 else str(number)
-            head, *lines = store.get(f"{NEW}/sources/{index}/{name}").decode().split("\n")
-            assert head == "v1"
-            seen += [json.loads(text)["batchId"] for text in lines if text]
+    for number in range(max(0, (latest + 1) // interval * interval - 1), latest + 1):
+        name = f"{number}.compact" if (number + 1) % interval == 0 else str(number)
+        head, *lines = store.get(f"{folder}/sources/{index}/{name}").decode().split("\n")
+        assert head == "v1"
+        seen += [json.loads(text)["batchId"] for text in lines if text]
     return sorted(seen)

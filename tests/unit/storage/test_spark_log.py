@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cairn.coordinator.rewind import Stand, compare
 from cairn.errors import RestoreError
+from cairn.storage.seen_files import DEFAULT_INTERVAL
 from cairn.storage.source_files import source_lines
-from cairn.storage.source_logs import source_files
+from cairn.storage.source_logs import for_setting, source_files
 from cairn.storage.spark_log import (
     lay_out,
     lay_out_from,
@@ -27,6 +29,7 @@ from tests.unit.storage.spark_folders import (
     files_seen,
     offsets,
     paths,
+    spark_interval,
     spark_ran,
 )
 
@@ -107,6 +110,81 @@ def test_entries_that_spark_cleaned_up_are_found_in_a_later_compact_file(
     file_log(store, 23, keep_from=19)
     lay_out(at(40, json.dumps({"logOffset": last})).spark, NEW, source=store, target=store)
     assert files_seen(store) == list(range(last + 1))
+
+
+INTERVALS = [1, 2, 3, 4, 7, 10, 25]
+
+
+def cut(store: Store, last: int, setting: int | None = None) -> str:
+    """The folder of a query that goes on after an entry."""
+    folder = f"cut/{last}"
+    position = at(40, json.dumps({"logOffset": last})).spark
+    lay_out(position, folder, source=store, target=store, compact_interval=setting)
+    return folder
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_a_list_that_was_compacted_at_any_interval_is_cut(store: Store, interval: int) -> None:
+    file_log(store, 60, interval=interval)
+    for last in range(30):
+        folder = cut(store, last)
+        assert files_seen(store, folder=folder, setting=interval) == list(range(last + 1))
+        if last >= 2 * interval:
+            # It is not the setting that decides any more.
+            assert files_seen(store, folder=folder, setting=5) == list(range(last + 1))
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+def test_entries_cleaned_up_at_any_interval_are_found_in_a_later_compact_file(
+    store: Store, interval: int
+) -> None:
+    file_log(store, 80, interval=interval, keep_from=40)
+    for last in range(0, 40, 3):
+        folder = cut(store, last)
+        assert files_seen(store, folder=folder, setting=interval) == list(range(last + 1))
+
+
+@pytest.mark.parametrize(
+    ("changed_at", "before", "after"),
+    [(3, 10, 25), (3, 1, 10), (9, 10, 3), (9, 3, 10), (12, 10, 3), (12, 4, 2), (33, 10, 3)],
+)
+def test_a_list_whose_interval_was_changed_between_two_runs_is_cut(
+    store: Store, changed_at: int, before: int, after: int
+) -> None:
+    compacts = [n for n in range(changed_at + 1) if (n + 1) % before == 0]
+    file_log(store, changed_at, interval=before)
+    file_log(store, 60, interval=spark_interval(after, compacts), first=changed_at + 1)
+    for last in range(0, 50, 2):
+        folder = cut(store, last, after)
+        assert files_seen(store, folder=folder, setting=after) == list(range(last + 1))
+
+
+@pytest.mark.parametrize("setting", [1, 3, 10, 50])
+def test_a_list_that_a_savepoint_carries_is_laid_out_for_the_session_that_starts_from_it(
+    store: Store, setting: int
+) -> None:
+    file_log(store, 40, interval=4)
+    store.put(f"{OLD}/sources/1/0", b"v1\nother")
+    for last in range(0, 30, 2):
+        position = at(40, json.dumps({"logOffset": last}), "41").spark
+        carried = for_setting(source_files(store, position), position, setting)
+        folder = f"loaded/{last}"
+        lay_out_from(position, carried, folder, store)
+        assert files_seen(store, folder=folder, setting=setting) == list(range(last + 1))
+        assert store.get(f"{folder}/sources/1/0") == b"v1\nother"
+
+
+@pytest.mark.parametrize("last", [19, 25, 47, 59])
+def test_a_list_that_was_cut_is_cut_again(store: Store, last: int) -> None:
+    """Spark goes on in the folder that was laid out, and the job is rolled back there too."""
+    file_log(store, 23)
+    folder = cut(store, 20)
+    compacts = [n for n in range(21) if f"{n}.compact" in paths(store, f"{folder}/sources/0")]
+    assert spark_interval(DEFAULT_INTERVAL, compacts) == DEFAULT_INTERVAL
+    file_log(store, 60, folder=folder, first=21)
+    position = msgspec.structs.replace(at(40, json.dumps({"logOffset": last})).spark, folder=folder)
+    lay_out(position, "again", source=store, target=store)
+    assert files_seen(store, folder="again") == list(range(last + 1))
 
 
 def test_a_list_of_files_that_is_gone_is_refused_before_files_are_read_again(

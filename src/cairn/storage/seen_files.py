@@ -1,0 +1,144 @@
+"""The list of files that Spark's file source has read, cut where a new query goes on.
+
+    <n>            the files of entry n, a header and a line of JSON each
+    <n>.compact    the files of all entries up to n; one every `interval` entries
+
+The interval is a setting, and Spark does not write it down. It looks for the last two compact
+files, whose distance is the interval. Where there is one, it takes a divisor of that number that
+is close to the setting; where there is none, it takes the setting. Then it expects the last
+compact file, and every entry after it, where the interval puts them. So a cut list ends with the
+two compact files that name its interval, and Spark reads it whatever the setting is by then. A
+list that is too short for two of them is laid out for the setting, where that is known.
+
+Always true here:
+- Spark reads exactly the files of the entries up to the cut;
+- entries that Spark has cleaned up are found in a later compact file, or the list is not cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+COMPACT: Final = ".compact"
+DEFAULT_INTERVAL: Final = 10
+"""Spark's default of spark.sql.streaming.fileSource.log.compactInterval."""
+
+
+def cut_file_log(
+    log: Mapping[str, bytes], last: int, setting: int | None = None
+) -> dict[str, bytes] | None:
+    """Return the list as it was after entry `last`; None where entries of it are gone.
+
+    `setting`: the interval that the query to come is told. Without it, it is taken to be the one
+    that the list was written with.
+    """
+    compacts = sorted(int(name.removesuffix(COMPACT)) for name in log if name.endswith(COMPACT))
+    before = max((number for number in compacts if number <= last), default=-1)
+    names = _names(before, last)
+    interval = _interval(compacts, last)
+    is_whole = all(name in log for name in names)
+    if is_whole:
+        found = [log[name] for name in names]
+    else:
+        later = [number for number in compacts if number >= last]
+        if not later:
+            return None
+        found = [log[f"{later[0]}{COMPACT}"]]
+        interval = interval or _guessed(later[0])
+    is_short = interval is None or _last_compact(last, interval) < interval
+    if is_short and setting is not None:
+        interval = setting
+    if is_whole and (interval is None or before == _last_compact(last, interval)):
+        cut, head = dict(zip(names, found, strict=True)), _lines(found[0])[0]
+    else:
+        assert interval is not None
+        before = _last_compact(last, interval)
+        cut, head = _laid_out(found, _names(before, last), last)
+    if interval is not None and before >= interval:
+        # Spark reads its name alone.
+        name = f"{before - interval}{COMPACT}"
+        cut[name] = log.get(name, head.encode())
+    return cut
+
+
+def lay_out_list(
+    lines: Sequence[str], last: int, setting: int | None = None, head: str = "v1"
+) -> dict[str, bytes]:
+    """Return the files of a list with these lines, up to entry `last`.
+
+    All lines are in the first file: Spark reads the files of a list as one.
+    """
+    interval = setting or DEFAULT_INTERVAL
+    before = _last_compact(last, interval)
+    names = _names(before, last)
+    files = {name: head.encode() for name in names}
+    files[names[0]] = "\n".join([head, *lines]).encode()
+    if before >= interval:
+        # Spark reads its name alone.
+        files[f"{before - interval}{COMPACT}"] = head.encode()
+    return files
+
+
+def missing_entry(names: Collection[str], last: int, setting: int) -> str | None:
+    """Return a file that Spark expects with this setting and does not find; None if there is none.
+
+    A list that is too short for two compact files may have been laid out for another setting.
+    """
+    compacts = sorted(int(name.removesuffix(COMPACT)) for name in names if name.endswith(COMPACT))
+    interval = _interval_spark_finds(compacts, setting)
+    needed = _names(_last_compact(last, interval), last)
+    return next((name for name in needed if name not in names), None)
+
+
+def _interval_spark_finds(compacts: Sequence[int], setting: int) -> int:
+    """Return the interval as Spark's CompactibleFileStreamLog derives it."""
+    if not compacts:
+        return setting
+    if len(compacts) > 1:
+        return compacts[-1] - compacts[-2]
+    count = compacts[0] + 1
+    divisors = (n for n in range(setting, count // 2 + 1) if count % n == 0)
+    return next(divisors, count)
+
+
+def _laid_out(found: list[bytes], names: list[str], last: int) -> tuple[dict[str, bytes], str]:
+    """The same files under other names, the first of which lists them all; and the header."""
+    head, kept = "", []
+    for data in found:
+        head, *lines = _lines(data)
+        kept += [line for line in lines if json.loads(line).get("batchId", 0) <= last]
+    cut = {name: head.encode() for name in names}
+    cut[names[0]] = "\n".join([head, *kept]).encode()
+    return cut, head
+
+
+def _lines(data: bytes) -> list[str]:
+    return [line for line in data.decode().split("\n") if line]
+
+
+def _names(before: int, last: int) -> list[str]:
+    """The compact file `before`, if there is one, and every entry after it."""
+    names = [str(number) for number in range(before + 1, last + 1)]
+    return names if before < 0 else [f"{before}{COMPACT}", *names]
+
+
+def _last_compact(last: int, interval: int) -> int:
+    """The last compact file up to an entry; -1 where there is none yet."""
+    return (last + 1) // interval * interval - 1
+
+
+def _interval(compacts: list[int], last: int) -> int | None:
+    """The distance of the two compact files around an entry, or of those next to it."""
+    if len(compacts) < 2:
+        return None
+    after = sum(number <= last for number in compacts)
+    right = min(max(after, 1), len(compacts) - 1)
+    return compacts[right] - compacts[right - 1]
+
+
+def _guessed(only: int) -> int:
+    """The interval of a list with one compact file: a divisor, not below Spark's default."""
+    count = only + 1
+    return next((n for n in range(DEFAULT_INTERVAL, count) if count % n == 0), count)
