@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from cairn.coordinator.roster import SlotInfo
 
 STOP_PATIENCE_S = 60.0
+AWAITED_AGAIN_S = 2.0
 
 
 class Run:
@@ -102,6 +103,8 @@ class Run:
         self._is_raised = False
         self._awaiting = 0
         """How many wait for the end, and get what fails."""
+        self._awaited_s = float("-inf")
+        """When the last of them left. Some wait again and again, for a moment each."""
         self._turn = Turn()
         self._stopping = False
         self._is_over = False
@@ -294,7 +297,7 @@ class Run:
             write_ending(self._store, self._coordinator.term, self._ended_as, self.error)
         if self.error is None:
             self._say("the run is over: %s", self._ended_as)
-        elif not self._awaiting or logger.hasHandlers():
+        elif logger.hasHandlers() or not self._is_awaited:
             # Otherwise Python would print it bare, and again for who waits for the end.
             self._say("the run failed: %s", self.error, level=logging.ERROR)
         self._let_go()
@@ -442,6 +445,11 @@ class Run:
             yield
         finally:
             self._awaiting -= 1
+            self._awaited_s = time.monotonic()
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._awaiting > 0 or time.monotonic() - self._awaited_s < AWAITED_AGAIN_S
 
     def _raise_error(self) -> None:
         """What has failed, if anything has: without the frames of the threads it came from."""

@@ -154,6 +154,14 @@ def test_leaving_the_block_raises_what_has_failed() -> None:
         pass
 
 
+def test_who_waits_again_and_again_counts_as_waiting_in_between() -> None:
+    run = ended_run(None)
+    run._awaited_s = float("-inf")
+    assert not run._is_awaited
+    assert run.wait(0)
+    assert run._is_awaited
+
+
 def test_leaving_the_block_raises_nothing_a_second_time() -> None:
     with ended_run(EpochError("lost")) as run, pytest.raises(EpochError, match="lost"):
         run.wait()
