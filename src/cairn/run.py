@@ -221,8 +221,7 @@ class Run:
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
         if not self._history.newest():
-            rows_in = summary(epoch)["rows_in"]
-            progress.say(f"the first epoch is committed: {epoch.number}, {rows_in:,} rows")
+            progress.say(f"the first epoch is committed: {epoch.number}")
         spent_ms = (time.perf_counter() - started) * 1000
         self._pace.end()
         self._history.add(epoch.number, spent_ms)
