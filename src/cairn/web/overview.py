@@ -57,7 +57,7 @@ from cairn.web.openapi import (
     path,
     query,
 )
-from cairn.web.site import Site
+from cairn.web.site import LiveRun, Site
 from cairn.web.trail import Trail, shown_parts_ms
 
 Facts = dict[str, Any]
@@ -84,6 +84,7 @@ def job(site: Site, trail: Trail) -> Facts:
         "parallelism": run.parallelism if run is not None else _parallelism(newest),
         "now_ms": health.now_ms if site.run is not None else time.time_ns() // 1_000_000,
         "epoch": newest[0] if newest else None,
+        "slots": _slots(run),
         "leader": None if leader is None else {"term": leader.term, "wall_ms": leader.wall_ms},
     }
 
@@ -170,6 +171,13 @@ def failures(store: Store, log: Log, trail: Trail) -> Facts:
             if any(measured.get(name, 0) for name in names)
         ],
     }
+
+
+def _slots(run: LiveRun | None) -> list[Facts]:
+    """Return where each subtask runs and logs, as far as the run says it."""
+    slots = getattr(run, "slots", None)
+    found: list[Facts] = [] if slots is None else msgspec.to_builtins(slots())
+    return found
 
 
 def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:

@@ -6,10 +6,12 @@ import { card, count, empty, facts, h, plural, replace, table, when } from "./do
 export function errors(root, live) {
   const failures = h("div", { class: "slot" });
   const aside = h("div", { class: "slot" });
-  replace(root, h("h1", null, "Errors"), card("Failures", {}, failures), card("Rows put aside", { cls: "flush" }, aside));
+  const logs = h("div", { class: "slot" });
+  replace(root, h("h1", null, "Errors"), card("Failures", {}, failures), card("Rows put aside", { cls: "flush" }, aside), logs);
   let shown = null;
 
   async function load() {
+    replace(logs, logTable(live.job?.slots ?? []));
     const wanted = `${live.newest?.epoch}/${live.job?.status}/${live.job?.error}`;
     if (shown === wanted) return;
     shown = wanted;
@@ -55,6 +57,16 @@ function asideTable(rows) {
     { name: "Late", align: "right", cell: (row) => count(row.late_rows) },
     { name: "Without a time", align: "right", cell: (row) => count(row.untimed_rows) },
   ], rows, { caption: "Rows put aside, by epoch and operator" });
+}
+
+// Where slots log: what functions print and log, on the machine of the executor.
+function logTable(slots) {
+  if (!slots.length) return null;
+  return card("Logs of the slots", { cls: "flush" }, table([
+    { name: "Subtask", cell: (row) => count(row.subtask) },
+    { name: "Executor", cell: (row) => row.executor },
+    { name: "Log file", cell: (row) => h("code", { class: "wrap" }, row.log) },
+  ], slots, { caption: "Logs of the slots" }));
 }
 
 const SAMPLES_SHOWN = 10;
