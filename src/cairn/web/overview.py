@@ -174,9 +174,8 @@ def failures(store: Store, log: Log, trail: Trail) -> Facts:
 
 
 def _slots(run: LiveRun | None) -> list[Facts]:
-    """Return where each subtask runs and logs, as far as the run says it."""
-    slots = getattr(run, "slots", None)
-    found: list[Facts] = [] if slots is None else msgspec.to_builtins(slots())
+    """Return where each subtask runs and logs; nothing without a run."""
+    found: list[Facts] = [] if run is None else msgspec.to_builtins(run.slots())
     return found
 
 

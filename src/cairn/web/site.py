@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,7 @@ from cairn.web.sessions import Sessions
 from cairn.web.settings import Serve
 
 if TYPE_CHECKING:
+    from cairn.coordinator.roster import SlotInfo
     from cairn.snapshots.savepoint import SavepointInfo
     from cairn.snapshots.tables import StateSource
 
@@ -84,6 +85,7 @@ class LiveRun(Protocol):
     def paused(self) -> str | None: ...
     @property
     def parallelism(self) -> int: ...
+    def slots(self) -> Sequence[SlotInfo]: ...
     def metrics(self) -> dict[str, Any]: ...
     def history(self) -> list[dict[str, Any]]: ...
     def query(self, operator: str, state: str, key: Any) -> LiveAnswer: ...

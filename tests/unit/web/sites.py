@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cairn.coordinator.measured import summary
+from cairn.coordinator.roster import SlotInfo
 from cairn.errors import EpochError
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
@@ -66,6 +67,9 @@ class FakeRun:
         if newest is None:
             return {}
         return {**summary(newest, 12.5), "commit_ms": 1.5, "dropped_batches": 0}
+
+    def slots(self) -> list[SlotInfo]:
+        return [SlotInfo(0, "host:1", "/logs/slot-0.log")]
 
     def history(self) -> list[dict[str, Any]]:
         return []
