@@ -21,7 +21,6 @@ from cairn import (
     CorruptFileError,
     EpochError,
     FunctionError,
-    RestoreError,
 )
 from cairn.coordinator import compaction
 from cairn.coordinator.rewind import Stand
@@ -513,14 +512,13 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
     undisturbed.check(tmp_path)
 
 
-def test_lost_list_of_files_read_is_refused_rather_than_read_again(spark, short, tmp_path):
-    """Without it every file would look new, and every row would be counted again."""
+def test_lost_folder_of_spark_s_is_laid_out_from_the_newest_epoch(spark, short, tmp_path):
+    """Without its list of files every file would look new, and every row be counted again."""
     at = tmp_path / "checkpoint"
     job = build(spark, short.input.folder, tmp_path)
     finish(job, at)
     shutil.rmtree(at / "spark")
-    with pytest.raises(RestoreError, match="list of files already read"):
-        finish(job, at)
+    finish(job, at)
     short.check(tmp_path)
 
 
