@@ -40,7 +40,7 @@ from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.spark_batches import BatchFailedError, SparkBatches, StoppingError
-from cairn.start import start
+from cairn.start import compact_interval, start
 from cairn.status import Ending, Signs, Status, status_of
 from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
@@ -95,6 +95,7 @@ class Run:
             graph.source_names,
             gives_up=options.guarantee == "at-most-once",
             reset_sources=options.reset_sources,
+            compact_interval=compact_interval(graph),
         )
         self._failures = started.failures
         self._ended_as: Ending | None = None
@@ -365,7 +366,7 @@ class Run:
         """Where Spark has failed because another driver still writes to its folder."""
         if not is_concurrent_use(failure):
             return False
-        if not self._batches.go_elsewhere(self._options.reset_sources):
+        if not self._batches.go_elsewhere():
             return False
         self._query = self._start_query()
         return True

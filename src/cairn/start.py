@@ -182,7 +182,7 @@ def _settled(
     """Where Spark is to go on."""
     newest, term = coordinator.newest, coordinator.term
     sources, reset, checkpoint = graph.source_names, options.reset_sources, coordinator.store
-    interval = _compact_interval(graph)
+    interval = compact_interval(graph)
     if options.guarantee == "at-most-once":
         return give_up(
             newest,
@@ -205,8 +205,8 @@ def _settled(
     )
 
 
-def _compact_interval(graph: Graph) -> int:
-    """The interval at which Spark's file sources compact their lists in this session."""
+def compact_interval(graph: Graph) -> int:
+    """Return the interval at which Spark's file sources compact their lists in this session."""
     return int(graph.sources[0].dataframe.sparkSession.conf.get(COMPACT_SETTING))
 
 
@@ -252,7 +252,7 @@ def _load(
         wall_ms=clock_ms(),
     )
     rewrite = _check(loaded, graph, options, coordinator)
-    files = for_setting(savepoint.source_files(), loaded.spark, _compact_interval(graph))
+    files = for_setting(savepoint.source_files(), loaded.spark, compact_interval(graph))
     lay_out_from(loaded.spark, files, folder, target=spark_store)
     coordinator.adopt(loaded)
     return rewrite
