@@ -40,7 +40,7 @@ from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.spark_batches import BatchFailedError, SparkBatches, StoppingError
-from cairn.start import start
+from cairn.start import compact_interval, noted_on_error, start
 from cairn.status import Ending, Signs, Status, status_of
 from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
@@ -75,7 +75,10 @@ class Run:
         spark = graph.sources[0].dataframe.sparkSession
         with self._web.closed_on_error():
             started = start(graph, options)
-            with closed_on_error(sink.sink for sink in graph.sinks):
+            with (
+                closed_on_error(sink.sink for sink in graph.sinks),
+                noted_on_error(started.coordinator, started.failures),
+            ):
                 self._driver = SparkDriver(
                     graph,
                     started.coordinator.spec,
@@ -95,6 +98,7 @@ class Run:
             graph.source_names,
             gives_up=options.guarantee == "at-most-once",
             reset_sources=options.reset_sources,
+            compact_interval=compact_interval(graph),
         )
         self._failures = started.failures
         self._ended_as: Ending | None = None
@@ -130,10 +134,9 @@ class Run:
         )
         self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
         try:
-            self._query = self._start_query()
-        except BaseException as error:
-            self._failures.ended(error, 0)
-            write_ending(self._store, self._coordinator.term, "failed", error)
+            with noted_on_error(self._coordinator, self._failures):
+                self._query = self._start_query()
+        except BaseException:
             self._let_go()
             raise
         self._ticker = Ticker(self._tick, self._trigger_ms, graph.name)
@@ -267,6 +270,8 @@ class Run:
                 self._turn.take_at_once()
                 try:
                     goes_on = self._go_on_elsewhere(failure)
+                except Exception as error:
+                    failure, goes_on = error, False
                 finally:
                     self._turn.give_up()
                 if goes_on:
@@ -365,7 +370,7 @@ class Run:
         """Where Spark has failed because another driver still writes to its folder."""
         if not is_concurrent_use(failure):
             return False
-        if not self._batches.go_elsewhere(self._options.reset_sources):
+        if not self._batches.go_elsewhere():
             return False
         self._query = self._start_query()
         return True

@@ -61,8 +61,12 @@ class SparkBatches:
         *,
         gives_up: bool,
         reset_sources: Sequence[str] = (),
+        compact_interval: int | None = None,
     ) -> None:
-        """`gives_up`: what was read once is not read again, whatever became of it."""
+        """`gives_up`: what was read once is not read again, whatever became of it.
+
+        `compact_interval` is that of Spark's file sources, in the session that runs the query.
+        """
         self.stand = position.stand
         """Where Spark stood when the run began."""
         self._coordinator = coordinator
@@ -70,6 +74,8 @@ class SparkBatches:
         self._folder = position.folder
         self._sources = list(sources)
         self._gives_up = gives_up
+        self._reset_sources = reset_sources
+        self._compact_interval = compact_interval
         newest = coordinator.newest
         self._logs = {} if newest is None else moved_logs(newest.spark, sources, reset_sources)
         """What the sources keep, as of the epoch from which the folder was laid out."""
@@ -109,7 +115,7 @@ class SparkBatches:
         if self._gives_up:
             leave_unread(self._store, self._folder, batch_id)
 
-    def go_elsewhere(self, reset_sources: Sequence[str]) -> bool:
+    def go_elsewhere(self) -> bool:
         """A driver we have fenced still writes to Spark's folder: leave it that one.
 
         False when there is nothing to go on with, or this driver was fenced itself.
@@ -128,8 +134,16 @@ class SparkBatches:
             coordinator.newest.term == coordinator.term
             and coordinator.newest.spark.folder == self._folder
         )
-        reset = () if is_ours else reset_sources
+        reset = () if is_ours else self._reset_sources
         newest = coordinator.newest.spark
-        lay_out_for(newest, folder, self._store, self._sources, reset, checkpoint=coordinator.store)
+        lay_out_for(
+            newest,
+            folder,
+            self._store,
+            self._sources,
+            reset,
+            checkpoint=coordinator.store,
+            compact_interval=self._compact_interval,
+        )
         self._folder, self._logs = folder, moved_logs(newest, self._sources, reset)
         return True

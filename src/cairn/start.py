@@ -113,23 +113,21 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
         allow_dropped_output=options.allow_dropped_output,
     )
-    rewrite = take_over(graph, options, coordinator, job)
+    _take_over(graph, options, coordinator, job)
     progress.say(f"job {graph.name!r} is taken over on {store.url}")
-    if coordinator.newest is None and savepoint is not None:
-        rewrite = _load(savepoint, graph, options, coordinator, spark_store)
     failures = Failures(store, graph.name)
-    try:
+    with noted_on_error(coordinator, failures):
+        rewrite: frozenset[str] = frozenset()
+        if coordinator.newest is not None:
+            # Again: until it was fenced, the driver before may have committed epochs of another
+            # program.
+            rewrite = _check(coordinator.newest, graph, options, coordinator)
+        elif savepoint is not None:
+            rewrite = _load(savepoint, graph, options, coordinator, spark_store)
         coordinator.deploy(spec, rewrite=rewrite)
         position = _settled(graph, options, coordinator, spark_store)
         crash_point("driver.rewind.laid")
         coordinator.recover()
-    except Exception as error:
-        # The job is led by this driver, and does not run: whoever looks at it should see why.
-        newest = coordinator.newest
-        failures.ended(error, 0 if newest is None else newest.number + 1)
-        if not isinstance(error, CommitConflictError):
-            write_ending(store, coordinator.term, "failed", error)
-        raise
     newest = coordinator.newest
     progress.say("no epoch yet" if newest is None else f"going on from epoch {newest.number}")
     _write_graph(store, coordinator.term, graph, options.trigger)
@@ -137,22 +135,33 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     return Started(store, spark_store, coordinator, position, failures)
 
 
-def take_over(
-    graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo
-) -> frozenset[str]:
-    """Become the leader, if this program fits. The operators whose state gets another form.
+def _take_over(graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo) -> None:
+    """Become the leader, unless the program does not fit: then it stops nobody.
 
-    The program is checked before, so that it stops nobody when it does not fit, and again after:
-    until it was fenced, the driver before may have committed epochs of another program, or
-    somebody may have removed the checkpoint.
+    RestoreError when somebody has removed the checkpoint meanwhile.
     """
     newest = coordinator.log.newest_epoch()
     if newest is not None:
         _check(newest, graph, options, coordinator)
     with _usable(coordinator.store.url):
-        newest = coordinator.take_over()
+        coordinator.take_over()
     check_job(coordinator.store, job)
-    return frozenset() if newest is None else _check(newest, graph, options, coordinator)
+
+
+@contextmanager
+def noted_on_error(coordinator: Coordinator, failures: Failures) -> Iterator[None]:
+    """Note a start that fails after the takeover.
+
+    The job is led by this driver, and does not run: whoever looks at it should see why.
+    """
+    try:
+        yield
+    except Exception as error:
+        newest = coordinator.newest
+        failures.ended(error, 0 if newest is None else newest.number + 1)
+        if not isinstance(error, CommitConflictError):
+            write_ending(coordinator.store, coordinator.term, "failed", error)
+        raise
 
 
 @contextmanager
@@ -182,7 +191,7 @@ def _settled(
     """Where Spark is to go on."""
     newest, term = coordinator.newest, coordinator.term
     sources, reset, checkpoint = graph.source_names, options.reset_sources, coordinator.store
-    interval = _compact_interval(graph)
+    interval = compact_interval(graph)
     if options.guarantee == "at-most-once":
         return give_up(
             newest,
@@ -205,8 +214,8 @@ def _settled(
     )
 
 
-def _compact_interval(graph: Graph) -> int:
-    """The interval at which Spark's file sources compact their lists in this session."""
+def compact_interval(graph: Graph) -> int:
+    """Return the interval at which Spark's file sources compact their lists in this session."""
     return int(graph.sources[0].dataframe.sparkSession.conf.get(COMPACT_SETTING))
 
 
@@ -252,7 +261,7 @@ def _load(
         wall_ms=clock_ms(),
     )
     rewrite = _check(loaded, graph, options, coordinator)
-    files = for_setting(savepoint.source_files(), loaded.spark, _compact_interval(graph))
+    files = for_setting(savepoint.source_files(), loaded.spark, compact_interval(graph))
     lay_out_from(loaded.spark, files, folder, target=spark_store)
     coordinator.adopt(loaded)
     return rewrite

@@ -11,13 +11,16 @@ from typing import Any, ClassVar
 import pytest
 
 from cairn import Job, sinks
-from cairn.errors import CommitError, EpochError, PlanError
+from cairn.errors import CommitError, CorruptFileError, EpochError, PlanError, RestoreError
+from cairn.idle import Turn
 from cairn.options import Options
 from cairn.plan.graph import Graph
 from cairn.run import Run
 from cairn.sinks.base import SinkContext
 from cairn.start import start
-from cairn.storage.log import Log
+from cairn.storage.endings import ending_of
+from cairn.storage.failures import Failures, read_failures
+from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.store import open_store
 from tests.unit.plan.programs import process, source
 
@@ -196,6 +199,52 @@ def test_every_sink_is_closed_when_slots_are_not_reached_and_one_cannot_close() 
     assert seen == ["goodbye", "close cannot close", "close b"]
 
 
+def assert_noted(options: Options, message: str) -> None:
+    """The checkpoint shows why the driver that leads the job does not run it."""
+    store = open_store(options.checkpoint)
+    ending = ending_of(store, Log(store).newest_number() or 0)
+    assert ending is not None and (ending.status, ending.message) == ("failed", message)
+    assert [each["message"] for each in read_failures(store)] == [message]
+
+
+def test_a_savepoint_that_cannot_be_loaded_after_the_takeover_is_noted(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CorruptFileError("a file of the savepoint is damaged")
+
+    monkeypatch.setattr("cairn.start.open_savepoint", lambda _: object())
+    monkeypatch.setattr("cairn.start.open_job", lambda s, n, g, _: create_or_open_job(s, n, g))
+    monkeypatch.setattr("cairn.start.load_savepoint", refuse)
+    with pytest.raises(CorruptFileError):
+        start(graph_of([], "a"), replace(options, savepoint="somewhere"))
+    assert_noted(options, "a file of the savepoint is damaged")
+
+
+def test_a_run_that_cannot_go_on_in_a_folder_of_its_own_ends_with_the_reason() -> None:
+    def await_termination() -> None:
+        raise RuntimeError("CONCURRENT_STREAM_LOG_UPDATE")
+
+    def lay_out() -> bool:
+        raise RestoreError("the list of files is gone")
+
+    run: Any = Run.__new__(Run)
+    run.error, run._stopping, run._turn, run._ended = None, False, Turn(), threading.Event()
+    run._query = SimpleNamespace(awaitTermination=await_termination)
+    run._batches = SimpleNamespace(go_elsewhere=lay_out)
+    run._coordinator = SimpleNamespace(newest=None, term=1, note_published=lambda: None)
+    run._ticker = SimpleNamespace(stop=lambda: None)
+    run._options = Options("memory:")
+    run._store, run.name = open_store("memory:"), "j"
+    run._failures = Failures(run._store, "j")
+    run._finish_epoch = run._notice_takeover = run._let_go = lambda: None
+    run._awaiting = 1
+    run._supervise()
+    with pytest.raises(RestoreError, match="the list of files is gone"):
+        run.wait()
+    assert run._ended_as == "failed"
+
+
 def test_a_run_that_cannot_be_planned_leaves_no_sink_open_and_no_port(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +258,7 @@ def test_a_run_that_cannot_be_planned_leaves_no_sink_open_and_no_port(
     with pytest.raises(PlanError, match="no table to pin"):
         Run(graph_of(seen, "a"), options)
     assert seen == ["open a", "close a"] and closed == [True]
+    assert_noted(options, "no table to pin")
 
 
 def test_a_run_whose_query_does_not_start_leaves_no_sink_open_and_no_port(
@@ -238,3 +288,4 @@ def test_a_run_whose_query_does_not_start_leaves_no_sink_open_and_no_port(
     with pytest.raises(PlanError, match="no query"):
         Run(graph_of(seen, "a"), options)
     assert seen == ["open a", "goodbye", "close a"] and closed == [True]
+    assert_noted(options, "no query")

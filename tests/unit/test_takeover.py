@@ -106,3 +106,12 @@ def test_a_checkpoint_removed_before_the_takeover_is_not_led(
     with pytest.raises(RestoreError, match="was removed while the job started"):
         start(graph_of([], "out"), options)
     assert start(graph_of([], "out"), options).coordinator.newest is None
+
+
+def test_epochs_without_the_file_that_names_their_job_are_not_led(options: Options) -> None:
+    store = open_store(options.checkpoint)
+    start(graph_of([], "out"), options)
+    commit(store, SAME)
+    store.delete(["job.json"])
+    with pytest.raises(RestoreError, match=r"has epochs, but not the file[\s\S]*job\.json"):
+        start(graph_of([], "out"), options)

@@ -1,4 +1,4 @@
-"""Check the notes for people in a checkpoint: graph/, failures/ and savepoints/.
+"""Check the notes for people in a checkpoint: graph/, failures/, savepoints/ and endings/.
 
 Nothing reads them to decide anything, and readers leave out what they cannot read. So damage
 would go unnoticed: a savepoint would be missing in a list, without a word.
@@ -12,8 +12,14 @@ from typing import Any, Final
 import msgspec
 
 from cairn.errors import CairnError
+from cairn.storage.endings import RunEnding
 from cairn.storage.manifest import unseal
-from cairn.storage.notes import FAILURES_FOLDER, GRAPHS_FOLDER, NOTE_FOLDERS, SAVEPOINTS_FOLDER
+from cairn.storage.notes import (
+    ENDINGS_FOLDER,
+    FAILURES_FOLDER,
+    GRAPHS_FOLDER,
+    SAVEPOINTS_FOLDER,
+)
 from cairn.storage.removal import SAVEPOINT_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 
@@ -45,6 +51,7 @@ _KINDS: Final[dict[str, Any]] = {
     GRAPHS_FOLDER: _Graph,
     FAILURES_FOLDER: _Failure,
     SAVEPOINTS_FOLDER: _Saved,
+    ENDINGS_FOLDER: RunEnding,
 }
 
 
@@ -57,10 +64,10 @@ _decode_id: Final = msgspec.json.Decoder(_Id).decode
 
 def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
     """Yield (path, what is wrong, is it stale only) for each note that is of no use."""
-    for folder in NOTE_FOLDERS:
+    for folder, kind in _KINDS.items():
         for found in store.list(folder):
             try:
-                note = msgspec.json.decode(store.get(found.path), type=_KINDS[folder])
+                note = msgspec.json.decode(store.get(found.path), type=kind)
             except NotFoundError:
                 continue  # Old notes go when new ones are written.
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -99,3 +99,27 @@ def test_error_of_sparks_own_says_its_first_line_and_where_the_rest_is() -> None
     said, next_ = str(error).splitlines()
     assert said == "epoch 7 failed in Spark: java.io.IOException: disk full"
     assert next_.startswith("  next: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("ExceptionGroup", "ExceptionGroup('two', [ValueError('x')])"),
+        ("UnicodeDecodeError", "UnicodeDecodeError('utf-8', b'aaaa"),
+    ],
+)
+def test_an_exception_that_cannot_be_made_again_is_reported_without_it(
+    kind: str, shown: str
+) -> None:
+    facts = {"cause_type": kind, "cause": shown, "cause_text": "two"}
+    text = pack_failure(Failure("FunctionError", "process() raised", facts))
+    error = as_cairn_error(RuntimeError(text), 7)
+    assert isinstance(error, FunctionError) and error.__cause__ is None
+    assert error.cause == shown
+
+
+def test_a_traceback_without_its_last_line_is_read_in_no_time() -> None:
+    """Text that was cut, and groups of exceptions, end with frames."""
+    frames = '  File "/lib/pyspark/worker.py", line 1, in main\n    process()\n' * 40
+    text = f"An error occurred\nTraceback (most recent call last):\n{frames}{JVM}"
+    assert isinstance(as_cairn_error(RuntimeError(text), 7), EpochError)

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from cairn.storage import source_logs
+from cairn.storage.endings import write_ending
 from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch
-from cairn.storage.notes import FAILURES_FOLDER
+from cairn.storage.notes import FAILURES_FOLDER, NOTE_FOLDERS
 from cairn.storage.saved import note_savepoint
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
@@ -128,13 +129,24 @@ def test_notes_that_cannot_be_read_are_listed(store: Store) -> None:
     failure = {"kind": "EpochError", "epoch": 2, "message": "m", "wall_ms": 1}
     store.put(f"{FAILURES_FOLDER}/1-1.json", json.dumps(failure).encode())
     assert verify(store).ok
-    notes = ["failures/1-2.json", "graph/000000000002.json", "savepoints/1-x.json"]
+    notes = [
+        "endings/000000000001.json",
+        "failures/1-2.json",
+        "graph/000000000002.json",
+        "savepoints/1-x.json",
+    ]
+    assert {note.partition("/")[0] for note in notes} == set(NOTE_FOLDERS)
     for path in notes:
         store.put(path, b'{"cut": ')
     assert damaged(store) == notes
     for path in notes:
         store.put(path, b'{"of": "something else"}')
     assert damaged(store) == notes
+
+
+def test_a_checkpoint_whose_run_has_ended_has_no_damage(store: Store) -> None:
+    write_ending(store, 1, "failed", ValueError("x"))
+    assert verify(store).ok
 
 
 def test_a_note_of_a_savepoint_that_is_not_there_is_stale(store: Store, tmp_path: Path) -> None:
