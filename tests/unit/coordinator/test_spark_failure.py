@@ -99,3 +99,18 @@ def test_error_of_sparks_own_says_its_first_line_and_where_the_rest_is() -> None
     said, next_ = str(error).splitlines()
     assert said == "epoch 7 failed in Spark: java.io.IOException: disk full"
     assert next_.startswith("  next: ")
+
+
+def test_a_cause_that_takes_more_than_a_text_is_shown_all_the_same() -> None:
+    cut = "UnicodeDecodeError('utf-8', b'\\xff…"
+    facts = {"cause_type": "UnicodeDecodeError", "cause": cut, "cause_text": "invalid start byte"}
+    error = as_cairn_error(RuntimeError(pack_failure(Failure("FunctionError", "no", facts))), 7)
+    assert isinstance(error, FunctionError)
+    assert str(error.__cause__) == "UnicodeDecodeError: invalid start byte"
+
+
+def test_a_traceback_that_was_cut_short_is_looked_through_in_linear_time() -> None:
+    # Were each indented line matched in several ways, this would not end.
+    text = "Traceback (most recent call last):\n" + '    File "a.py", line 1, in f\n' * 200 + "<"
+    error = as_cairn_error(RuntimeError(text), 7)
+    assert isinstance(error, EpochError)
