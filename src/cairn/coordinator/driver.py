@@ -154,9 +154,11 @@ class SparkDriver:
 
     def _wait_for_pin(self) -> None:
         """Wait for the first pin table. Raises why it failed once: the next action lays it out."""
-        laid, self._laid = self._laid, None
-        if laid is not None:
-            laid.result()
+        if self._laid is not None:
+            try:
+                self._laid.result()
+            finally:
+                self._laid = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""
