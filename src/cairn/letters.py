@@ -29,6 +29,7 @@ import msgspec
 
 from cairn.errors import PlanError
 from cairn.types import parse_schema
+from cairn.user_code import raised_at
 
 SCHEMA: Final = parse_schema(
     "operator string, input string, error string, traceback string, key string, row string, "
@@ -70,21 +71,8 @@ def sample_of(error: BaseException, *, key: Any, row: str, input: str | None) ->
         key=None if key is None else _cut(sendable(key_text(key) or "")),
         row=_cut(sendable(row)),
         input=input,
-        at=_place(error),
+        at=raised_at(error),
     )
-
-
-def _place(error: BaseException) -> str | None:
-    """Return the last line outside of cairn that the error went through."""
-    found, frames = None, error.__traceback__
-    while frames is not None:
-        if not frames.tb_frame.f_globals.get("__name__", "").startswith("cairn."):
-            found = frames
-        frames = frames.tb_next
-    if found is None:
-        return None
-    code = found.tb_frame.f_code
-    return f"{code.co_filename}:{found.tb_lineno} in {code.co_name}"
 
 
 def _cut(text: str) -> str:

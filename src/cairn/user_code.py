@@ -26,7 +26,14 @@ _OURS: Final = str(Path(__file__).parent) + os.sep
 _LIBRARIES: Final = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Frames come from other machines too, as text. Spark and what it sends along need not be installed.
+_INSTALLED: Final = tuple(
+    part.replace("/", os.sep)
+    for part in (
+        "/site-packages/", "/dist-packages/", "/python/pyspark/",
+        ".zip/pyspark/", ".zip/py4j/", ".zip/cairn/",
+    )
+)  # fmt: skip
 
 
 def raised_at(error: BaseException, called: Any = None) -> str | None:

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from cairn.backends.base import Backend
 from cairn.backends.chains import Chains
 from cairn.backends.journal import Journal
-from cairn.backends.key_index import NameIndex
+from cairn.backends.key_index import COUNTED_MAX, NameIndex
 from cairn.backends.name_order import is_ordered_as_integers, name_order
 from cairn.backends.name_parts import Ints
 from cairn.backends.overlay import Table, joined
@@ -76,6 +76,10 @@ class ColumnTable(Table):
         self._touched = Touched()
         self._chains: Chains | None = None
         self._asked: tuple[Sequence[pa.Array], Ints] | None = None
+        self._counted = Held(0, 0)
+        """As of the last time that the keys of a map were counted."""
+        self._uncounted = 0
+        """Entries written since then."""
 
     # Reading and writing, by the batch
 
@@ -441,9 +445,17 @@ class ColumnTable(Table):
         return int(np.count_nonzero(self._live[touched] | self._committed[touched]))
 
     def held(self) -> Held:
-        live = np.flatnonzero(self._live[: len(self._index)])
-        keys = self._index.count_distinct(live) if self.is_map else len(live)
-        return Held(keys, len(live))
+        live = self._live[: len(self._index)]
+        entries = int(np.count_nonzero(live))
+        if not self.is_map:
+            return Held(entries, entries)
+        # Every entry is looked at to count keys. Where there are many, that waits until an eighth
+        # of them was written; meanwhile they are taken for spread over keys as they were.
+        self._uncounted += len(self._touched.positions())
+        if entries <= COUNTED_MAX or self._uncounted * 8 >= self._counted.entries:
+            self._counted = Held(self._index.count_distinct(np.flatnonzero(live)), entries)
+            self._uncounted = 0
+        return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
 
 
 def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:

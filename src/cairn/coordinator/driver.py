@@ -153,9 +153,12 @@ class SparkDriver:
         threading.Thread(target=lay, daemon=True, name=f"cairn-{self.graph.name}-pin").start()
 
     def _wait_for_pin(self) -> None:
+        """Wait for the first pin table. Raises why it failed once: the next action lays it out."""
         if self._laid is not None:
-            self._laid.result()
-            self._laid = None
+            try:
+                self._laid.result()
+            finally:
+                self._laid = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""

@@ -87,14 +87,14 @@ def _users_error(failure: Failure) -> Exception | None:
     kind = getattr(builtins, str(failure.facts.get("cause_type")), None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
         return None  # Of a class that need not be known here.
-    shown = str(failure.facts.get("cause"))
+    shown, text = str(failure.facts.get("cause")), failure.facts.get("cause_text")
     try:
         made = kind(*ast.literal_eval(f"[{shown[len(kind.__name__) + 1 : -1]}]"))
     except Exception:  # Its arguments are no plain values, or were cut.
         try:
-            made = kind(failure.facts.get("cause_text"))
-        except TypeError:
-            return None  # Like UnicodeDecodeError: a text alone does not make one.
+            made = kind(text)
+        except TypeError:  # As those of Unicode: a text alone does not make one.
+            made = Exception(f"{kind.__name__}: {text}")
     frames = str(failure.facts.get("traceback", "")).rstrip().splitlines()
     if frames:
         made.add_note("\n".join(frames[-FRAMES_LINES_MAX:]))

@@ -71,7 +71,9 @@ def transformed_schema(
         # After a semicolon Spark goes on with its plan of it.
         why, at = str(error).partition(";\n")[0], raised_at(error, function)
         raise PlanError(
-            f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}\n  at: {at}", at=at
+            f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}"
+            + ("" if at is None else f"\n  at: {at}"),
+            at=at,
         ) from error.with_traceback(None)
     if not isinstance(result, DataFrame):
         raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")

@@ -12,7 +12,9 @@ from cairn import state
 from cairn.backends import chains, columns, make_backend
 from cairn.backends.batch_handles import make_batch_handle, make_batch_table
 from cairn.backends.columns import ColumnTable
+from cairn.backends.key_index import NameIndex
 from cairn.plan.keygroups import key_groups
+from cairn.storage.manifest import Held
 
 GROUP_COUNT = 16
 
@@ -165,3 +167,32 @@ def test_a_key_with_many_entries_does_not_hide_those_with_few(
     )
     assert list(zip(rows.to_pylist(), entries.to_pylist(), strict=True)) == expected
     assert values.equals(entries)
+
+
+def test_keys_of_a_large_map_are_counted_again_when_much_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(columns, "COUNTED_MAX", 10)
+    counts = 0
+    count_distinct = NameIndex.count_distinct
+
+    def counting(index: NameIndex, positions: Any) -> int:
+        nonlocal counts
+        counts += 1
+        return count_distinct(index, positions)
+
+    monkeypatch.setattr(NameIndex, "count_distinct", counting)
+    table, handle = made(state.Map("long", "long"), pa.int64())
+
+    def write(keys: list[int], entries: list[int]) -> Held:
+        handle.put_many(pa.array(keys), pa.array(entries), pa.array(entries))
+        found = table.held()
+        table.promote()
+        return found
+
+    assert write(list(range(100)) * 2, [*[1] * 100, *[2] * 100]) == (100, 200)
+    assert counts == 1
+    assert write(list(range(10)), [3] * 10) == (105, 210)
+    assert counts == 1
+    assert write(list(range(20)), [4] * 20) == (100, 230)
+    assert counts == 2

@@ -41,3 +41,9 @@ def test_what_the_system_reports_is_never_a_repetition() -> None:
 def test_errors_outside_of_user_code_are_never_a_repetition() -> None:
     repeats = Repeats()
     assert not any(repeats.note(1, error) for error in [EpochError("lost"), OSError("x")] * 2)
+
+
+def test_what_the_system_reports_behind_another_operator_is_no_repetition() -> None:
+    repeats = Repeats()
+    for _ in range(2):
+        assert not repeats.note(1, failed(1, failed(1, ConnectionResetError("no"))))
