@@ -108,7 +108,7 @@ class Epochs:
         while not self._waiting:
             self._look()
             if not self._waiting:
-                if self._run.status != "running":
+                if not self._run.is_active:
                     self._run.wait()
                     raise SystemExit(f"the run has {self._run.status} after epoch {self._newest}")
                 if time.monotonic() > deadline:

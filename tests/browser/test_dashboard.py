@@ -43,7 +43,7 @@ def test_a_live_job_is_watched_asked_and_changed(
         run.process_all_available()
         first = run.metrics()["epoch"]
         page = open_page(run.url)
-        page.locator("#status", has_text="running").wait_for()
+        page.locator("#status", has_text=re.compile("^(running|idle)$")).wait_for()
         page.locator(".age", has_text=f"epoch {first},").wait_for()
         for node in ("payments", "score", "turnover", "ledger", "alerts"):
             page.locator(".graph .node-name", has_text=re.compile(f"^{node}$")).wait_for()

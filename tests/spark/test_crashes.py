@@ -202,7 +202,7 @@ def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(spark, undis
         older.await_report(epoch=3)
         finish(build(spark, folder, tmp_path), tmp_path / "checkpoint", retained_epochs=100)
         ends = older.end()[-1]
-    assert (ends["end"], ends["error"]) == ("failed", CommitConflictError.__name__)
+    assert (ends["end"], ends["error"]) == ("superseded", CommitConflictError.__name__)
     assert "another driver" in ends["text"]
     undisturbed.check(tmp_path)
     log = Log(open_store(str(tmp_path / "checkpoint")))

@@ -324,10 +324,10 @@ def test_the_older_of_two_runs_in_one_session_ends_with_a_conflict(spark, tmp_pa
             with pytest.raises(CommitConflictError, match="another driver"):
                 older.run.wait(60)
             assert isinstance(older.run.error, CommitConflictError)
-            assert older.run.status == "failed"
+            assert older.run.status == "superseded"
             older.run = newer
             older.feed()
-            assert newer.status == "running"
+            assert newer.is_active and newer.error is None
     assert {row["id"] for row in older.booked()} == {
         row[0] for file in older.files[:2] for row in file
     }

@@ -380,7 +380,7 @@ def test_stop_lets_the_epoch_under_way_finish_and_the_next_start_goes_on(
     at = tmp_path / "checkpoint"
     with job.start(checkpoint=str(at), parallelism=1, trigger="0 seconds") as run:
         assert eventually((tmp_path / "begun").exists)
-        assert run.wait(timeout=0) is False and run.status == "starting"
+        assert run.wait(timeout=0) is False and run.is_active
     assert run.status == "stopped" and run.error is None
     assert run.wait() is True
     done = len(epochs(at))

@@ -196,5 +196,5 @@ def test_of_two_drivers_exactly_one_publishes(spark, chain, place):
             assert newer.wait(120)
         ended = older.wait()
     assert ended is not None, older.errors()
-    assert (ended["end"], ended["error"]) == ("failed", CommitConflictError.__name__), ended
+    assert (ended["end"], ended["error"]) == ("superseded", CommitConflictError.__name__), ended
     work.check()

@@ -341,7 +341,7 @@ def test_dead_slot_is_not_taken_for_a_living_one(tmp_path):
     home = SlotHome("zombie-test-run", identify(), 0)
     pid = home.start().process.pid
     os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: home.find() is None, within_s=5)
+    assert eventually(lambda: home.find() is None)
     again = home.start().process.pid
     assert again != pid
     os.kill(again, signal.SIGKILL)

@@ -188,7 +188,7 @@ def test_a_driver_of_the_old_lineage_that_wakes_up_commits_nothing(spark, ledger
         finish(job, checkpoint)
         os.kill(zombie.process.pid, signal.SIGCONT)
         last = zombie.end()[-1]
-    assert (last["end"], last["error"]) == ("failed", "CommitConflictError"), last
+    assert (last["end"], last["error"]) == ("superseded", "CommitConflictError"), last
     again = counted(ledger.booked(0, 3)) + counted(ledger.booked(1, 2))
     assert published_once(tmp_path / "booked") == again
     assert stored_state(job, checkpoint) == ledger.state(3)

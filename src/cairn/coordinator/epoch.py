@@ -60,6 +60,7 @@ from cairn.guarantees import Guarantee
 from cairn.ids import new_id
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
+from cairn.process_identity import identify, pid_namespace
 from cairn.sinks.base import Committable, Sink
 from cairn.slot.entry import entries_of
 from cairn.slot.feedback import records_entry
@@ -213,6 +214,7 @@ class Coordinator:
             pid=os.getpid(),
             wall_ms=self._clock(),
             guarantee=self._guarantee,
+            process=f"{pid_namespace()}-{identify()}",
         )
         check_conditional_put(self.log, record, sleep=self._sleep)
         self.term = record.term

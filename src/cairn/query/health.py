@@ -17,6 +17,7 @@ import psutil
 
 from cairn.durations import duration_ms
 from cairn.errors import PlanError, RestoreError
+from cairn.process_identity import parse_identity, pid_namespace
 from cairn.status import (
     Committed,
     FailureReport,
@@ -158,6 +159,15 @@ def is_alive(leader: Takeover) -> bool | None:
     """True if the driver's process is on this machine and lives; None if it is elsewhere."""
     if leader.host != os.uname().nodename:
         return None
+    if leader.process:
+        namespace, _, identity = leader.process.partition("-")
+        # Containers may share the name of a host, and their process ids mean nothing outside.
+        return parse_identity(identity).is_alive if namespace == pid_namespace() else None
+    return _has_same_pid(leader)
+
+
+def _has_same_pid(leader: Takeover) -> bool | None:
+    """True if the process that has the driver's id may be the driver: for records without more."""
     try:
         # A process that began later only has its number.
         process = psutil.Process(leader.pid)

@@ -217,7 +217,9 @@ class Log:
         self._remember(record)
         return record
 
-    def take_over(self, *, host: str, pid: int, wall_ms: int, guarantee: str = "") -> Takeover:
+    def take_over(
+        self, *, host: str, pid: int, wall_ms: int, guarantee: str = "", process: str = ""
+    ) -> Takeover:
         """Become the leader: the first act of a driver. Everybody before is fenced."""
         for _ in range(TAKEOVER_ATTEMPTS_MAX):
             self._last = self.newest_number() or FIRST_NUMBER - 1
@@ -228,7 +230,7 @@ class Log:
             def make(number: int, nonce: str = nonce, previous: int | None = previous) -> Takeover:
                 return Takeover(
                     number=number, term=number, nonce=nonce, wall_ms=wall_ms,
-                    host=host, pid=pid, previous=previous, guarantee=guarantee,
+                    host=host, pid=pid, previous=previous, guarantee=guarantee, process=process,
                 )  # fmt: skip
 
             try:

@@ -231,6 +231,8 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     previous: int | None
     guarantee: str = ""
     """The one its driver runs with; empty: not known."""
+    process: str = ""
+    """Pid namespace and identity of the driver's process; empty: not known."""
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True, tag="restore", tag_field="kind"):

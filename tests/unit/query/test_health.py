@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+import psutil
 import pytest
 
 from cairn.errors import EpochError, FunctionError
+from cairn.process_identity import identify, pid_namespace
 from cairn.query.health import checkpoint_health
 from cairn.status import Ending
 from cairn.storage.endings import ending_of, write_ending
@@ -107,8 +109,6 @@ def test_a_driver_of_this_machine_that_is_gone_was_killed(made: Checkpoint) -> N
 
 
 def test_a_driver_of_this_machine_that_lives_and_is_silent_is_idle(made: Checkpoint) -> None:
-    import psutil
-
     age_ms = round((time.time() - psutil.Process().create_time()) * 1000)
     made.log.take_over(host=os.uname().nodename, pid=os.getpid(), wall_ms=now_ms() - age_ms)
     write_graph(made.store, 1, {"sources": [], "transforms": [], "trigger": "1 hour"})
@@ -116,6 +116,28 @@ def test_a_driver_of_this_machine_that_lives_and_is_silent_is_idle(made: Checkpo
     write_graph(made.store, 1, {"sources": [], "transforms": [], "trigger": "1 second"})
     found = checkpoint_health(Log(made.store), now_ms() + 11_000)
     assert found.status == "idle"
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_step_of_the_wall_clock_kills_no_driver(
+    made: Checkpoint, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = f"{pid_namespace()}-{identify()}"
+    made.log.take_over(host=os.uname().nodename, pid=os.getpid(), wall_ms=now_ms(), process=process)
+    boot_s = psutil.boot_time()
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_s + step_s)
+    assert health(made).status == "starting"
+
+
+def test_a_driver_in_a_container_with_the_name_of_this_host_is_not_looked_for(
+    made: Checkpoint,
+) -> None:
+    host = os.uname().nodename
+    made.log.take_over(host=host, pid=1, wall_ms=now_ms(), process=f"0-{2**22 + 1}-7")
+    assert health(made).status == "starting"
+    process = f"{pid_namespace()}-{2**22 + 1}-7"
+    made.log.take_over(host=host, pid=1, wall_ms=now_ms(), process=process)
+    assert health(made).status == "failed"
 
 
 def test_a_driver_elsewhere_that_is_silent_for_long_is_not_known(made: Checkpoint) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from cairn.errors import PlanError
+from cairn.testing import ManualClock
+from cairn.web import limits
 from cairn.web.auth import is_token
 from cairn.web.limits import BODY_BYTES_MAX, URL_BYTES_MAX, Rate
 from cairn.web.sessions import SESSION_S, SESSIONS_MAX, Sessions
@@ -221,34 +225,42 @@ def test_addresses_too_long_are_refused(checkpoint: Checkpoint) -> None:
     assert asking.get("/api/state/" + "y" * URL_BYTES_MAX).status_code == 414
 
 
-def test_more_than_the_rate_is_429_and_later_requests_are_answered(checkpoint: Checkpoint) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The clock of all rates: it stands still until a test moves it."""
+    clock = ManualClock()
+    monkeypatch.setattr(limits, "Rate", partial(Rate, clock=lambda: clock() / 1000))
+    return clock
+
+
+def test_more_than_the_rate_is_429_and_later_requests_are_answered(
+    checkpoint: Checkpoint, clock: ManualClock
+) -> None:
     asking = client(site_of(checkpoint, requests_per_s=2.0))
-    answers = [asking.get("/login").status_code for _ in range(4)]
-    assert answers.count(429) >= 1 and answers[:2] == [200, 200]
+    assert [asking.get("/login").status_code for _ in range(4)] == [200, 200, 429, 429]
+    clock.advance_ms(500)
+    assert [asking.get("/login").status_code for _ in range(2)] == [200, 429]
 
 
-def test_clients_without_a_token_push_out_nobody_who_has_one(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("token", [None, "wrong-token-wrong-token"])
+def test_clients_without_a_token_push_out_nobody_who_has_one(
+    checkpoint: Checkpoint, token: str | None, clock: ManualClock
+) -> None:
     site = site_of(checkpoint, token=TOKEN, requests_per_s=100.0)
-    asking = client(site)
-    strangers = [asking.get("/api/job").status_code for _ in range(150)]
-    assert strangers.count(429) >= 50, "they have a bound of their own"
+    asking = client(site, token)
+    strangers = [asking.get("/api/job").status_code for _ in range(30)]
+    assert strangers == [401] * 20 + [429] * 10, "they have a rate of their own"
     asking.headers["Authorization"] = f"Bearer {TOKEN}"
-    readers = [asking.get("/api/state").status_code for _ in range(30)]
-    assert set(readers) == {200}
+    readers = [asking.get("/api/state").status_code for _ in range(101)]
+    assert readers == [200] * 100 + [429]
 
 
-def test_clients_with_a_wrong_token_push_out_nobody(checkpoint: Checkpoint) -> None:
-    site = site_of(checkpoint, token=TOKEN, requests_per_s=100.0)
-    asking = client(site, "wrong-token-wrong-token")
-    assert 429 in {asking.get("/api/job").status_code for _ in range(150)}
-    asking.headers["Authorization"] = f"Bearer {TOKEN}"
-    assert asking.get("/api/state").status_code == 200
-
-
-def test_where_no_token_is_needed_all_requests_share_the_whole_rate(checkpoint: Checkpoint) -> None:
+def test_where_no_token_is_needed_all_requests_share_the_whole_rate(
+    checkpoint: Checkpoint, clock: ManualClock
+) -> None:
     asking = client(site_of(checkpoint, requests_per_s=100.0))
-    answers = [asking.get("/login").status_code for _ in range(60)]
-    assert set(answers) == {200}
+    answers = [asking.get("/login").status_code for _ in range(101)]
+    assert answers == [200] * 100 + [429]
 
 
 PUBLIC = "https://cairn.example"
