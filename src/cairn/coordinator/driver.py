@@ -154,8 +154,11 @@ class SparkDriver:
 
     def _wait_for_pin(self) -> None:
         if self._laid is not None:
-            self._laid.result()
-            self._laid = None
+            try:
+                self._laid.result()
+            finally:
+                # Where it failed, the next attempt lays the table out itself.
+                self._laid = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""

@@ -70,7 +70,7 @@ class Roster:
     @property
     def slots(self) -> list[SlotInfo]:
         """Return where each subtask of the newest attempt ran, in their order."""
-        return [self._slots[subtask] for subtask in sorted(self._slots)]
+        return sorted(self._slots.values(), key=lambda slot: slot.subtask)
 
     @property
     def has_left_behind(self) -> bool:
