@@ -60,11 +60,14 @@ def is_published(store: Store, epoch: int, nonce: str) -> bool:
     return note == _Note(epoch=epoch, nonce=nonce)
 
 
+def has_output(epoch: Epoch) -> bool:
+    """True if a sink has prepared something that is published after the record."""
+    return any(epoch.committables.values())
+
+
 def is_known_published(log: Log, epoch: Epoch) -> bool:
     """True if anything in the checkpoint proves that this epoch is published."""
-    if not any(given is not None for prepared in epoch.committables.values() for given in prepared):
-        return True
-    if is_published(log.store, epoch.number, epoch.nonce):
+    if not has_output(epoch) or is_published(log.store, epoch.number, epoch.nonce):
         return True
     return any(
         isinstance(record, Epoch) and record.parent == epoch.number
