@@ -101,7 +101,8 @@ def _interval_spark_finds(compacts: Sequence[int], setting: int) -> int:
     count = compacts[0] + 1
     if setting >= count // 2:
         return count
-    return next(n for n in (*range(setting, count // 2 + 1), count) if count % n == 0)
+    divisors = (n for n in range(setting, count // 2 + 1) if count % n == 0)
+    return next(divisors, count)
 
 
 def _laid_out(found: list[bytes], names: list[str], last: int) -> tuple[dict[str, bytes], str]:
