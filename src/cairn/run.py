@@ -362,6 +362,8 @@ class Run:
             self._turn.give_up()
 
     def _delete(self) -> None:
+        if not self._coordinator.log.is_leading():
+            raise self._conflict()  # It is another driver's by now.
         self._failures.settle()
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:

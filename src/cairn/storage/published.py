@@ -6,7 +6,7 @@ three proofs:
 - the epoch has nothing to publish: no sink prepared output, or the batches were published
   before the record (a guarantee weaker than exactly-once);
 - the log holds a child of it: a driver appends an epoch only after its sinks have published
-  the parent;
+  the parent, or after a start that was told to give the parent's output up;
 - a note, `published/<epoch>.json`. A driver puts it where no child follows soon: after a start
   has published the newest epoch again, when the job is quiet, and when the run ends cleanly.
 
