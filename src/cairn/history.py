@@ -20,6 +20,11 @@ class History:
         """The newest epoch of this run, and how long its batches took."""
         self._epochs: deque[dict[str, Any]] = deque(maxlen=EPOCHS_MAX)
 
+    @property
+    def is_empty(self) -> bool:
+        """True until an epoch of this run is committed."""
+        return not self._epochs
+
     def add(self, number: int, spent_ms: float) -> None:
         """A batch of an epoch has run, in so much time. An epoch may have several."""
         before, before_ms = self._spent_ms

@@ -223,11 +223,12 @@ class Run:
         epoch = self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
-        if not self._history.newest():
-            progress.say(f"the first epoch is committed: {epoch.number}")
         spent_ms = (time.perf_counter() - started) * 1000
         self._pace.end()
+        was_empty = self._history.is_empty
         self._history.add(epoch.number, spent_ms)
+        if was_empty and not self._history.is_empty:
+            progress.say(f"the first epoch is committed: {self._history.epochs()[0]['epoch']}")
         self._driver.end_left_behind()
 
     # Epochs without a batch, on threads of our own
@@ -361,6 +362,8 @@ class Run:
             self._turn.give_up()
 
     def _delete(self) -> None:
+        if not self._coordinator.log.is_leading():
+            raise self._conflict()  # It is another driver's by now.
         self._failures.settle()
         delete_checkpoint(self._store)
         if self._spark_store is not self._store:

@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import pytest
 
 from cairn import Job, sinks
-from cairn.errors import CommitError, CorruptFileError, EpochError, PlanError, RestoreError
+from cairn.errors import (
+    CommitConflictError,
+    CommitError,
+    CorruptFileError,
+    EpochError,
+    PlanError,
+    RestoreError,
+)
 from cairn.idle import Turn
 from cairn.options import Options
 from cairn.plan.graph import Graph
@@ -243,6 +250,23 @@ def test_a_run_that_cannot_go_on_in_a_folder_of_its_own_ends_with_the_reason() -
     with pytest.raises(RestoreError, match="the list of files is gone"):
         run.wait()
     assert run._ended_as == "failed"
+
+
+def test_a_checkpoint_that_another_driver_has_taken_over_is_not_deleted_with_the_run(
+    options: Options,
+) -> None:
+    run: Any = Run.__new__(Run)
+    started = start(graph_of([], "a"), options)
+    run.name, run._failures = "j", started.failures
+    run._store, run._spark_store, run._coordinator = started[:3]
+    start(graph_of([], "a"), options)
+    with pytest.raises(CommitConflictError, match="another driver runs job 'j'"):
+        run._delete()
+    store = open_store(options.checkpoint)
+    assert Log(store).newest_number() == 2
+    run._coordinator = start(graph_of([], "a"), options).coordinator
+    run._delete()
+    assert not store.list()
 
 
 def test_a_run_that_cannot_be_planned_leaves_no_sink_open_and_no_port(

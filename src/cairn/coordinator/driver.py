@@ -158,6 +158,7 @@ class SparkDriver:
             try:
                 self._laid.result()
             finally:
+                # Where it failed, the next attempt lays the table out itself.
                 self._laid = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:

@@ -16,15 +16,12 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
-from cairn.errors import RestoreError
+from cairn.errors import CommitError, RestoreError
 from cairn.sinks.base import Sink, reached_at_start
 from cairn.storage.log import FIRST_NUMBER, Log, record_path
-from cairn.storage.manifest import Epoch, Restore
+from cairn.storage.manifest import Epoch, Restore, Takeover
 from cairn.storage.store import Store
-
-_WEAKER: Final = "weaker"
 
 
 def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
@@ -32,7 +29,17 @@ def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
     marks = {}
     for uid, sink in sinks.items():
         with reached_at_start(uid, sink):
-            epoch = sink.newest_mark()
+            try:
+                epoch = sink.newest_mark()
+            except OSError as error:
+                if sink.is_away(error):
+                    raise
+                raise CommitError(
+                    f"sink {uid!r} cannot look for what it has published: {error}\n"
+                    "  next: see that the driver may read the sink's target, then start the job "
+                    "again",
+                    sink=uid,
+                ) from error
         if epoch is not None:
             marks[uid] = epoch
     if not marks:
@@ -53,13 +60,22 @@ def _may_be_published(log: Log, last: int, epoch: int) -> bool:
                 return True
         elif not isinstance(record, Restore):
             # The last record of the driver that would have published it.
-            guarantee = _guarantee(record) if isinstance(record, Epoch) else record.guarantee
-            return epoch == number + 1 and guarantee != "exactly-once"
+            return epoch == number + 1 and _publishes_first(log, record)
     return False
 
 
-def _guarantee(epoch: Epoch) -> str:
-    return _WEAKER if "published" in epoch.metrics else "exactly-once"
+def _publishes_first(log: Log, record: Epoch | Takeover) -> bool:
+    """True if the driver of a record may publish a batch before the batch is in the log."""
+    if isinstance(record, Takeover):
+        return record.guarantee != "exactly-once"
+    if "published" in record.metrics or record.parent is not None:
+        return "published" in record.metrics
+    # The epoch of a savepoint has no batch. Its driver's takeover is right before it.
+    try:
+        before = log.read(record.number - 1)
+    except RestoreError:
+        return False  # It is retired, or this is the first epoch of a branch.
+    return isinstance(before, Takeover) and _publishes_first(log, before)
 
 
 def _unknown(store: Store, uid: str, epoch: int, last: int) -> RestoreError:

@@ -25,7 +25,7 @@ from cairn.logs import logger
 from cairn.sinks.base import Committable, Sink, reached_at_start
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
-from cairn.storage.published import is_known_published, note_path, note_published
+from cairn.storage.published import has_output, is_known_published, note_path, note_published
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
@@ -121,7 +121,7 @@ class Publisher:
         """
         with self._noting:
             epoch, noted = self._published, self._noted
-            if epoch is None or epoch is noted or not epoch.committables:
+            if epoch is None or epoch is noted or not has_output(epoch):
                 return
             try:
                 note_published(self._log.store, epoch.number, epoch.nonce)

@@ -70,7 +70,7 @@ class Roster:
     @property
     def slots(self) -> list[SlotInfo]:
         """Return where each subtask of the newest attempt ran, in their order."""
-        return [self._slots[subtask] for subtask in sorted(self._slots)]
+        return sorted(self._slots.values(), key=lambda slot: slot.subtask)
 
     @property
     def has_left_behind(self) -> bool:
@@ -87,13 +87,14 @@ class Roster:
             return
         reached = self._send_to(left, End(as_of))
         self._forget(reached)
-        if len(reached) < len(left):
-            scan(keep, as_of)
         with self._lock:
             for slot_id in set(left) - reached:
                 if slot_id in self._tries:
                     self._tries[slot_id] += 1
-        self._forget({slot_id for slot_id, tries in self._tries.items() if tries >= TRIES_MAX})
+            given_up = {slot_id for slot_id, tries in self._tries.items() if tries >= TRIES_MAX}
+        self._forget(given_up)
+        if len(reached) < len(left):
+            scan(keep, as_of)
 
     def end_all(self) -> None:
         """Send an order to every slot that a report has named, whatever it does."""

@@ -4,7 +4,8 @@ A sink publishes an epoch after it is in the log. A job that starts from a savep
 of the epoch never publishes it, as it was the output of the job before.
 
 Always true here:
-- an epoch that is let pass is published, or has no output.
+- an epoch that is let pass is published, or has no output, or a start gave its output up
+  (`allow_dropped_output`).
 """
 
 from __future__ import annotations

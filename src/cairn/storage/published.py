@@ -6,7 +6,7 @@ three proofs:
 - the epoch has nothing to publish: no sink prepared output, or the batches were published
   before the record (a guarantee weaker than exactly-once);
 - the log holds a child of it: a driver appends an epoch only after its sinks have published
-  the parent;
+  the parent, or after a start that was told to give the parent's output up;
 - a note, `published/<epoch>.json`. A driver puts it where no child follows soon: after a start
   has published the newest epoch again, when the job is quiet, and when the run ends cleanly.
 
@@ -60,11 +60,14 @@ def is_published(store: Store, epoch: int, nonce: str) -> bool:
     return note == _Note(epoch=epoch, nonce=nonce)
 
 
+def has_output(epoch: Epoch) -> bool:
+    """True if a sink has prepared something that is published after the record."""
+    return any(epoch.committables.values())
+
+
 def is_known_published(log: Log, epoch: Epoch) -> bool:
     """True if anything in the checkpoint proves that this epoch is published."""
-    if not any(given is not None for prepared in epoch.committables.values() for given in prepared):
-        return True
-    if is_published(log.store, epoch.number, epoch.nonce):
+    if not has_output(epoch) or is_published(log.store, epoch.number, epoch.nonce):
         return True
     return any(
         isinstance(record, Epoch) and record.parent == epoch.number

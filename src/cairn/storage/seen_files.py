@@ -99,6 +99,8 @@ def _interval_spark_finds(compacts: Sequence[int], setting: int) -> int:
     if len(compacts) > 1:
         return compacts[-1] - compacts[-2]
     count = compacts[0] + 1
+    if setting >= count // 2:
+        return count
     divisors = (n for n in range(setting, count // 2 + 1) if count % n == 0)
     return next(divisors, count)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cairn.coordinator.marks import check_marks
-from cairn.errors import RestoreError
+from cairn.errors import CommitError, RestoreError
 from cairn.sinks import Collect
 from cairn.storage.log import Log, new_nonce, record_path
 from cairn.storage.manifest import Restore
@@ -77,6 +77,9 @@ def is_refused(store: Store, mark: int | None) -> bool:
         ("WwRT", {2, 3}),
         ("WwTE", {2, 3, 4}),
         ("TETW", {2, 5}),
+        # It has loaded a savepoint before.
+        ("WE", {2, 3}),
+        ("WET", {2, 3}),
     ],
 )
 def test_only_marks_that_a_driver_of_this_log_may_have_written_pass(
@@ -106,3 +109,12 @@ def test_a_driver_whose_guarantee_is_not_known_may_have_published_first(store: S
     write(store, "T", guarantee="")
     assert not is_refused(store, 2)
     assert is_refused(store, 3)
+
+
+def test_a_target_that_may_not_be_read_is_named(store: Store) -> None:
+    class Closed(Collect):
+        def newest_mark(self) -> int | None:
+            raise PermissionError("not yours")
+
+    with pytest.raises(CommitError, match=r"sink 'out' cannot look .*: not yours\n  next: "):
+        check_marks({"out": Closed()}, store)

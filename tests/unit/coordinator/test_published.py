@@ -107,6 +107,8 @@ def test_output_published_before_the_record_needs_no_note(tmp_path: Path, guaran
 def test_an_epoch_without_output_is_published(lead: Lead) -> None:
     lead.run_epoch()
     assert known(lead) == {2: True}
+    lead.coordinator.note_published()
+    assert notes(lead) == [], "it needs no note"
 
 
 def test_a_note_that_cannot_be_written_fails_nothing(lead: Lead) -> None:

@@ -136,6 +136,23 @@ def test_slot_without_a_door_is_looked_for_a_few_times_and_left_to_its_lease(slo
     assert scan.calls == tries and not known.has_left_behind
 
 
+def test_a_search_that_fails_is_repeated_a_few_times_only(slots: Any) -> None:
+    def scan(keep: frozenset[str], as_of: Any) -> None:
+        calls.append(as_of)
+        raise ConnectionError("Spark is gone")
+
+    calls: list[Any] = []
+    known = Roster(KEY)
+    silent, other = slots("a"), slots("b")
+    known.update([silent.report(0, door="")], (), (1, 2, 0))
+    for number in range(3, 3 + 2 * roster.TRIES_MAX):
+        known.update([other.report(0)], (), (1, number, 0))
+        if known.has_left_behind:
+            with pytest.raises(ConnectionError):
+                known.end_left_behind(scan)
+    assert len(calls) == roster.TRIES_MAX and not known.has_left_behind
+
+
 def test_at_the_end_every_slot_is_told(slots: Any) -> None:
     known = Roster(KEY)
     first, second = slots("a"), slots("b")

@@ -10,7 +10,7 @@ import pytest
 
 from cairn.coordinator.rewind import Stand, compare
 from cairn.errors import RestoreError
-from cairn.storage.seen_files import DEFAULT_INTERVAL
+from cairn.storage.seen_files import DEFAULT_INTERVAL, missing_entry
 from cairn.storage.source_files import source_lines
 from cairn.storage.source_logs import for_setting, source_files
 from cairn.storage.spark_log import (
@@ -280,3 +280,13 @@ def test_a_list_that_is_gone_names_the_source(store: Store) -> None:
 
 def test_lines_of_sources_follow_two_of_spark_s_own() -> None:
     assert source_lines(offsets("-", '{"n":1}') + "\n") == ["-", '{"n":1}']
+
+
+@pytest.mark.parametrize("setting", [1, 2, 3, 5, 10, 15, 20, 40])
+def test_a_list_that_spark_reads_is_not_laid_out_again(setting: int) -> None:
+    """With one compact file left, Spark takes an interval that may not be the setting."""
+    for only in range(1, 40):
+        interval = spark_interval(setting, [only])
+        for last in range(only, only + interval):
+            names = {f"{only}.compact", *(str(number) for number in range(only + 1, last + 1))}
+            assert missing_entry(names, last, setting) is None
