@@ -73,7 +73,7 @@ def is_jvm(pid: int) -> bool:
     if "java" in found.name.lower():
         return True
     try:
-        return "libjvm" in (PROC / str(pid) / "maps").read_text()
+        return b"libjvm" in (PROC / str(pid) / "maps").read_bytes()
     except OSError:
         return False
 
@@ -90,7 +90,8 @@ def _read(pid: int) -> _Process | None:
     if not (PROC / "self").exists():
         return _read_elsewhere(pid)
     try:
-        text = (PROC / str(pid) / "stat").read_text()
+        # Names are cut to fifteen bytes, in the middle of a character too.
+        text = (PROC / str(pid) / "stat").read_text("utf-8", "replace")
     except OSError:
         return None
     # The name may have spaces and parentheses in it; nothing after it has.

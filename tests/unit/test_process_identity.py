@@ -153,3 +153,14 @@ def test_in_a_pid_namespace_of_its_own_a_jvm_that_is_process_1_is_found(tmp_path
     if done.returncode and "unshare" in done.stderr:
         pytest.skip(f"namespaces cannot be made here: {done.stderr.strip()}")
     assert done.stdout.split() == ["1", "True"], done.stderr
+
+
+def test_names_and_paths_that_are_no_text_are_read_all_the_same(
+    tmp_path: Path, proc: Callable[..., None]
+) -> None:
+    proc(7, 1, "x")
+    stat = tmp_path / "7" / "stat"
+    stat.write_bytes(stat.read_bytes().replace(b"(x)", b"(job-\xc3)"))
+    (tmp_path / "7" / "maps").write_bytes(b"7f00 r-xp /opt/\xff/libjvm.so\n")
+    assert identify(7) == ProcessIdentity(7, 100)
+    assert process_identity.is_jvm(7)
