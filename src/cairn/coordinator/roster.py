@@ -70,7 +70,8 @@ class Roster:
     @property
     def slots(self) -> list[SlotInfo]:
         """Return where each subtask of the newest attempt ran, in their order."""
-        return [self._slots[subtask] for subtask in sorted(self._slots)]
+        slots = self._slots  # An update puts another in its place.
+        return [slots[subtask] for subtask in sorted(slots)]
 
     @property
     def has_left_behind(self) -> bool:
