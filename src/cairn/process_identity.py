@@ -6,6 +6,7 @@ since 1970 is computed from the time of the boot, and that moves when the wall c
 Always true here:
 - a step of the wall clock changes no identity;
 - a process that has ended and was not collected by its parent yet does not count as alive;
+- a process that cannot be looked at for want of files or memory counts as alive;
 - an identity means something in one pid namespace only, so names of folders that may be seen
   from several have the namespace in them (`pid_namespace`).
 """
@@ -33,7 +34,10 @@ class ProcessIdentity(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        found = _read(self.pid)
+        try:
+            found = _read(self.pid)
+        except OSError:
+            return True  # Not to see it, with too many files open say, is not to see it gone.
         return found is not None and found.started == self.started and not found.is_zombie
 
 
@@ -92,8 +96,8 @@ def _read(pid: int) -> _Process | None:
     try:
         # Names are cut to fifteen bytes, in the middle of a character too.
         text = (PROC / str(pid) / "stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # It has ended, or it is another user's.
     # The name may have spaces and parentheses in it; nothing after it has.
     head, _, tail = text.rpartition(")")
     fields = tail.split()
