@@ -267,9 +267,9 @@ def bind_state(function: Function, name: str, handle: Declaration) -> None:
 
 def _state_named(function: Function, name: str) -> Declaration | None:
     """The state that an attribute stands for, as far as it stands for one."""
-    held = vars(function).get(name)
-    if not isinstance(held, Declaration):
-        held = getattr(type(function), name, None)
+    # Functions assign plain attributes for every row: one look for those.
+    own = function.__dict__
+    held = own[name] if name in own else getattr(type(function), name, None)
     return held if isinstance(held, Declaration) else None
 
 

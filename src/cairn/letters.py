@@ -103,12 +103,16 @@ def timer_json(kind: str, time_ms: int) -> str:
 
 def error_text(error: BaseException) -> str:
     """Type and message."""
-    try:
-        message = str(error)
-    except Exception as broken:
-        message = f"(its message could not be made: {type(broken).__name__})"
-    name = type(error).__name__
+    name, message = type(error).__name__, message_of(error)
     return sendable(steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error of the user's, whose class may be broken itself."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its message could not be made: {type(broken).__name__})"
 
 
 def traceback_text(error: BaseException) -> str:

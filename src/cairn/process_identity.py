@@ -6,6 +6,7 @@ since 1970 is computed from the time of the boot, and that moves when the wall c
 Always true here:
 - a step of the wall clock changes no identity;
 - a process that has ended and was not collected by its parent yet does not count as alive;
+- a process that cannot be looked at for want of files or memory counts as alive;
 - an identity means something in one pid namespace only, so names of folders that may be seen
   from several have the namespace in them (`pid_namespace`).
 """
@@ -33,7 +34,10 @@ class ProcessIdentity(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        found = _read(self.pid)
+        try:
+            found = _read(self.pid)
+        except OSError:
+            return True  # Not to see it, with too many files open say, is not to see it gone.
         return found is not None and found.started == self.started and not found.is_zombie
 
 
@@ -73,7 +77,7 @@ def is_jvm(pid: int) -> bool:
     if "java" in found.name.lower():
         return True
     try:
-        return "libjvm" in (PROC / str(pid) / "maps").read_text()
+        return b"libjvm" in (PROC / str(pid) / "maps").read_bytes()
     except OSError:
         return False
 
@@ -90,9 +94,10 @@ def _read(pid: int) -> _Process | None:
     if not (PROC / "self").exists():
         return _read_elsewhere(pid)
     try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
+        # Names are cut to fifteen bytes, in the middle of a character too.
+        text = (PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # It has ended, or it is another user's.
     # The name may have spaces and parentheses in it; nothing after it has.
     head, _, tail = text.rpartition(")")
     fields = tail.split()

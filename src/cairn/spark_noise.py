@@ -6,7 +6,7 @@
 The JVM writes its stderr into a pipe, and a thread copies it to ours.
 
 Always true here:
-- only lines that are known are left out, and only until Spark is up;
+- only lines that are known, and warnings, are left out, and only until Spark is up;
 - the copies go where stderr went when the JVM was started, also when it is redirected later.
 """
 
@@ -43,8 +43,9 @@ class Relay:
     """Copies a JVM's stderr to ours: `pipe` is what it writes to."""
 
     def __init__(self) -> None:
+        # First: without a stderr the pipe would get its number, and be copied into itself.
+        self._target = _copy_of_stderr()
         self._source, self.pipe = os.pipe()
-        self._target = os.dup(2)
         self._is_up = False
         self._thread = threading.Thread(target=self._copy, daemon=True, name="cairn-spark-stderr")
         self._thread.start()
@@ -82,3 +83,10 @@ class Relay:
         with contextlib.suppress(OSError):
             while text:
                 text = text[os.write(self._target, text) :]
+
+
+def _copy_of_stderr() -> int:
+    try:
+        return os.dup(2)
+    except OSError:  # It is closed, as for some services.
+        return os.open(os.devnull, os.O_WRONLY)

@@ -7,7 +7,7 @@ first epoch needs and start its Python workers, while the program is still build
 Always true here:
 - nothing depends on what is done ahead: where it fails, it is done again when it is needed;
 - a JVM that does not start with an archive of classes is started without it;
-- the main thread makes no call to the JVM that Ctrl-C could cut in two.
+- no call to the JVM is cut in two by Ctrl-C: other threads make it, or Ctrl-C is held back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cairn import progress
 from cairn.class_archive import Archive, find_archive, make_in_background
-from cairn.interrupts import call_aside
+from cairn.interrupts import call_aside, held_back
 from cairn.logs import logger
 from cairn.spark_noise import Relay
 
@@ -67,9 +67,10 @@ def start_session(settings: Mapping[str, str], java: str, *, is_quiet: bool) -> 
     spark = call_aside(partial(_get_or_create, settings))
     launched.is_up()
     context = spark.sparkContext
-    # The thread that has started Spark is not this one, where a session is to be found.
-    context._jvm.SparkSession.setActiveSession(spark._jsparkSession)
-    progress.say(f"Spark {spark.version} is up on {context.master}")
+    with held_back():
+        # The thread that has started Spark is not this one, where a session is to be found.
+        context._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+        progress.say(f"Spark {spark.version} is up on {context.master}")
     if is_local:
         threading.Thread(target=_warm_up, args=(spark,), daemon=True, name="cairn-warm-up").start()
         if archive is not None:

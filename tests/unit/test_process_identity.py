@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -153,3 +154,26 @@ def test_in_a_pid_namespace_of_its_own_a_jvm_that_is_process_1_is_found(tmp_path
     if done.returncode and "unshare" in done.stderr:
         pytest.skip(f"namespaces cannot be made here: {done.stderr.strip()}")
     assert done.stdout.split() == ["1", "True"], done.stderr
+
+
+def test_names_and_paths_that_are_no_text_are_read_all_the_same(
+    tmp_path: Path, proc: Callable[..., None]
+) -> None:
+    proc(7, 1, "x")
+    stat = tmp_path / "7" / "stat"
+    stat.write_bytes(stat.read_bytes().replace(b"(x)", b"(job-\xc3)"))
+    (tmp_path / "7" / "maps").write_bytes(b"7f00 r-xp /opt/\xff/libjvm.so\n")
+    assert identify(7) == ProcessIdentity(7, 100)
+    assert process_identity.is_jvm(7)
+
+
+def test_a_process_without_a_file_to_spare_takes_no_other_for_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = identify()
+
+    def refuse(path: Path, *_: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert own.is_alive

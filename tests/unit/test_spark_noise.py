@@ -68,3 +68,17 @@ def test_the_environment_brings_the_log_back(
 ) -> None:
     monkeypatch.setenv(VARIABLE, asked)
     assert log_level() == level
+
+
+def test_a_program_without_stderr_loses_what_the_jvm_prints_and_nothing_else() -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "from cairn.spark_noise import Relay\n"
+        "os.close(2)\n"
+        "relay = Relay()\n"
+        "os.write(relay.pipe, b'lost\\n')\n"
+        "relay.finish()\n"
+        "print(relay._thread.is_alive())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"False\n")

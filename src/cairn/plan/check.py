@@ -46,8 +46,9 @@ def check_uid(uid: str, taken: Mapping[str, Any]) -> None:
     check_name("uid", uid)
     if uid in taken:
         kind = type(taken[uid]).__name__.removesuffix("Node").lower()
+        known = "an operator" if kind == "process" else f"a {kind}"
         raise PlanError(
-            f"uid {uid!r} is used twice\n  found: a {kind} has this name\n"
+            f"uid {uid!r} is used twice\n  found: {known} has this name\n"
             "  next: give each source, operator and sink a name of its own; state is found by it "
             "after a restart",
             uid=uid,
@@ -230,8 +231,10 @@ def check_handlers(
         if getattr(type(function), "process", None) is base.process:
             raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
     missing = [name for name in expected if not callable(getattr(function, name, None))]
-    for name in set(expected).difference(missing):
-        check_arguments(getattr(function, name), f"operator {uid!r}: {found}.{name}", "row", "ctx")
+    for name in expected:
+        if name not in missing:
+            what = f"operator {uid!r}: {found}.{name}"
+            check_arguments(getattr(function, name), what, "row", "ctx")
     own = getattr(type(function), "process_broadcast", None)
     if has_broadcast and own in _NO_BROADCAST:
         missing.append("process_broadcast")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CairnError, FunctionError, PlanError
-from cairn.letters import sendable
+from cairn.letters import message_of, sendable
 from cairn.slot.outlet import short
 from cairn.user_code import raised_at, users_frames
 
@@ -57,7 +57,7 @@ class Blame:
         if isinstance(error, CairnError) and not isinstance(error, FunctionError | PlanError):
             return error
         # Cut: it travels to the driver in the text of other errors, several times over.
-        text = sendable(str(error)[:MESSAGE_CHARS_MAX])
+        text = sendable(message_of(error)[:MESSAGE_CHARS_MAX])
         kind = type(error).__name__
         lines = [f"{where} of operator {self._uid!r} raised {kind}: {text}"]
         facts: dict[str, Any] = {

@@ -54,16 +54,18 @@ def runtime_root() -> Path:
     for info in (root.lstat(), root.stat()):
         if info.st_uid != os.getuid():
             raise _unsafe(root, f"it belongs to user {info.st_uid}")
-    if not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o077:
-        raise _unsafe(root, f"its mode is {stat.filemode(info.st_mode)}")
+    is_folder = stat.S_ISDIR(info.st_mode)
+    if not is_folder or info.st_mode & 0o077:
+        action = f"`chmod 700 {root}`" if is_folder else "remove it"
+        raise _unsafe(root, f"its mode is {stat.filemode(info.st_mode)}", action)
     return root
 
 
-def _unsafe(root: Path, found: str) -> PermissionError:
+def _unsafe(root: Path, found: str, action: str = "remove it") -> PermissionError:
     return PermissionError(
         f"the runtime folder {root} must belong to this user and be closed to others\n"
         f"  expected: a folder of user {os.getuid()} with mode drwx------\n  found: {found}\n"
-        "  next: remove it, or set CAIRN_RUNTIME_DIR to a folder of your own"
+        f"  next: {action}, or set CAIRN_RUNTIME_DIR to a folder of your own"
     )
 
 
@@ -137,11 +139,11 @@ def hold(folder: Path) -> int:
 def held(folder: Path) -> Iterator[None]:
     """Make a folder and keep `sweep` from it meanwhile."""
     while True:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = hold(folder)
         except FileNotFoundError:
-            continue
+            continue  # `sweep` has removed it, or the empty folder that it is in.
         # While this waited for the lock the folder may have been removed.
         if _is_at(descriptor, folder):
             break

@@ -412,15 +412,22 @@ class LevelRuntime:
         started_ms: int,
         stage: int | None = None,
         door: str = "",
+        slot_id: str = "",
     ) -> Report:
         """What the attempt just finished measured, and what was written beside it."""
         with self._lock:
             # A later one may have begun: what it has counted so far is not to go by this name.
             self.check(token)
-            return self._report(executor, log, started_ms, stage, door)
+            return self._report(executor, log, started_ms, stage, door, slot_id)
 
     def _report(
-        self, executor: str, log: str, started_ms: int, stage: int | None, door: str
+        self,
+        executor: str,
+        log: str,
+        started_ms: int,
+        stage: int | None,
+        door: str,
+        slot_id: str,
     ) -> Report:
         uids = {holding.uid for holding in self.holdings}
         written = [file for file in self.compactor.announced() if file.uid in uids]
@@ -441,6 +448,7 @@ class LevelRuntime:
             base_failed=self.compactor.failure(),
             stage=stage,
             door=door,
+            slot_id=slot_id,
             epoch=0 if self._begin is None else self._begin.epoch,
             step=0 if self._begin is None else self._begin.step,
             group_rows={uid: heat.group_rows() for uid, heat in heats.items()},

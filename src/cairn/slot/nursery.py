@@ -8,7 +8,8 @@ begins at once, and shares their memory. The first slot of an executor starts it
 Always true here:
 - the nursery runs no code of users, opens no state and has no threads of ours, so a fork is safe;
 - a slot gets the environment, folder and import path of whoever asks for it, as if started anew;
-- it ends with its executor, or when nobody has asked for a while; its slots live on;
+- it ends with its executor, when nobody has asked for a while, or when callers reach another or
+  none at its address; its slots live on;
 - while nobody asks it removes what ended runs have left in the runtime folder;
 - nothing depends on it: who cannot reach it starts the slot as a process of its own.
 """
@@ -185,6 +186,14 @@ def _sweep(root: Path, listener: socket.socket) -> None:
         os._exit(0)
 
 
+def _is_at(address: Path, own: os.stat_result) -> bool:
+    """True if a socket is the one at an address: another nursery may have put its own there."""
+    try:
+        return os.path.samestat(own, address.stat())
+    except FileNotFoundError:
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="cairn nursery", description="Forks slots.")
     parser.add_argument("--home", type=Path, required=True)
@@ -207,10 +216,11 @@ def main() -> None:
         listener.listen(64)
         # Who finds it can call: a socket that is bound does not listen yet.
         unready.rename(address)
+        own = address.stat()
         listener.settimeout(POLL_S)
         asked = time.monotonic()
         swept: float | None = None
-        while options.executor.is_alive:
+        while options.executor.is_alive and _is_at(address, own):
             try:
                 _answer(listener)
                 asked = time.monotonic()
@@ -219,10 +229,12 @@ def main() -> None:
                     break
                 if swept is None or time.monotonic() - swept > SWEEP_EVERY_S:
                     swept = time.monotonic()
-                    _sweep(options.home.parent, listener)
+                    with contextlib.suppress(OSError):  # There is no process to spare now.
+                        _sweep(options.home.parent, listener)
             except (OSError, ValueError) as error:
                 print(f"a caller got no slot: {error!r}", flush=True)
-        address.unlink(missing_ok=True)
+        if _is_at(address, own):
+            address.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -214,8 +214,8 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 started_ms=started_ms,
                 stage=call.stage,
                 door="" if self._door is None else self._door.address,
+                slot_id=self.slot_id,
             )
-            report = msgspec.structs.replace(report, slot_id=self.slot_id)
             columns = [pa.array([ACK_LANE], pa.int32())]
             columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
             columns.append(pa.array([ack_encoder.encode(ack)], pa.binary()))

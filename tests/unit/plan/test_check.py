@@ -52,12 +52,12 @@ def test_plain_names_are_accepted(name: str, job: Job) -> None:
 def test_a_uid_is_used_once_among_sources_operators_and_sinks(job: Job) -> None:
     rows = source(job, "s")
     process(rows, "a")
-    for again in (
-        lambda: process(rows, "a"),
-        lambda: process(rows, "s"),
-        lambda: rows.sink_to(sinks.Noop(), uid="a"),
+    for again, found in (
+        (lambda: process(rows, "a"), "an operator"),
+        (lambda: process(rows, "s"), "a source"),
+        (lambda: rows.sink_to(sinks.Noop(), uid="a"), "an operator"),
     ):
-        with pytest.raises(PlanError, match="is used twice"):
+        with pytest.raises(PlanError, match=f"is used twice\n  found: {found} has this name"):
             again()
 
 

@@ -235,3 +235,17 @@ def test_function_whose_module_is_missing_in_the_slot_says_what_to_do() -> None:
         spec.load()
     assert "operator 'score'" in str(raised.value) and "no_such_module" in str(raised.value)
     assert isinstance(raised.value.__cause__, ModuleNotFoundError)
+
+
+class BrokenError(Exception):
+    def __str__(self) -> str:
+        return self.args[1]  # type: ignore[no-any-return]
+
+
+def test_an_error_whose_message_cannot_be_made_is_placed_all_the_same() -> None:
+    def does(function: Any, ctx: Any) -> None:
+        raise BrokenError("one argument")
+
+    error = refused(Does(does))
+    assert "raised BrokenError: (its message could not be made: IndexError)" in str(error)
+    check_place(error, "does", 'raise BrokenError("one argument")')

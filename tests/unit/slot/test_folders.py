@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_runtime_folder_is_made_for_this_user_alone(root: Path) -> None:
 
 def test_runtime_folder_that_others_can_enter_is_refused(root: Path) -> None:
     root.chmod(0o750)
-    with pytest.raises(PermissionError, match="found: its mode is drwxr-x---"):
+    with pytest.raises(PermissionError, match=r"mode is drwxr-x---\n  next: `chmod 700 "):
         runtime_root()
 
 
@@ -137,6 +138,23 @@ def test_a_folder_that_is_removed_while_one_waits_for_its_lock_is_made_again(roo
     finally:
         folders.hold = real_hold
     assert len(calls) == 2
+
+
+def test_a_run_folder_that_is_removed_while_an_executors_is_made_is_made_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, removed = Path.mkdir, []
+
+    def swept(folder: Path, *args: Any, **options: Any) -> None:
+        if not removed:
+            removed.append(folder)
+            raise FileNotFoundError(folder)
+        mkdir(folder, *args, **options)
+
+    folder = runtime_root() / "0123456789ab" / "1-2-3"
+    monkeypatch.setattr(Path, "mkdir", swept)
+    with held(folder):
+        assert removed == [folder] and folder.is_dir()
 
 
 def test_a_link_to_nothing_and_a_pid_of_nobody_are_no_living_slots(root: Path) -> None:

@@ -76,6 +76,17 @@ def test_a_nursery_that_nobody_asks_for_long_ends_without_its_slots(executor, mo
     assert not is_gone(executor.slot(1))
 
 
+def test_a_nursery_whose_place_is_taken_ends_and_leaves_the_others_socket_alone(executor) -> None:
+    slot = executor.slot(0)
+    replaced = slot.parent()
+    address = executor.home(0).nursery / "socket"
+    address.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(address))
+        assert eventually(lambda: is_gone(replaced))
+    assert address.exists() and not is_gone(slot)
+
+
 def test_without_a_nursery_a_slot_starts_as_a_process_of_its_own(executor) -> None:
     home = executor.home(0)
     home.nursery.write_text("in the way")
