@@ -170,7 +170,7 @@ _ABOUT_FAILURE: Final = ("operator", "key", "row", "timer", "at", "log", "next")
 
 
 def status_text(facts: Facts) -> Text:
-    """Write how a job goes: the word, figures of now; of a failure what is known of it."""
+    """Return the status of a job with its rates and ages; after a failure, with its facts."""
     health = msgspec.convert(facts, Health)
     text = Text.assemble((health.status, _STATUS_STYLES[health.status]))
     said = []
