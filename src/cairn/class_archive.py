@@ -47,7 +47,7 @@ _SILENT: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 class Archive(NamedTuple):
-    """Where the archive of a JVM belongs; it may not be there yet."""
+    """The archive of a JVM, which may not be there yet."""
 
     path: Path
     settings: dict[str, str]
@@ -63,7 +63,7 @@ class Archive(NamedTuple):
 
     @property
     def options(self) -> str:
-        """What to start the JVM with, when the archive exists."""
+        """Return options that make the JVM use the archive, if it exists."""
         return f"-XX:SharedArchiveFile={self.path} {_SILENT}"
 
     def mark_used(self) -> None:

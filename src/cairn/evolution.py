@@ -320,7 +320,7 @@ def _called(
             answers.append(None if answer is None else new.normalise(answer))
         except Exception as error:
             key = codec(key_type).decode_keys(batch["key"].slice(row, 1))[0]
-            raise _failed(error, declaration, operator, key, value) from error
+            raise _migration_error(error, declaration, operator, key, value) from error
     return answers
 
 
@@ -328,7 +328,7 @@ def _encoded(values: list[Any], declaration: Declaration) -> pa.Array:
     return codec(declaration.type).encode(values)
 
 
-def _failed(
+def _migration_error(
     error: Exception, declaration: Declaration, operator: str, key: Any, value: Any
 ) -> FunctionError:
     state = declaration.name

@@ -66,7 +66,7 @@ def call_aside(work: Callable[[], T]) -> T:
 
 
 class Held:
-    """Whether Ctrl-C was pressed while it is held back."""
+    """A Ctrl-C that is held back, if one was pressed."""
 
     is_pending = False
 

@@ -24,7 +24,7 @@ _CONTAINER: Final = ("len", "iter", "getitem", "contains", "bool")
 
 
 class Stateful:
-    """What kinds of state share: the calls that read, write and remove it."""
+    """The calls that read, write and remove a state; base of all kinds."""
 
     name: str
     reads: ClassVar[str]

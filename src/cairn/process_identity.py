@@ -1,4 +1,4 @@
-"""Which process a process id means: ids are used again, so the start of the process counts too.
+"""Identities of processes: ids are used again, so the start of the process counts too.
 
 The start is read as the kernel recorded it: clock ticks after the boot. A start time in seconds
 since 1970 is computed from the time of the boot, and that moves when the wall clock is set.
@@ -23,7 +23,7 @@ PROC = Path("/proc")
 
 
 class ProcessIdentity(NamedTuple):
-    """A process, told apart from others that have had its id or will have it."""
+    """A process, as distinct from others that have had its id or will have it."""
 
     pid: int
     started: int

@@ -106,7 +106,7 @@ class Run:
         self.error: BaseException | None = None
         self._is_raised = False
         self._awaiting = 0
-        """How many wait for the end, and get what fails."""
+        """Number of calls that wait for the end and will raise its error."""
         self._awaited_s = float("-inf")
         """When the last of them left. Some wait again and again, for a moment each."""
         self._turn = Turn()
@@ -303,7 +303,7 @@ class Run:
         if self.error is None:
             self._say("the run is over: %s", self._ended_as)
         elif logger.hasHandlers() or not self._is_awaited:
-            # Otherwise Python would print it bare, and again for who waits for the end.
+            # Otherwise Python would print it bare, and a call that waits would raise it again.
             self._say("the run failed: %s", self.error, level=logging.ERROR)
         self._let_go()
         if self._options.on_stop == "delete" and self.error is None:
@@ -388,7 +388,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """How the job goes, in the one word that all views of it show: see `cairn.status`.
+        """The status of the job, the same word in all views of it: see `cairn.status`.
 
         While the run lives: starting, running, idle, behind, paused or failing. Then it has
         failed, stopped, finished or is superseded.
@@ -446,7 +446,7 @@ class Run:
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
-        """Whoever is in here will get what fails."""
+        """Count a call that waits for the end and will raise its error."""
         self._awaiting += 1
         try:
             yield
@@ -459,7 +459,7 @@ class Run:
         return self._awaiting > 0 or time.monotonic() - self._awaited_s < AWAITED_AGAIN_S
 
     def _raise_error(self) -> None:
-        """What has failed, if anything has: without the frames of the threads it came from."""
+        """Raise the error of the run, if any, without the frames of the threads it came from."""
         if self.error is not None:
             self._is_raised = True
             raise self.error.with_traceback(None) from self.error.__cause__
@@ -593,10 +593,10 @@ class Run:
         return self._history.epochs()
 
     def slots(self) -> list[SlotInfo]:
-        """Where each subtask of the newest epoch ran, and the file that its slot logs to.
+        """Return where each subtask of the newest epoch ran, and the log file of its slot.
 
-        What functions print is in that file, on the host of the executor. Empty before the first
-        epoch of this run.
+        Functions print into that file, on the host of the executor. Empty before the first epoch
+        of this run.
         """
         return self._driver.slots
 

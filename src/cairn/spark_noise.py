@@ -1,4 +1,4 @@
-"""What the JVM prints while it starts, without the lines that every start prints.
+"""Print the output of a JVM that starts, without the lines that every start prints.
 
     CAIRN_SPARK_LOG=1        all of it, and warnings later on too
     CAIRN_SPARK_LOG=INFO     the same, with Spark's log at this level

@@ -1,4 +1,4 @@
-"""How a job goes, in one word and a few figures: computed here, and nowhere else.
+"""The status of a job, in one word and a few figures: computed here, and nowhere else.
 
     starting     a driver leads the job and has not committed its first epoch
     running      epochs are committed
@@ -9,8 +9,8 @@
     failed       the run ended with an error, or its driver was killed
     stopped      the run was stopped
     finished     a run with trigger="available-now" has read all of its input
-    superseded   another driver has taken the job over from this run
-    unknown      nobody can say: the driver is on another machine, and silent
+    superseded   another driver has taken the job over from this run, or a rollback has ended it
+    unknown      the driver is on another machine, and has left no sign for a minute
 
 Dashboard, command line, HTTP, metrics and `run.status` give `Signs` to `status_of`, each as far
 as it can see them: a checkpoint alone does not show that an epoch is under way, or a pause.
@@ -59,13 +59,13 @@ are longer."""
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be seen of a job at one moment."""
+    """Facts about a job at one moment, as far as they can be seen."""
 
     now_ms: int
     ending: Ending | None = None
-    """How the last run has ended."""
+    """The end of the last run, if it has ended."""
     is_alive: bool | None = None
-    """Whether the driver lives; None: that cannot be seen from here."""
+    """True if the driver lives; None if that cannot be seen from here."""
     is_busy: bool = False
     """An epoch is under way."""
     is_paused: bool = False
@@ -83,7 +83,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(signs: Signs) -> Status:
-    """Return the one word for how a job goes."""
+    """Return the status that the signs give."""
     if signs.ending is not None:
         return signs.ending
     if signs.is_alive is False:
@@ -112,7 +112,7 @@ def _last_sign_ms(signs: Signs) -> int:
 
 
 class Committed(NamedTuple):
-    """What an epoch did, as far as rates need it."""
+    """The facts of an epoch that rates are computed from."""
 
     wall_ms: int
     epoch_ms: float
@@ -165,29 +165,29 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     log: str | None
     """The log file of the slot, on its machine."""
     next: str
-    """What to do about it."""
+    """The next step for the user."""
     wall_ms: int
     """When it was seen first."""
     epoch: int
     attempts: int
-    """How often the epoch was tried."""
+    """Attempts at the epoch."""
     times: int
-    """How many epochs or runs failed with this cause, as far as is kept."""
+    """Epochs or runs that failed with this cause, as far as is kept."""
     ended_run: bool
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job goes at one moment: what every view of it shows."""
+    """Status, rates and ages of a job at one moment, as every view of it shows them."""
 
     status: Status
     why: str | None
-    """What it is paused for, or failed with, in a line."""
+    """The cause of a pause or a failure, in a line."""
     now_ms: int
     rates: Rates
     epoch_age_ms: int | None
-    """How long ago the newest epoch was committed."""
+    """Time since the newest epoch was committed."""
     lag_ms: int | None
-    """How far the watermark is behind the clock now; None without a watermark."""
+    """Distance from the watermark to the clock now; None without a watermark."""
     failure: FailureReport | None
     """While it fails, and after it has failed."""
 
@@ -203,7 +203,7 @@ def health_of(
     why: str | None = None,
     failure: FailureReport | None = None,
 ) -> Health:
-    """Return what is shown of a job; `epochs` newest first."""
+    """Return the health of a job; `epochs` newest first."""
     newest = epochs[0] if epochs else None
     is_moving = status in ACTIVE and status != "idle"
     counted = epochs if is_moving else []

@@ -1,4 +1,4 @@
-"""Where in the user's own files something was raised, or is defined.
+"""Find the place in the user's own files where something was raised, or is defined.
 
 An error of a user's function often comes up in a library, or in cairn: state refuses a value that
 does not fit. The line to look at is the user's last one before that.
@@ -62,7 +62,7 @@ def users_frames(error: BaseException) -> traceback.StackSummary:
 
 
 def defined_at(called: Any) -> str | None:
-    """Where a function or method of the user's is written down."""
+    """Return the place where a function or method of the user's is defined."""
     code = _code_of(called)
     if code is None:
         return None
@@ -70,7 +70,7 @@ def defined_at(called: Any) -> str | None:
 
 
 def check_arguments(called: Any, what: str, *expected: str) -> None:
-    """Refuse a function of the user's that cannot be called with so many arguments.
+    """Refuse a function of the user's that cannot be called with these arguments.
 
     `what` is how errors name it: "operator 'score': Score.process".
     """

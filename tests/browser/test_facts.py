@@ -1,4 +1,4 @@
-"""What the dashboard says of a job is so: failures, rows put aside, edges, axes. Without Spark."""
+"""The dashboard shows the facts of a job: failures, rows put aside, edges, axes. Without Spark."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Host:
     """A machine that a slot is on."""
 
     checkpoint: Store | None
-    """What is at the path of the checkpoint."""
+    """The store at the path of the checkpoint; None if there is none."""
     clock_step_s: float = 0.0
     """By how much its wall clock was set since the slot started."""
 
@@ -102,7 +102,7 @@ class Cluster:
         self.trouble = trouble or Trouble(random.Random(0))
         self.slots: dict[int, Runtime] = {}
         self.hosts: dict[int, Host] = {}
-        """Of slots that are not on a machine like the driver's."""
+        """Hosts of slots that are not on a machine like the driver's."""
         self._executors: dict[int, ProcessIdentity] = {}
         self.spec_id, self._spec = spec.pickled()
         self._task_attempts = itertools.count()

@@ -70,7 +70,7 @@ class OutletWorld(World):
         super().__init__(seed, folder, group_count=4)
         self.place = make_place(folder / "place")
         self.schema = SCHEMA
-        """Of the rows that the program publishes."""
+        """Columns of the rows that the program publishes."""
         self._drivers: list[OutletDriver] = []
 
     def graph(self) -> Any:

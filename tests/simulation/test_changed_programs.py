@@ -66,7 +66,7 @@ class ChangingWorld(OutletWorld):
         self.end()
 
     def look(self, place: Place) -> list[Row]:
-        """What is seen in a place whose program has ended."""
+        """Return the rows in a place whose program has ended."""
         return place.seen(place.make())
 
 

@@ -23,7 +23,8 @@ def copied(store: Store) -> Store:
 
 
 def seen_by_host(sight: str, world: World, driver: Driver) -> Store | None:
-    """What is at the path of the checkpoint on that machine; the job goes on at the right one."""
+    """Return the store at the path of the checkpoint on that machine; the job goes on at the right
+    one."""
     if sight == "no folder":
         return None
     if sight == "empty folder":

@@ -1,4 +1,4 @@
-"""Which JVM uses which archive of classes, and that a bad one does no harm."""
+"""A JVM uses its own archive of classes, and a bad archive does no harm."""
 
 from __future__ import annotations
 

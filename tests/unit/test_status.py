@@ -1,4 +1,4 @@
-"""One word for how a job goes, and rates and ages that are of now."""
+"""The status of a job is one word, and its rates and ages are those of now."""
 
 from __future__ import annotations
 

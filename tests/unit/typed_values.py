@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Of every sign and exponent: what is stored has one zero, and the exponent of its type.
+# With every sign and exponent: stored values have one zero, and the exponent of their type.
 _UNUSUAL = st.builds(
     lambda sign, digits, exponent: Decimal((sign, (digits,), exponent)),
     st.integers(0, 1),

@@ -234,7 +234,7 @@ class ValueTable(Table):
 
     @property
     def written_keys(self) -> Codec:
-        """Of broadcast state: the codec of the keys that functions write."""
+        """The codec of the keys that functions write, for broadcast state."""
         return self._answerable(self.keys)
 
     def keys_changed(self) -> int:

@@ -59,7 +59,7 @@ def new(
     ],
     debug: Debug = False,
 ) -> None:
-    """Write a small job that runs, with a test of its function: something to begin with.
+    """Write a small job that runs, with a test of its function, as a project to begin with.
 
     [dim]cairn new payments[/dim]
     """
@@ -142,7 +142,7 @@ def run(
         bool,
         typer.Option(
             "--allow-dropped-output",
-            help="Start although a sink that is gone, or has another target, may not have "
+            help="Start even if a sink that is gone, or has another target, may not have "
             "published the newest epoch; that output is dropped.",
         ),
     ] = False,
@@ -264,9 +264,9 @@ def ls(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show how a job goes, and list its epochs, newest first.
+    """Show the status of a job, and list its epochs, newest first.
 
-    Rows are of the epoch; keys, entries and state what it left; delta what it wrote.
+    Rows and delta are those of the epoch; keys, entries and state are totals after it.
 
     Keys are those that hold state. An entry is a stored row: one per key of a state, and one
     per entry of a map.
@@ -291,7 +291,7 @@ def show(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show how a job goes, and what an epoch says: sources, operators, state, files, times.
+    """Show the status of a job and one epoch: sources, operators, state, files, times.
 
     Exit code 1 when no epoch is committed yet.
 

@@ -75,7 +75,7 @@ def check_facts(
     *,
     spark_checkpoint: str | None = None,
 ) -> Facts:
-    """What checking a checkpoint or a savepoint found, whichever is there."""
+    """Check a checkpoint or a savepoint, whichever is there, and return what was found."""
     store = open_folder(url)
     if store.exists(SAVEPOINT_PATH):
         return savepoint_facts(store, progress)
@@ -89,7 +89,7 @@ def verify_facts(
     *,
     spark_store: Store | None = None,
 ) -> Facts:
-    """What `storage.verify` found."""
+    """Return what `storage.verify` found."""
     report = verify(store, progress, checkers=_checkers(), spark_store=spark_store)
     return {
         "checkpoint": store.url,

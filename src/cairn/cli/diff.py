@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cairn.cli.checkpoint import open_checkpoint
-from cairn.cli.tables import stdout_console
+from cairn.cli.tables import printable, stdout_console
 from cairn.snapshots import Example, StateDiff, diff_epochs
 from cairn.view import count
 
@@ -151,5 +151,5 @@ def _text(value: Any) -> str:
         text = f"({inner})"
     else:
         text = "null" if value is None else str(value)
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = printable(text)
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"

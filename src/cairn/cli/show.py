@@ -44,7 +44,8 @@ _STATE_FILE = re.compile(r"state/0*(\d+)/([0-9a-f]{8})[0-9a-f]*(.*)")
 
 
 def epoch_facts(store: Store, number: int | None) -> Facts:
-    """Return how the job goes and what an epoch says; before the first epoch, the job alone."""
+    """Return the status of the job and the facts of an epoch, or the status alone before the
+    first epoch."""
     log = Log(store)
     now = job_now(store, log)
     try:

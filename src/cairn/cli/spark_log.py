@@ -20,7 +20,7 @@ def spark_log() -> Path:
 
     folder = runtime_root() / f"driver-{os.getpid()}-{int(time.time())}"
     folder.mkdir(mode=0o700)
-    hold(folder)  # While this process lives.
+    hold(folder)  # It is kept while this process lives.
     return folder / "spark.log"
 
 

@@ -1,8 +1,8 @@
-"""What `cairn new` writes: a job that runs, a test of its function, and how to go on from there.
+"""Files of `cairn new`: a job that runs, a test of its function, and a list of next steps.
 
 Always true here:
 - a file that exists is never written over;
-- what is written needs the installed package and nothing else: no input, no server.
+- the project needs the installed package and nothing else: no input, no server.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def write_project(folder: str) -> list[Path]:
         raise UsageError(f"{folder!r} exists already\n  next: choose a name that is not taken")
     path.mkdir(parents=True, exist_ok=True)
     for file, text in FILES.items():
-        # "x": of two that write at once, one fails.
+        # "x": if two write at once, one fails.
         with (path / file).open("x") as out:
             out.write(text.format(name=name))
     return [path / file for file in FILES]

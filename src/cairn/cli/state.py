@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cairn.cli.checkpoint import open_folder
 from cairn.cli.job_file import UsageError
-from cairn.cli.tables import many, print_json, stdout_console
+from cairn.cli.tables import many, print_json, printable, stdout_console
 from cairn.query.json_values import json_columns, json_rows
 from cairn.snapshots.tables import StateSource, StateTable, open_state
 from cairn.types import type_ddl
@@ -252,7 +252,7 @@ def _cell(value: Any, *, is_hidden: bool) -> str:
     if value is None:
         return "null"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: VALUE_CHARS_MAX + 1])
+    text = printable(text[: VALUE_CHARS_MAX + 1])
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"
 
 

@@ -94,7 +94,7 @@ def print_report(facts: Facts) -> None:
         said = f"{orphan['path']}, {size(orphan['bytes'])}, {old} old"
         console.print(Text.assemble(("orphan ", "yellow"), said), soft_wrap=True)
     if facts["orphans"]:
-        console.print(Text("orphans are no damage: collection removes them in time", "dim"))
+        console.print(Text("orphans are not damage: collection removes them in time", "dim"))
     stale = [("stale hold ", hold) for hold in facts["stale_holds"]]
     stale += [("stale note ", note) for note in facts["stale_notes"]]
     for kind, found in stale:
@@ -170,31 +170,38 @@ _ABOUT_FAILURE: Final = ("operator", "key", "row", "timer", "at", "log", "next")
 
 
 def status_text(facts: Facts) -> Text:
-    """Write how a job goes: the word, figures of now; of a failure what is known of it."""
+    """Return the status of a job with its rates and ages; after a failure, with its facts."""
     health = msgspec.convert(facts, Health)
     text = Text.assemble((health.status, _STATUS_STYLES[health.status]))
-    said = []
+    figures = []
     if health.status in ACTIVE:
-        said.append(f"{count(health.rates.rows_per_s)} rows/s")
+        figures.append(f"{count(health.rates.rows_per_s)} rows/s")
     if health.epoch_age_ms is not None:
-        said.append(f"last epoch {age(health.epoch_age_ms / 1000)} ago")
+        figures.append(f"last epoch {age(health.epoch_age_ms / 1000)} ago")
     if health.lag_ms is not None and health.status in ACTIVE:
-        said.append(f"watermark {age(health.lag_ms / 1000)} behind the clock")
-    if said:
-        text.append(f"  {', '.join(said)}", "dim")
+        figures.append(f"watermark {age(health.lag_ms / 1000)} behind the clock")
+    if figures:
+        text.append(f"  {', '.join(figures)}", "dim")
     if health.why is not None:
-        text.append(f"\n  {health.why}", "red" if health.status == "failed" else "yellow")
+        text.append(
+            f"\n  {printable(health.why)}", "red" if health.status == "failed" else "yellow"
+        )
     failure = health.failure
     if failure is not None:
         for name in _ABOUT_FAILURE:
             value = getattr(failure, name)
             if value is not None:
-                text.append(f"\n  {name}: ", "dim").append(str(value))
+                text.append(f"\n  {name}: ", "dim").append(printable(value))
         often = f"epoch {failure.epoch}, {many(failure.attempts, 'attempt')}"
         if failure.times > 1:
             often += f", seen {failure.times} times"
         text.append(f"\n  when: {when(failure.wall_ms)}, {often}", "dim")
     return text
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters escaped: data must not steer a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def many(number: int, thing: str) -> str:

@@ -34,10 +34,10 @@ def strict(codec: Codec) -> Codec:
     check = _check(codec.type)
     if check is None:
         return codec
-    return dataclasses.replace(codec, normalise=_checked(codec, check), exact=None)
+    return dataclasses.replace(codec, normalise=_with_check(codec, check), exact=None)
 
 
-def _checked(codec: Codec, check: Check) -> Callable[[Any], Any]:
+def _with_check(codec: Codec, check: Check) -> Callable[[Any], Any]:
     """The `normalise` of a codec, and after it a check."""
     normalise = codec.normalise
 
@@ -59,7 +59,7 @@ def _checked(codec: Codec, check: Check) -> Callable[[Any], Any]:
 
 
 def _check(type: Any) -> Check | None:
-    """What is left to check of values of a type; None: nothing."""
+    """Return what is left to check of values of a type; None if nothing is."""
     if type is OBJECT:
         return None
     if pa.types.is_int64(type):

@@ -45,7 +45,7 @@ class Attempts:
         self._clock = clock
         self._sleep = sleep
         self._away_tries = 0
-        """How many have failed because a sink was away."""
+        """Attempts that failed because a sink was away."""
         self._away_since_ms = 0
         """When the first of them did."""
         self._losses = 0

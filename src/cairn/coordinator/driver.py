@@ -313,7 +313,7 @@ class SparkDriver:
 
     @property
     def slots(self) -> list[SlotInfo]:
-        """Where the subtasks of the newest epoch ran, and where they log."""
+        """Return where the subtasks of the newest epoch ran, and where they log."""
         return self._roster.slots
 
     def end_left_behind(self) -> None:

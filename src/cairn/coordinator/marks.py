@@ -48,7 +48,7 @@ def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
     last = log.newest_number() or FIRST_NUMBER - 1
     for uid, epoch in marks.items():
         if not _may_be_published(log, last, epoch):
-            raise _unknown(store, uid, epoch, last)
+            raise _unknown_mark_error(store, uid, epoch, last)
 
 
 def _may_be_published(log: Log, last: int, epoch: int) -> bool:
@@ -78,7 +78,7 @@ def _publishes_first(log: Log, record: Epoch | Takeover) -> bool:
     return isinstance(before, Takeover) and _publishes_first(log, before)
 
 
-def _unknown(store: Store, uid: str, epoch: int, last: int) -> RestoreError:
+def _unknown_mark_error(store: Store, uid: str, epoch: int, last: int) -> RestoreError:
     return RestoreError(
         f"sink {uid!r} has published epoch {epoch} of this job, which is not in the log\n"
         f"  expected: {store.url}/{record_path(epoch)}\n"

@@ -259,7 +259,7 @@ def summary(epoch: Epoch, epoch_ms: float | None = None) -> dict[str, Any]:
 def operators_of(epoch: Epoch) -> dict[str, dict[str, Any]]:
     """Return what each operator measured, its broadcast state counted in.
 
-    Records of loops are no operator's state: `in_flight` counts them.
+    Records of loops are not state of an operator: `in_flight` counts them.
     """
     found: dict[str, dict[str, Any]] = {}
     for uid, measured in epoch.metrics.get("operators", {}).items():
@@ -270,7 +270,7 @@ def operators_of(epoch: Epoch) -> dict[str, dict[str, Any]]:
             measured = _of_older_version(measured)
         is_shared = entry is not None and entry.scope == "shared"
         owner = uid.partition(":")[0] if is_shared else uid
-        found[owner] = _united(found[owner], measured) if owner in found else measured
+        found[owner] = _add_shared(found[owner], measured) if owner in found else measured
     return found
 
 
@@ -289,7 +289,7 @@ def _of_older_version(measured: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _united(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+def _add_shared(own: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an operator with those of its broadcast state."""
     sums = {
         name: own.get(name, 0) + shared.get(name, 0)

@@ -26,7 +26,7 @@ class Output(NamedTuple):
     sinks: frozenset[str]
     """Those that publish it, again if they have already."""
     is_whole: bool
-    """What other sinks prepared is known to be published."""
+    """True if the output of all other sinks is known to be published."""
 
 
 def targets_of(sinks: Mapping[str, Sink], epoch_sinks: Mapping[str, object]) -> dict[str, str]:

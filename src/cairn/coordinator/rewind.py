@@ -74,7 +74,7 @@ def compare(
     checkpoint: Store | None = None,
     compact_interval: int | None = None,
 ) -> Stand:
-    """Where Spark's folder, in `store`, stands against the newest epoch, in `checkpoint`."""
+    """Compare Spark's folder, in `store`, with the newest epoch, in `checkpoint`."""
     if newest is None:
         return Stand.FRESH
     position = newest.spark

@@ -33,7 +33,7 @@ Attempt = tuple[int, int, int]
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
-    """Where a subtask ran in the newest epoch, and where its slot logs."""
+    """The executor of a subtask in the newest epoch, and the log of its slot."""
 
     subtask: int
     executor: str

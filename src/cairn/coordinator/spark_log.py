@@ -1,4 +1,4 @@
-"""What Spark need not say when an epoch fails: the run's own error says it.
+"""Leave out of Spark's log what the run's own error says when an epoch fails.
 
 For one line of a user's that raises, Spark's log has the traces of every task, of the batch and
 of the query, hundreds of lines. Only records of cairn's own tasks and queries are left out,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TASK_PROPERTY: Final = "mdc.cairn"
 """A local property of this name is in the diagnostic context of the tasks of a thread's jobs."""
 QUERY_PREFIX: Final = "cairn-"
-"""What the names of cairn's queries begin with."""
+"""Prefix of the names of cairn's queries."""
 
 _EXECUTOR: Final = "org.apache.spark.executor.Executor"
 _MESSAGES: Final = {

@@ -54,7 +54,7 @@ def with_totals(
         counted = batch["operators"].get(uid, {})
         last = known.get("totals", {})
         if "keys_changed" in last:
-            # Of an older version: entries, under the name of keys.
+            # An older version counted entries under the name of keys.
             last = {**last, "entries_changed": last["keys_changed"]}
         totals = {name: last.get(name, 0) + counted.get(name, 0) for name in COUNTED}
         operators[uid] = {**measured, "totals": totals}

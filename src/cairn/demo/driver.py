@@ -102,7 +102,7 @@ class Driver:
         """The living slots of this driver, by subtask."""
         executors = {child.pid for child in psutil.Process(self.pid).children()}
         found = []
-        for living in _living(self._runtime):
+        for living in _find_living(self._runtime):
             with contextlib.suppress(psutil.Error):  # It may end while we look.
                 if living.executor_pid in executors:
                     found.append(Slot(living.slot, psutil.Process(living.process.pid)))
@@ -129,11 +129,11 @@ def wait_for_leftovers(runtime: Path, patience_s: float = 20.0) -> int:
     """How many slots are still alive; they end by themselves, within seconds of their JVM."""
     deadline = time.monotonic() + patience_s
     while True:
-        alive = len(_living(runtime))
+        alive = len(_find_living(runtime))
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(0.2)
 
 
-def _living(runtime: Path) -> list[Living]:
+def _find_living(runtime: Path) -> list[Living]:
     return [living for run in runtime.glob("*") for living in living_slots(run)]

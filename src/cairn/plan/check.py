@@ -34,7 +34,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 NO_UID: Final = ""
-"""What `uid=` is where none is given."""
+"""Value of `uid=` if none is given."""
 
 
 def check_uid(uid: str, taken: Mapping[str, Any]) -> None:
@@ -198,7 +198,7 @@ _METHODS = (
 
 
 def _check_methods(function: Function, uid: str, kind: type[Function]) -> None:
-    """Whether the function can be called as its kind is."""
+    """Refuse a function that cannot be called as its kind is."""
     found = type(function).__name__
     for name in _METHODS:
         if hasattr(kind, name):

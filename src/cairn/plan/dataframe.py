@@ -132,7 +132,7 @@ class Planner:
         self.parallelism = parallelism
         self._taps = taps(graph)
         self._cuts: list[DataFrame] = []
-        """Of the epoch planned last: the frames that later ones begin with."""
+        """Frames of the epoch planned last that later frames begin with."""
         self.grouped: frozenset[str] = frozenset()
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
@@ -191,7 +191,7 @@ class Planner:
             for name, origins in self._observations.items():
                 row = metrics.get(name)
                 if row.isEmpty():
-                    continue  # Of another frame, or Spark knew that there are no rows.
+                    continue  # It belongs to another frame, or Spark knew that there are no rows.
                 for index, origin in enumerate(origins):
                     if not row.get().isNullAt(index):
                         latest = row.get().getLong(index)
@@ -228,8 +228,8 @@ class Planner:
 
     def _run(self, rows: DataFrame, level: Level) -> DataFrame:
         if self.parallelism == 1:
-            # What Spark expects the rows to come to grows from level to level. A single partition
-            # that it takes for too large it would divide among tasks without a pin.
+            # The size that Spark expects grows from level to level. Spark would divide a single
+            # partition that it takes for too large among tasks without a pin.
             rows = self._cut(rows)
         shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
         # From the rows' side, so that the epoch's session and its settings plan the join; the

@@ -1,8 +1,8 @@
-"""How the job of a checkpoint goes, as far as the checkpoint shows it, with or without its run.
+"""The status and rates of a job, as far as its checkpoint shows them, with or without its run.
 
 Always true here:
 - nothing is written, and looking never fails because of what is being removed meanwhile;
-- words and figures are made by `cairn.status`: here is only what they are made of.
+- words and figures are computed by `cairn.status`: this module collects their input.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NEXT_OF_FUNCTION: Final = (
     'on_error="dead-letter" puts such rows aside instead'
 )
 _NEXT: Final = "see the log of the driver, then start the job again: it goes on with this epoch"
-_KILLED: Final = "the driver (pid {pid} on {host}) is gone without a word: it was killed"
+_KILLED: Final = "the driver (pid {pid} on {host}) is gone and noted no end: it was killed"
 
 
 def checkpoint_health(log: Log, now_ms: int | None = None) -> Health:
-    """Return how the job goes, from its checkpoint alone."""
+    """Return the health of a job, from its checkpoint alone."""
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     epochs: list[Epoch] = []
     try:
@@ -66,7 +66,7 @@ def checkpoint_health(log: Log, now_ms: int | None = None) -> Health:
     return health_of(
         status,
         now_ms=now_ms,
-        epochs=[_committed(epoch) for epoch in epochs],
+        epochs=[_rates_input(epoch) for epoch in epochs],
         watermark_ms=None if newest is None else newest.watermark_ms,
         started_ms=signs.started_ms,
         trigger_ms=signs.trigger_ms,
@@ -85,7 +85,10 @@ def run_health(
     started_ms: int,
     trigger_ms: int = 0,
 ) -> Health:
-    """Return how a job goes whose run is here; `epochs` are its summaries, newest first."""
+    """Return the health of a job whose run is in this process.
+
+    `epochs` are its summaries, newest first.
+    """
     known = list(epochs)
     failure = None
     if status in ("failing", "failed"):
@@ -108,14 +111,14 @@ def committed_of(summary: Mapping[str, Any]) -> Committed:
     return Committed(summary["wall_ms"], summary["epoch_ms"], rows)
 
 
-def _committed(epoch: Epoch) -> Committed:
+def _rates_input(epoch: Epoch) -> Committed:
     measured = epoch.metrics.get("operators", {})
     rows = {uid: int(each.get("rows_in", 0)) for uid, each in measured.items()}
     return Committed(epoch.wall_ms, float(epoch.timings.get("run_ms", 0.0)), rows)
 
 
 def newest_takeover(log: Log) -> Takeover | None:
-    """Return who has started the job last; None if nobody has, or that record is retired."""
+    """Return the newest takeover; None if there is none, or its record is retired."""
     number = log.newest_number()
     while number is not None and number > 0:
         try:
@@ -137,10 +140,10 @@ def _signs(
     ended_as = None if ending is None else ending.status
     recent = [each for each in failures if each.get("wall_ms", 0) >= started_ms]
     if ended_as is None and recent and recent[0].get("ended_run"):
-        ended_as = "failed"  # By a version that left no ending.
+        ended_as = "failed"  # A version that wrote no ending.
     number = 0 if newest is None else newest.number
     under_way = [each for each in recent if each.get("epoch", 0) > number]
-    delay_ms, trigger_ms = declared(log)
+    delay_ms, trigger_ms = read_declared(log)
     return Signs(
         now_ms=now_ms,
         ending=ended_as,
@@ -179,7 +182,7 @@ def _has_same_pid(leader: Takeover) -> bool | None:
         return None
 
 
-def declared(log: Log) -> tuple[int, int]:
+def read_declared(log: Log) -> tuple[int, int]:
     """Return the largest watermark delay and the trigger's interval, as the last start noted."""
     found = newest_graph(log.store)
     if found is None:

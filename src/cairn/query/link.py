@@ -39,7 +39,7 @@ _ERRORS: Final[dict[int, type[CairnError]]] = {
     410: StaleEpochError,
 }
 _CODES: Final[dict[str, type[CairnError]]] = {"no-epoch": NoEpochError}
-"""Where the status does not say enough."""
+"""Codes that are more precise than the HTTP status."""
 
 
 class Link:

@@ -133,7 +133,7 @@ class Sink(ABC):
 
     @property
     def target(self) -> str:
-        """Where an open sink publishes, in words and without secrets, for the driver.
+        """The place an open sink publishes to, in words and without secrets, for the driver.
 
         It is noted with each epoch. At a start, a sink publishes the newest epoch again only if
         that was prepared for an equal target. "" is a target that ends with the driver.

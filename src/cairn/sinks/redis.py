@@ -303,7 +303,7 @@ class Redis(Staged):
             else:
                 return
             if done == -1:
-                raise self._overtaken(epoch)
+                raise self._overtaken_error(epoch)
         raise CommitError(
             f"sink {self.context.uid!r}: epoch {epoch} was begun {RESTARTS_MAX} times\n"
             f"  found: the fence {self.fence} is not where this driver has put it\n"
@@ -311,7 +311,7 @@ class Redis(Staged):
             sink=self.context.uid,
         )
 
-    def _overtaken(self, epoch: PublishedEpoch) -> CommitError:
+    def _overtaken_error(self, epoch: PublishedEpoch) -> CommitError:
         """A newer epoch is in, and the checkpoint has no mark of this one."""
         found = int(self._client.hget(self.fence, "epoch") or -1)
         return CommitError(
@@ -325,7 +325,7 @@ class Redis(Staged):
         )
 
     def _done(self, epoch: PublishedEpoch) -> int:
-        """How many rows of this part are in."""
+        """Return how many rows of this part are in."""
         found = self._client.hmget(self.fence, "epoch", "part", "rows")
         at = (-1, -1, 0) if None in found else tuple(map(int, found))
         expected = max((*self.marked, 0), self._left)
@@ -340,7 +340,7 @@ class Redis(Staged):
                 _place(expected),
             )
         if at[:2] > (int(epoch), epoch.part):
-            raise self._overtaken(epoch)
+            raise self._overtaken_error(epoch)
         return at[2] if at[:2] == (int(epoch), epoch.part) else 0
 
     def _chunks(

@@ -53,7 +53,7 @@ class Blame:
         timer: str | None = None,
         called: Any = None,
     ) -> CairnError:
-        """An error of the user's code, with all that tells where it comes from."""
+        """Return an error of the user's code, with the place it comes from."""
         if isinstance(error, CairnError) and not isinstance(error, FunctionError | PlanError):
             return error
         # Cut: it travels to the driver in the text of other errors, several times over.

@@ -34,13 +34,13 @@ def open_checkpoint(spec: JobSpec, token: Token | None, open_url: Open = open_ex
     try:
         store = open_url(spec.checkpoint)
     except NotFoundError:
-        raise _refused(spec, "a folder that is there", "no folder") from None
+        raise _refusal(spec, "a folder that is there", "no folder") from None
     expected = f"job.json of job {spec.job_name!r} with the id {spec.job_id}"
     job = read_job(store)
     if job is None:
-        raise _refused(spec, expected, "no job.json")
+        raise _refusal(spec, expected, "no job.json")
     if job.job_id != spec.job_id:
-        raise _refused(spec, expected, f"job {job.name!r} with the id {job.job_id}")
+        raise _refusal(spec, expected, f"job {job.name!r} with the id {job.job_id}")
     if token is not None:
         _check_newest(store, spec, token)
     return store
@@ -55,12 +55,12 @@ def _check_newest(store: Store, spec: JobSpec, token: Token) -> None:
     try:
         record = decode_record(store.get(path), f"{store.url}/{path}")
     except NotFoundError:
-        raise _refused(spec, expected, "no such record: an older copy?") from None
+        raise _refusal(spec, expected, "no such record: an older copy?") from None
     if record.term != token.term:
-        raise _refused(spec, expected, f"one of term {record.term}: another copy?")
+        raise _refusal(spec, expected, f"one of term {record.term}: another copy?")
 
 
-def _refused(spec: JobSpec, expected: str, found: str) -> RestoreError:
+def _refusal(spec: JobSpec, expected: str, found: str) -> RestoreError:
     host = os.uname().nodename
     return RestoreError(
         f"a slot on {host} does not see the driver's checkpoint, and has stored nothing\n"

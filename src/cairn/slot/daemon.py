@@ -19,7 +19,7 @@ from pyspark.daemon import manager
 import cairn.slot.forward  # noqa: F401
 
 if __name__ == "__main__":
-    # What is loaded by now stays; workers need not look through it.
+    # Modules loaded by now stay: the collector of a worker need not look through them.
     gc.collect()
     gc.freeze()
     manager()

@@ -13,7 +13,7 @@ folder. Paths are short, because that of a Unix socket holds about a hundred cha
 
 Always true here:
 - the runtime folder belongs to this user, and no other can enter it or put a link in its place;
-- whoever lives in a folder of an executor holds a shared lock on it. systemd-tmpfiles leaves
+- a process that lives in a folder of an executor has a shared lock on it. systemd-tmpfiles leaves
   locked folders alone however old their files are, and so does `sweep`, which needs no process id
   to see who is alive;
 - logs outlive their processes by a week, everything else goes with them.
@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 from cairn.process_identity import ProcessIdentity, parse_identity, pid_namespace
 
 LOG_BYTES_MAX: Final = 10 << 20
-"""Of the part of a log that is written to; the part before is kept too."""
+"""Limit of the part of a log that is written to; the part before is kept too."""
 LOGS_KEPT_S: Final = 7 * 24 * 3600.0
 SOCKET_PATH_BYTES_MAX: Final = 103 if sys.platform == "darwin" else 107
 _RUN: Final = re.compile(r"[0-9a-f]{12}")
@@ -163,7 +163,7 @@ def _is_at(descriptor: int, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Whether nobody lives in the folder; if so, nobody moves in meanwhile."""
+    """Yield True if no process lives in the folder; then none moves in meanwhile."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -180,7 +180,7 @@ def _alone(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-# What is left behind
+# Leftovers
 
 
 def remove_dead(executor: Path) -> None:

@@ -103,7 +103,7 @@ def start_nursery(executor_pid: int) -> None:
 
 
 class SlotHome:
-    """Where the processes of a slot live, one after the other."""
+    """The place of a slot, where its processes live one after the other."""
 
     def __init__(self, run_id: str, executor: ProcessIdentity, slot: int) -> None:
         self.executor = executor

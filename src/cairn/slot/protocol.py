@@ -197,7 +197,7 @@ class Report(msgspec.Struct, frozen=True):
     door: str = ""
     """Where the slot is asked for state."""
     slot_id: str = ""
-    """The process of the slot, told apart from all others of the run."""
+    """The process of the slot, unique in the run."""
     epoch: int = 0
     step: int = 0
     """Which attempt it is of: what a superseded one measured does not count."""

@@ -29,7 +29,7 @@ from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store, open_store
 
 SAVE_MS: Final = 30 * 60_000
-"""How long the hold of a savepoint that is being written counts, unless it is renewed."""
+"""Lifetime of the hold of a savepoint that is being written, unless it is renewed."""
 
 
 def write_savepoint(

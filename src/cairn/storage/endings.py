@@ -1,7 +1,7 @@
-"""How runs have ended: `endings/<term>.json`, written by a driver that ends by itself.
+"""Notes of the ends of runs: `endings/<term>.json`, written by a driver that ends by itself.
 
 A driver that is killed leaves none. A driver that was superseded leaves none either: the
-takeover of the next one says it, and the checkpoint is not its own any more.
+takeover of the next one shows it, and the checkpoint is not its own any more.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ENDINGS_KEPT: Final = 5
 
 
 class RunEnding(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run of a term has ended."""
+    """The end of the run of a term."""
 
     term: int
     status: Ending
     wall_ms: int
     message: str | None = None
-    """Of a run that failed: with what."""
+    """The error of a run that failed."""
 
 
 def write_ending(store: Store, term: int, status: Ending, error: BaseException | None) -> None:
@@ -42,7 +42,7 @@ def write_ending(store: Store, term: int, status: Ending, error: BaseException |
 
 
 def ending_of(store: Store, term: int) -> RunEnding | None:
-    """Return how the run of a term has ended; None if it has left no word."""
+    """Return the end of the run of a term; None if there is no note of it."""
     for note in read_notes(store, ENDINGS_FOLDER, limit=1):
         try:
             ending = msgspec.convert(note.facts, RunEnding)

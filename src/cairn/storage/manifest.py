@@ -98,7 +98,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Held(NamedTuple):
-    """How much a state holds."""
+    """Keys and entries of a state."""
 
     keys: int
     """Distinct keys that have something in it."""
@@ -174,7 +174,7 @@ class SourceLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lines: list[str] = []
     """The lines after those in `chunks`."""
     files: dict[str, bytes] = {}
-    """Of other sources, small files by their path below sources/<index>/."""
+    """Small files of other sources, by their path below sources/<index>/."""
 
 
 class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +205,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     operators: dict[str, OperatorEntry]
     committables: dict[str, list[Any]] = {}
     targets: dict[str, str] = {}
-    """Where those were to be published, in words and without secrets; "" ends with the driver."""
+    """The target of each, in words and without secrets; "" ends with the driver."""
     timings: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
     oldest_kept: int = 0

@@ -1,4 +1,4 @@
-"""Whether an epoch's output is published, as far as the checkpoint alone proves it.
+"""Find out if an epoch's output is published, as far as the checkpoint alone proves it.
 
 A sink publishes after the epoch is in the log, so the record itself proves nothing. There are
 three proofs:
@@ -35,7 +35,7 @@ PUBLISHED_FOLDER: Final = "published"
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     nonce: str
-    """Of the epoch's record."""
+    """The nonce of the epoch's record."""
 
 
 def note_path(epoch: int) -> str:

@@ -31,8 +31,8 @@ def cut_file_log(
 ) -> dict[str, bytes] | None:
     """Return the list as it was after entry `last`; None where entries of it are gone.
 
-    `setting`: the interval that the query to come is told. Without it, it is taken to be the one
-    that the list was written with.
+    `setting`: the interval that the next query is started with; by default the one that the list
+    was written with.
     """
     compacts = sorted(int(name.removesuffix(COMPACT)) for name in log if name.endswith(COMPACT))
     before = max((number for number in compacts if number <= last), default=-1)
@@ -46,7 +46,7 @@ def cut_file_log(
         if not later:
             return None
         found = [log[f"{later[0]}{COMPACT}"]]
-        interval = interval or _guessed(later[0])
+        interval = interval or _guess_interval(later[0])
     is_short = interval is None or _last_compact(last, interval) < interval
     if is_short and setting is not None:
         interval = setting
@@ -55,7 +55,7 @@ def cut_file_log(
     else:
         assert interval is not None
         before = _last_compact(last, interval)
-        cut, head = _laid_out(found, _names(before, last), last)
+        cut, head = _lay_out(found, _names(before, last), last)
     if interval is not None and before >= interval:
         # Spark reads its name alone.
         name = f"{before - interval}{COMPACT}"
@@ -105,7 +105,7 @@ def _interval_spark_finds(compacts: Sequence[int], setting: int) -> int:
     return next(divisors, count)
 
 
-def _laid_out(found: list[bytes], names: list[str], last: int) -> tuple[dict[str, bytes], str]:
+def _lay_out(found: list[bytes], names: list[str], last: int) -> tuple[dict[str, bytes], str]:
     """The same files under other names, the first of which lists them all; and the header."""
     head, kept = "", []
     for data in found:
@@ -140,7 +140,7 @@ def _interval(compacts: list[int], last: int) -> int | None:
     return compacts[right] - compacts[right - 1]
 
 
-def _guessed(only: int) -> int:
+def _guess_interval(only: int) -> int:
     """The interval of a list with one compact file: a divisor, not below Spark's default."""
     count = only + 1
     return next((n for n in range(DEFAULT_INTERVAL, count) if count % n == 0), count)

@@ -25,7 +25,7 @@ from cairn.storage.seen_files import COMPACT, DEFAULT_INTERVAL
 from cairn.storage.store import NotFoundError, Store
 
 FILE_BYTES_MAX: Final = 16 * 1024
-"""Of other sources: larger files than this are left to Spark's folder."""
+"""Larger files than this of other sources are left to Spark's folder."""
 _TAIL_BYTES: Final = 64 * 1024
 _HEAD_LINES: Final = 2
 _VERSION: Final = re.compile(r"v\d+")
@@ -68,7 +68,7 @@ def new_lines(
         if lines:
             return lines
     by_entry = _lines_by_entry(store, folder)
-    # Of a list that was never kept, Spark may have forgotten what is old.
+    # If the list was never kept, Spark may have removed old entries of it.
     needed = range(after + 1, last + 1) if is_known else [last]
     missing = [number for number in needed if not by_entry.get(number)]
     if missing:
@@ -144,7 +144,7 @@ def lines_of(data: bytes, name: str) -> list[str]:
 
 
 def entry_of(line: str) -> int | None:
-    """The entry that a line of a list is of; None when it is no such line."""
+    """Return the entry that a line of a list belongs to; None if it is not such a line."""
     try:
         return _decode_line(line.encode()).batchId
     except msgspec.MsgspecError:
@@ -216,7 +216,7 @@ def list_is_gone(store: Store, position: SparkPosition, index: int, number: int)
     """The error for an entry of a file source's list that is not there."""
     file = f"{position.folder}/sources/{index}/{number}"
     return RestoreError(
-        f"Spark's list of files already read by source {shown(position, index)} is gone\n"
+        f"Spark's list of files already read by source {describe_source(position, index)} is gone\n"
         f"  expected: {store.url}/{file}\n"
         "  going on without it would read every file again\n"
         "  next: say where Spark's log is, if elsewhere (spark_checkpoint=, --spark-checkpoint), "
@@ -225,7 +225,7 @@ def list_is_gone(store: Store, position: SparkPosition, index: int, number: int)
     )
 
 
-def shown(position: SparkPosition, index: int) -> str:
+def describe_source(position: SparkPosition, index: int) -> str:
     """A source in an error message."""
     names = position.sources
     return f"{index} ({names[index]!r})" if index < len(names) else str(index)

@@ -1,4 +1,4 @@
-"""What Spark's sources keep beside their offsets, copied into the epoch.
+"""Copy into the epoch what Spark's sources keep beside their offsets.
 
 Spark's own files carry no checksum: a list that lost its lines reads as a list without files,
 and Spark would read every file again. So each epoch keeps the lines that its batch added. The
@@ -24,6 +24,7 @@ from cairn.storage.manifest import FileRef, SourceLog, SparkPosition
 from cairn.storage.pack import state_path
 from cairn.storage.seen_files import cut_file_log, lay_out_list, missing_entry
 from cairn.storage.source_files import (
+    describe_source,
     entry_name,
     entry_of,
     in_order,
@@ -34,7 +35,6 @@ from cairn.storage.source_files import (
     log_offset,
     new_lines,
     read_sources,
-    shown,
     small_files,
     source_lines,
 )
@@ -87,7 +87,7 @@ def _advance_list(
         return before
     if last < after:
         raise RestoreError(
-            f"Spark's offset of source {shown(position, index)} goes back\n"
+            f"Spark's offset of source {describe_source(position, index)} goes back\n"
             f"  found: entry {last} of its list of files, expected: entry {after} or later\n"
             f"  file: {store.url}/{position.folder}/offsets/{position.batch_id}\n"
             "  next: start the job again; it goes on after the newest epoch",
@@ -157,13 +157,13 @@ def read_chunk(checkpoint: Store, ref: FileRef) -> list[str]:
     try:
         data = store.get(ref.path)
     except NotFoundError:
-        raise _damaged(name, "it is missing") from None
+        raise _damage_error(name, "it is missing") from None
     if _digest(data) != ref.id:
-        raise _damaged(name, f"its content has the digest {_digest(data)}")
+        raise _damage_error(name, f"its content has the digest {_digest(data)}")
     return data.decode().split("\n")
 
 
-def _damaged(name: str, what: str) -> CorruptFileError:
+def _damage_error(name: str, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"a list of files that a source has read is damaged: {what}\n"
         f"  file: {name}\n"
@@ -181,10 +181,10 @@ def read_lines(checkpoint: Store, log: SourceLog) -> list[str]:
 def differing_file(
     store: Store, position: SparkPosition, *, checkpoint: Store, is_running: bool = False
 ) -> str | None:
-    """The path of a file under sources/ from which Spark would learn something else than the
-    epoch knows; None when there is none, or nothing is known.
+    """Return the path of a file under sources/ whose content differs from what the epoch keeps;
+    None if there is none, or the epoch keeps nothing.
 
-    `is_running`: entries after those of the epoch are no difference.
+    `is_running`: entries after those of the epoch do not count as a difference.
     """
     for index, log in position.logs.items():
         root = f"{position.folder}/sources/{index}"

@@ -233,7 +233,7 @@ def match_sources(
 def moved_logs(
     position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
 ) -> dict[int, SourceLog]:
-    """What a position keeps of a program's sources, by where they stand now."""
+    """Return the logs of a program's sources that a position keeps, by their index now."""
     change = match_sources(position, sources, reset_sources)
     if change is None or change.is_same:
         return position.logs

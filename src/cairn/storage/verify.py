@@ -7,9 +7,9 @@ checked by whoever knows them: `checkers`. Spark's own folder is compared with t
 
 Always true here:
 - a report without damage means that every epoch in the log can be restored;
-- an orphan is no damage: it is an object that collection may not remove yet;
-- a stale hold is no damage: it keeps files that nobody needs;
-- a stale note is no damage: it leads to a savepoint that was moved or removed.
+- an orphan is not damage: it is an object that collection may not remove yet;
+- a stale hold is not damage: it keeps files that nobody needs;
+- a stale note is not damage: it leads to a savepoint that was moved or removed.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Files:
                 if digest not in ref.path:
                     yield ref.path, f"its content has the digest {digest}"
         except CairnError as error:
-            # Of a base it may be one of its objects.
+            # If it is a base, the damaged file may be one of its objects.
             file = str(error.facts.get("file", "")).removeprefix(f"{store.url}/")
             yield file if file in ref.objects else ref.path, error.message
         except NotFoundError:

@@ -66,7 +66,7 @@ def _check_sources(
         else:
             assert path is not None
             yield path, f"it is not what the newest epoch was made from; {_HEALED}"
-        # Of an epoch that keeps no lists, the folder is the only copy.
+        # If the epoch keeps no lists, the folder is the only copy.
         source_files(store, position, checkpoint=checkpoint)
     except CairnError as error:
         yield str(error.facts.get("file", position.folder)), error.message

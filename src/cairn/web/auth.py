@@ -8,7 +8,7 @@
 
 Always true here:
 - tokens are compared in constant time, and never logged or answered;
-- headers of a proxy are believed only where `public_url` says that there is one;
+- headers of a proxy count only if `public_url` is set;
 - what needs no token is /login and /static/, which hold no facts.
 """
 
@@ -92,9 +92,9 @@ class Guard:
 
 
 def is_https(site: Site, request: HTTPConnection) -> bool:
-    """True if the browser speaks TLS: with this server, or with the proxy in front of it.
+    """True if the browser uses TLS, to this server or to the proxy in front of it.
 
-    A proxy says so by `X-Forwarded-Proto`, which is believed only where a proxy is configured.
+    A proxy sends `X-Forwarded-Proto`, which counts only if a proxy is configured.
     """
     if request.url.scheme == "https":
         return True
@@ -103,7 +103,7 @@ def is_https(site: Site, request: HTTPConnection) -> bool:
     public = public_parts(site.settings.public_url)
     if public is not None and public == ("https", request.headers.get("host", "").lower()):
         return True
-    # Of several proxies the first one faces the browser.
+    # If there are several proxies, the first one faces the browser.
     forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0]
     return forwarded.strip().lower() == "https"
 

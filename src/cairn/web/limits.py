@@ -32,7 +32,7 @@ AT_ONCE_MAX: Final = 128
 OPEN_BODIES_MAX: Final = 8
 """Bodies that are read at once of those who need no token: forms of /login."""
 STRANGERS_SHARE: Final = 0.1
-"""Of `requests_per_s`, for requests without a valid token or session: pages of /login."""
+"""Share of `requests_per_s` for requests without a valid token or session: pages of /login."""
 STRANGERS_PER_S_MIN: Final = 20.0
 """So that a browser can load the login page with all its parts, however low the rate is."""
 LASTING: Final = "/api/events"

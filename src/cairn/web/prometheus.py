@@ -156,7 +156,7 @@ def _job_name(site: Site) -> str:
 
 def _status(job: str, status: str) -> Metric:
     family = GaugeMetricFamily(
-        "cairn_job_status", "1 for how the job goes, 0 for the others.", labels=(JOB, "status")
+        "cairn_job_status", "1 for the status of the job, 0 for the others.", labels=(JOB, "status")
     )
     for each in STATUSES:
         family.add_metric((job, each), float(each == status))

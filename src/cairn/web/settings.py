@@ -42,7 +42,7 @@ class Serve:
     tenth of it for themselves, at least 20, and take nothing from those with one."""
     public_url: str | None = None
     """The address that a proxy in front serves this under, such as `https://cairn.example`. Then
-    its host and origin count as ours, and `X-Forwarded-Proto` of the proxy is believed."""
+    its host and origin count as ours, and `X-Forwarded-Proto` of the proxy is used."""
 
     savepoints: str | None = None
     """Where savepoints go that are asked for over HTTP; default: `<checkpoint>-savepoints`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from cairn.query.health import checkpoint_health, declared, run_health
+from cairn.query.health import checkpoint_health, read_declared, run_health
 from cairn.status import Health, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
@@ -36,7 +36,7 @@ HEAVY_READS_MAX = 4
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
-    """How the job goes, in words."""
+    """The status of the job, in words."""
 
     status: Status
     paused: str | None
@@ -158,9 +158,9 @@ class Site:
         return open_state(self.store, epoch, hold_ms=READ_MS if hold else 0)
 
     def health(self) -> Health:
-        """Return how the job goes now, as far as it can be seen from here.
+        """Return the health of the job now, as far as it can be seen from here.
 
-        Without a run it is read from the store, at most once in HEALTH_S: many may ask.
+        Without a run it is read from the store, at most once in HEALTH_S for all requests.
         """
         with self._health_lock:
             known, read_s = self._health
@@ -192,11 +192,11 @@ class Site:
     def _declared_trigger_ms(self) -> int:
         """Return the interval that the run was started with; it does not change."""
         if self._trigger_ms is None:
-            _, self._trigger_ms = declared(self.log)
+            _, self._trigger_ms = read_declared(self.log)
         return self._trigger_ms
 
     def status(self) -> StatusFacts:
-        """Return what of a job's health changes only now and then: events tell of it."""
+        """Return the part of a job's health that events report: it changes rarely."""
         run = self.run
         if run is not None:
             return StatusFacts(run.status, run.paused, _text(run.error), live=True)

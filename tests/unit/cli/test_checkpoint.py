@@ -151,6 +151,19 @@ def test_ls_and_show_say_how_the_job_goes(checkpoint: Path) -> None:
         assert "\nstopped" in call(command, checkpoint).stdout
 
 
+def test_an_error_with_control_characters_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "new"))
+    create_or_open_job(store, "shop", 8)
+    term = Log(store).take_over(host="somewhere", pid=17, wall_ms=1).term
+    error = FunctionError("raised ValueError: \x1b[2Jgone", key="\x1b]0;title\x07", row="\x9b2J")
+    Failures(store, "shop").ended(error, 2)
+    write_ending(store, term, "failed", error)
+    for command in ("show", "ls"):
+        shown = call(command, tmp_path / "new").stdout
+        assert "ValueError: \\x1b[2Jgone" in shown and "\\x1b]0;title\\x07" in shown
+        assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
 def test_show_of_a_job_that_failed_before_its_first_epoch_says_with_what(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "new"))
     create_or_open_job(store, "shop", 8)

@@ -52,13 +52,16 @@ def test_dashboard_serves_a_checkpoint_until_it_is_told_to_end(tmp_path: Path) -
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
-        assert process.stdout is not None
-        assert "dashboard of" in process.stdout.readline()
-        url = process.stdout.readline().strip()
-        with urllib.request.urlopen(f"{url}/api/state/count/n/5") as answer:
-            assert b'"value":50' in answer.read()
-        with urllib.request.urlopen(url) as answer:
-            assert b"<html" in answer.read()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        try:
+            assert process.stdout is not None
+            assert "dashboard of" in process.stdout.readline()
+            url = process.stdout.readline().strip()
+            with urllib.request.urlopen(f"{url}/api/state/count/n/5") as answer:
+                assert b'"value":50' in answer.read()
+            with urllib.request.urlopen(url) as answer:
+                assert b"<html" in answer.read()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
     assert content(tmp_path) == before

@@ -102,7 +102,7 @@ def test_the_first_cause_is_raised_when_every_attempt_failed(lead: Lead) -> None
 
 
 def test_failure_that_a_slot_has_seen_before_ends_the_run_at_once(lead: Lead) -> None:
-    """Where two subtasks fail, the one that is told of need not be the same each time."""
+    """If two subtasks fail, Spark may report either of them."""
 
     def execute(begin: Begin) -> Outcome:
         repeated = {"is_repeated": True} if begin.attempt else {}

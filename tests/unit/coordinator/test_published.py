@@ -1,4 +1,4 @@
-"""Which epochs the checkpoint alone proves to be published."""
+"""The checkpoint alone proves that an epoch is published, or it is not known."""
 
 from __future__ import annotations
 

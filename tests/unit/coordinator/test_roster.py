@@ -62,7 +62,7 @@ def slots(tmp_path: Path) -> Iterator[Any]:
 
 
 class Scan:
-    """What is looked for where doors do not help."""
+    """Records the orders for slots that have no door."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[frozenset[str], Any]] = []

@@ -1,4 +1,4 @@
-"""What is found in the text of Spark's errors: the user's own, in a few lines."""
+"""The user's own error is found in the text of Spark's errors, in a few lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Raises(KeyedProcess):
 
 
 def spark_text(function: KeyedProcess[Any], **facts: Any) -> str:
-    """What Spark says of a slot whose function has failed."""
+    """Return Spark's text for a slot whose function has failed."""
     with (
         pytest.raises(FunctionError) as raised,
         Harness(function, "k long, v string", "k", "n long") as harness,

@@ -1,4 +1,4 @@
-"""How a job goes, seen from its checkpoint alone."""
+"""The health of a job, from its checkpoint alone."""
 
 from __future__ import annotations
 

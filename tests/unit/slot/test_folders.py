@@ -79,7 +79,7 @@ def test_a_socket_path_that_is_too_long_is_refused_with_the_way_out(root: Path) 
         folders.check_socket_path(root / ("x" * 100))
 
 
-# What is left of runs
+# Leftovers of runs
 
 
 RUN = "0123456789ab"
@@ -184,7 +184,7 @@ def test_systemd_tmpfiles_leaves_alone_what_a_living_slot_holds(root: Path, tmp_
 
 
 def test_a_log_is_bounded_and_the_newest_output_is_in_it(tmp_path: Path) -> None:
-    """What the process prints, and what those print that it starts."""
+    """Output of the process and of its children is limited together."""
     log = tmp_path / "slot-0.log"
     program = f"""
 import subprocess, sys

@@ -232,7 +232,7 @@ def test_an_operator_the_epoch_does_not_know_is_refused(tmp_path: Path) -> None:
 
 
 class Owed(KeyedProcess[Any]):
-    """Adds up amounts, and tells the sum as text: with sign and exponent."""
+    """Stores amounts, and emits the state as text: with sign and exponent."""
 
     owed = state.Value("decimal(10,2)")
     paid = state.List("decimal(10,2)")

@@ -65,7 +65,7 @@ def test_a_takeover_retired_meanwhile_is_a_conflict_and_not_the_fault_of_the_sto
         check_conditional_put(old, takeover)
 
 
-# Who leads
+# Leadership
 
 
 def test_a_log_leads_until_somebody_appends_behind_it(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""What sources keep in Spark's folder is kept in the epoch too, and laid out from there."""
+"""The epoch keeps what sources keep in Spark's folder, and the folder is laid out from it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Prepared(NamedTuple):
 
     files: list[dict[str, Any]]
     key: tuple[str, ...]
-    """What it is merged by; nothing where files are appended."""
+    """Columns it is merged by; empty if files are appended."""
     columns: Sequence[str]
 
 
@@ -157,8 +157,8 @@ class Delta(Sink):
         return f"the Delta table {without_password(self.store.url)}"
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the table's store cannot be reached now, and may be later."""
-        # Delta-rs raises plain OSErrors, which only their text tells apart.
+        """True if the table's store cannot be reached now, and may be later."""
+        # Delta-rs raises plain OSErrors, which differ only in their text.
         return any(
             is_away(each) or (type(each) is OSError and bool(_AWAY.search(str(each))))
             for each in causes(error)
@@ -175,7 +175,7 @@ class Delta(Sink):
         return kind(self, epoch, subtask, round_of(attempt))
 
     def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        prepared = self._prepared(epoch, committables)
+        prepared = self._read_prepared(epoch, committables)
         if not prepared.files:
             return
         assert part < 1 << PART_BITS, "an epoch has fewer parts"
@@ -183,7 +183,7 @@ class Delta(Sink):
         if self._on_newest(lambda table: self._publish_once(table, epoch, mark, prepared)):
             self.store.delete(self.staged(file["name"]) for file in prepared.files)
 
-    def _prepared(self, epoch: int, committables: Sequence[Committable]) -> _Prepared:
+    def _read_prepared(self, epoch: int, committables: Sequence[Committable]) -> _Prepared:
         """The files of an epoch, with the key and the columns they were prepared with."""
         files = [file for committable in committables for file in committable["files"]]
         is_merge = bool(files) and "place" in files[0]
@@ -230,7 +230,7 @@ class Delta(Sink):
                     raise
 
     def _publish_once(self, table: Any, epoch: int, mark: int, prepared: _Prepared) -> bool:
-        """Publish an epoch, unless it is; False when that cannot be told."""
+        """Publish an epoch, unless it is published; False if that is not known."""
         committed = self._committed(table)
         if committed > mark:
             # Long done, or abandoned by then: `recover` can tell by the log.

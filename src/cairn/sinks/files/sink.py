@@ -155,7 +155,7 @@ class Files(Sink):
         return f"files in {without_password(self._store.url)}"
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the store of the folder cannot be reached now, and may be later."""
+        """True if the store of the folder cannot be reached now, and may be later."""
         return any(is_away(each) for each in causes(error))
 
     def close(self) -> None:

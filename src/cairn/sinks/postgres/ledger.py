@@ -171,7 +171,7 @@ class Ledger:
         wanted = ", ".join(
             f"({i}, {_place(piece)}, {piece['rows']})" for i, piece in enumerate(pieces)
         )
-        before, after = _moving(table, columns, key)
+        before, after = _move_statements(table, columns, key)
         move = f"execute {literal(before)} || place_ || {literal(after)};"
         held = "execute 'select count(*) from ' || place_ into rows_;"
         # A trigger of the table may have left rows out.
@@ -340,7 +340,7 @@ def _place(piece: Committable) -> str:
     return f"{piece['pass']}, {piece['subtask']}, {literal(piece['digest'])}"
 
 
-def _moving(table: str, columns: Sequence[str], key: Sequence[str]) -> tuple[str, str]:
+def _move_statements(table: str, columns: Sequence[str], key: Sequence[str]) -> tuple[str, str]:
     """What moves a piece's rows, before and after its name: of each key the last one."""
     into, names = f"insert into {table} ({quoted_list(columns)})", quoted_list(columns)
     if not key:

@@ -34,8 +34,8 @@ const SAYS = {
   failed: "The run ended with an error, or its driver was killed",
   stopped: "The run was stopped",
   finished: "The run has read all of its input",
-  superseded: "Another driver has taken the job over from this run",
-  unknown: "The driver is on another machine and silent: nobody can say",
+  superseded: "Another driver has taken the job over from this run, or a rollback has ended it",
+  unknown: "The driver is on another machine, and has left no sign for a minute",
 };
 
 const live = new Live();
@@ -109,7 +109,7 @@ function notice() {
   let said = null;
   if (failed) said = failed instanceof ApiError ? `${failed.message} Next: ${failed.next}` : "The server does not answer. This page shows what it knew last.";
   else if (job?.status === "failed" && route().found.path !== "") said = `Failed: ${job.health.why ?? job.error}`;
-  else if (job?.status === "superseded") said = "Another driver has taken this job over. This page shows the run before it.";
+  else if (job?.status === "superseded") said = "Another driver has taken this job over, or a rollback has ended the run. This page shows the run before.";
   else if (job?.paused) said = `Paused: ${job.paused}`;
   box.hidden = said === null;
   box.textContent = said ?? "";
