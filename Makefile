@@ -18,7 +18,8 @@ demo: $(READY) ## Kill a slot and the driver in mid-epoch, count every event; ab
 test: $(READY) ## All tests, the fast ones first
 	@PYTHON=$(BIN)/python ./.ci/test
 
-soak: $(READY) ## A quarter of an hour of kills, outages and rescales; SECONDS=600, SEED=
+soak: $(READY) ## Tests that take long, then ten minutes of kills, outages and rescales; SECONDS=600, SEED=
+	@CAIRN_SOAK=1 $(BIN)/python -m pytest -q -m soak --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests/spark
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 check: $(READY) ## Lint, formatting, types

@@ -21,7 +21,7 @@ print(spark.range(3).count())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_first_program_leaves_an_archive_that_the_second_maps(tmp_path: Path) -> None:
     # Without the archive that tests share.

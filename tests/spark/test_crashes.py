@@ -353,7 +353,7 @@ def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
     run = job.start(checkpoint=str(tmp_path / "checkpoint"), trigger="available-now")
     with pytest.raises((EpochError, CommitError), match="injected at put"):
         run.wait(60)
-    assert run.status == "failed" and short.check_prefix(tmp_path) == 2
+    assert run.status == "failed" and 0 < short.check_prefix(tmp_path) < short.files
     faulty()
     finish(build(spark, short.input.folder, tmp_path), tmp_path / "checkpoint")
     short.check(tmp_path)
