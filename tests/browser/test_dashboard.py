@@ -93,7 +93,7 @@ def test_a_live_job_is_watched_asked_and_changed(
         failure = page.locator(".failure").first.inner_text()
         page.close()  # Before its server is: it would complain.
     assert "score" in failure and "a payment of -" in failure and "card-" in failure
-    assert "payments.py" in failure and "4 attempts" in failure
+    assert "payments.py" in failure and "2 attempts" in failure
 
 
 def _change(page: Any, run: Any) -> None:

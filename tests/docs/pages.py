@@ -31,7 +31,7 @@ from cairn.cli import app
 DOCS = Path(__file__).parents[2] / "docs"
 OTHERS = {"migration/flink.md"}
 """Pages with code that belongs to a system which is not here."""
-SHOWN_ONLY = {"", "ini", "java", "json", "sql", "text", "yaml", "{toctree}", "{eval-rst}"}
+SHOWN_ONLY = {"", "ini", "java", "json", "nginx", "sql", "text", "yaml", "{toctree}", "{eval-rst}"}
 OTHER_COMMANDS = {"curl", "export", "git", "make", "pip", "python"}
 STARTS_SOMETHING = {"run", "explain", "demo", "dashboard"}
 """Commands that start Spark or go on for ever: their arguments are checked, no more."""
