@@ -79,6 +79,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], P
                 driver.start()
                 for _ in range(batches):
                     driver.run_batch(8)
+            # The copies have their sink in a folder of their own: another target to the job.
+            world.rest()
             for name, store in (("store", world.store), ("published", world.published)):
                 assert isinstance(store, LocalStore)
                 shutil.copytree(store.root, folder / name)

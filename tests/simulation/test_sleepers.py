@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.errors import CommitConflictError, CommitError, CommitUnknownError
+from cairn.errors import CommitConflictError, CommitError, CommitUnknownError, EpochError
 from cairn.guarantees import Guarantee
 from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import Epoch
@@ -63,7 +63,7 @@ def test_a_driver_that_slept_past_retention_publishes_nothing(
     sleep(BETWEEN_BATCHES)
     with (
         told_of_passes(sleep),
-        pytest.raises((CommitConflictError, CommitUnknownError, ConcurrentQueryError)),
+        pytest.raises((CommitConflictError, CommitUnknownError, EpochError, ConcurrentQueryError)),
     ):
         for _ in range(every):
             old.run_batch(4)

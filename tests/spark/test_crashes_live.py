@@ -53,7 +53,7 @@ def has_base(checkpoint):
 # The driver
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_driver_killed_around_a_live_change_loses_and_doubles_nothing(
     spark, undisturbed, tmp_path, bases
@@ -98,7 +98,7 @@ def test_driver_killed_around_a_live_change_loses_and_doubles_nothing(
         assert has_base(tmp_path / str(chain) / "checkpoint")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_driver_killed_during_an_upload_and_then_a_slot_lose_nothing_on_s3(short, tmp_path):
     """Spark's own folder is a local one: Spark has no file system for S3 here."""
@@ -121,7 +121,7 @@ def test_driver_killed_during_an_upload_and_then_a_slot_lose_nothing_on_s3(short
     assert not (tmp_path / "checkpoint").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_nothing(
     spark, short, tmp_path
@@ -198,7 +198,7 @@ def executor_of(slot_pid):
     return executor
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_executor_killed_while_its_slot_restores_for_a_rescale_changes_nothing(short, tmp_path):
     """2, 4, 2 subtasks on two executors, in a cluster of processes; the query never stops."""

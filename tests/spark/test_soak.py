@@ -12,7 +12,7 @@ SEED = 6
 SECONDS = 30
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_what_went_in_came_out_after_half_a_minute_of_kills(tmp_path):
     """No reader saw a part of an epoch, or one out of order, on the way."""
