@@ -78,7 +78,7 @@ class SparkBatches:
         self._compact_interval = compact_interval
         newest = coordinator.newest
         self._logs = {} if newest is None else moved_logs(newest.spark, sources, reset_sources)
-        """What the sources keep, as of the epoch from which the folder was laid out."""
+        """Return what the sources keep, as of the epoch from which the folder was laid out."""
 
     @property
     def url(self) -> str:

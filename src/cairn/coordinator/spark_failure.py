@@ -1,4 +1,4 @@
-"""What went wrong, found in what Spark made of it.
+"""Errors of cairn and of user functions, found in the text of Spark's errors.
 
 Errors of slots and of Python functions reach the driver as text inside of errors of Java's, with
 hundreds of lines around them.
@@ -67,7 +67,7 @@ def _first_line(text: str) -> str:
 
 
 def _found(failure: Failure, epoch: int) -> CairnError:
-    """What a slot has raised."""
+    """Return the error that a slot has raised."""
     kind: Any = getattr(errors, failure.kind, EpochError)
     kind = kind if isinstance(kind, type) and issubclass(kind, CairnError) else EpochError
     message = failure.message
@@ -86,7 +86,7 @@ def _users_error(failure: Failure) -> Exception | None:
     """The exception of a user's function, with its traceback as a note."""
     kind = getattr(builtins, str(failure.facts.get("cause_type")), None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
-        return None  # Of a class that need not be known here.
+        return None  # Its class need not be known here.
     shown, text = str(failure.facts.get("cause")), failure.facts.get("cause_text")
     try:
         made = kind(*ast.literal_eval(f"[{shown[len(kind.__name__) + 1 : -1]}]"))
@@ -102,7 +102,7 @@ def _users_error(failure: Failure) -> Exception | None:
 
 
 def _python_error(text: str, epoch: int) -> FunctionError | None:
-    """What a Python function has raised that Spark itself calls: in a transform, or in a source."""
+    """Return the error of a Python function that Spark itself calls, in a transform or a source."""
     for frames, raised in _TRACEBACK.findall(text):
         places = [place for place in _FRAME.findall(frames) if is_users(place[0])]
         if places:
