@@ -344,9 +344,9 @@ class Coordinator:
             ) from error
         crash_point("driver.manifest.written")
         self.committed_by = (epoch, self._newest_by)
+        self.is_published = False
         self.newest = self.committed = epoch
         self.batches = 0
-        self.is_published = False
         self._publisher.publish_epoch(epoch)
         self.is_published = True
         said.committed(epoch, self.last_commit_ms)

@@ -212,7 +212,8 @@ def main() -> None:
             newest = 0
             while not run._ended.wait(0.02):
                 now = run.metrics().get("epoch", 0)
-                if now != newest:
+                # An epoch counts when it is committed; its sinks publish after that.
+                if now != newest and run._coordinator.is_published:
                     newest = now
                     driver = run._driver
                     told: dict[str, Any] = {}
