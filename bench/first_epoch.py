@@ -11,6 +11,7 @@ CPU seconds of all processes are measured too: on a busy machine they say more t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -95,11 +96,15 @@ def measure(
                 raise SystemExit(f"no epoch:\n{(folder / 'log').read_text()[-2000:]}")
             time.sleep(0.02)
         wall_s = time.monotonic() - began_s
-        used = [process.cpu_times() for process in started_by(folder)]
-        return Spent(wall_s, sum(sum(times[:4]) for times in used))
+        cpu_s = 0.0
+        for process in started_by(folder):
+            with contextlib.suppress(psutil.NoSuchProcess):  # A worker may just have ended.
+                cpu_s += sum(process.cpu_times()[:4])
+        return Spent(wall_s, cpu_s)
     finally:
         for process in started_by(folder):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         child.wait()
 
 
