@@ -1,4 +1,4 @@
-"""What a run keeps of its epochs, and when it says that the first one is committed."""
+"""The history of a run, and the line that reports its first committed epoch."""
 
 from __future__ import annotations
 

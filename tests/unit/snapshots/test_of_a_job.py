@@ -16,7 +16,7 @@ from cairn.plan.keygroups import key_group
 from cairn.snapshots import EpochReader, diff_epochs, open_savepoint, published, write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.storage.holds import find_holds
-from cairn.storage.log import Log
+from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 from cairn.testing import SimulatedCrash, simulated_crash
@@ -55,6 +55,14 @@ def copy_epoch(how: str, world: World, epoch: int | None, dest: Path) -> None:
         branch(world.store, epoch, str(dest))
 
 
+COPIED = {"savepoint": {"savepoint.json"}, "branch": {"job.json", record_path(FIRST_NUMBER)}}
+"""The last files that are written: a copy without them is not whole."""
+
+
+def paths_in(folder: Path) -> set[str]:
+    return {found.path for found in open_store(str(folder)).list()}
+
+
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
 def test_an_epoch_that_was_not_published_is_not_copied(
     how: str, world: World, unpublished: Epoch, tmp_path: Path
@@ -73,6 +81,7 @@ def test_the_epoch_before_one_that_was_not_published_is_copied(
     how: str, world: World, unpublished: Epoch, tmp_path: Path
 ) -> None:
     copy_epoch(how, world, unpublished.parent, tmp_path / "copy")
+    assert COPIED[how] <= paths_in(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
@@ -82,6 +91,7 @@ def test_after_a_start_has_published_the_epoch_it_is_copied(
     Driver(world).start()
     world.check_output()
     copy_epoch(how, world, unpublished.number, tmp_path / "copy")
+    assert COPIED[how] <= paths_in(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
@@ -92,6 +102,8 @@ def test_an_epoch_of_a_running_job_is_copied_once_it_is_published(
     driver = Driver(world)
     monkeypatch.setattr(published.time, "sleep", lambda seconds: driver.start())
     copy_epoch(how, world, None, tmp_path / "copy")
+    assert driver.coordinator.newest == unpublished
+    assert COPIED[how] <= paths_in(tmp_path / "copy")
 
 
 def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:
