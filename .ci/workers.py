@@ -14,7 +14,7 @@ import pyspark.sql.pandas.serializers
 import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
-import cairn.slot.forward  # noqa: F401
+import cairn.worker.forward  # noqa: F401
 
 if __name__ == "__main__":
     manager()

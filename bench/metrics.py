@@ -25,10 +25,10 @@ from harness import SEED, note, report
 
 from cairn import BatchProcess, KeyedProcess, state
 from cairn.backends import make_backend
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.heat import Heat
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin
-from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from cairn.backends import make_backend
 from cairn.backends.overlay import Table
-from cairn.codec import codec
+from cairn.protocol.spec import OperatorSpec
 from cairn.slot.operator import Operator
 from cairn.slot.restore import restore
-from cairn.slot.spec import OperatorSpec
 from cairn.storage.log import Log
 from cairn.storage.store import Store
+from cairn.types.codec import codec
 
 
 def fresh_operator(spec: OperatorSpec, groups: range, group_count: int) -> Operator:

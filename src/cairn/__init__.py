@@ -2,6 +2,7 @@
 
 from cairn import logs, sinks, state, windows
 from cairn.client import client
+from cairn.driver.serving import Serve
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -21,11 +22,10 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.operators.window_functions import WindowFunction
 from cairn.query.reader import diff_state, read_state
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session, spark_config
-from cairn.web.settings import Serve
-from cairn.window_functions import WindowFunction
 
 __version__ = "0.1.0"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
 from cairn.functions import Function, KeyedProcess, Process
-from cairn.joins import IntervalJoin, JoinPlan
+from cairn.operators.joins import IntervalJoin, JoinPlan
 from cairn.plan.check import (
     NO_UID,
     check_broadcast,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from cairn.connected import ConnectedStreams, connected
+from cairn.driver.coordinator.guarantees import Guarantee
+from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
-from cairn.guarantees import Guarantee
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import KeyedStream, Stream
-from cairn.web.settings import Serve, as_serve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +91,7 @@ class Job:
 
     def _html(self, title: str, columns: Sequence[tuple[str, str]] = ()) -> str:
         """The graph as it stands, under a title; of a stream with its columns."""
-        from cairn.notebook import graph_html
+        from cairn.report.notebook import graph_html
 
         try:
             return graph_html(title, self.explain("svg"), columns, "")
@@ -109,8 +109,8 @@ class Job:
 
         As text it is also printed. "svg" is a picture of it, "json" the same for programs.
         """
-        from cairn.plan.drawing import explained_svg
         from cairn.plan.explain import explained, explained_text
+        from cairn.report.drawing import explained_svg
 
         facts = explained(self.graph())
         if format == "svg":
@@ -169,15 +169,16 @@ class Job:
         With `on_error="dead-letter"` a row (or timer) that a function raises on does not fail the
         epoch: what it did is undone, and it goes to the operator's `.side("errors")`.
 
-        `guarantee` says what a crash may do to the output: see `cairn.guarantees`. An epoch has
-        `checkpoint_every` batches of Spark's: it is committed after the last of them, or when no
-        more come; a crash runs them again. A sink that cannot publish pauses the job until it
-        can, or for `commit_timeout` ("1 hour"), after which the run fails.
+        `guarantee` says what a crash may do to the output: see
+        `cairn.driver.coordinator.guarantees`. An epoch has `checkpoint_every` batches of Spark's:
+        it is committed after the last of them, or when no more come; a crash runs them again. A
+        sink that cannot publish pauses the job until it can, or for `commit_timeout` ("1 hour"),
+        after which the run fails.
 
         With `serve` the run answers over HTTP, and shows its dashboard, at `run.url`: True for
         any free port of this machine, "HOST:PORT", or a `cairn.Serve` with tokens.
         """
-        from cairn.options import Options
+        from cairn.driver.options import Options
         from cairn.run import Run
 
         return Run.started(

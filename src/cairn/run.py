@@ -9,14 +9,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from cairn import progress
-from cairn.changes import Changes
-from cairn.coordinator.epoch import clock_ms
-from cairn.coordinator.measured import summary
-from cairn.coordinator.publisher import StoppedError
-from cairn.coordinator.spark_failure import as_cairn_error, is_concurrent_use
-from cairn.coordinator.ticker import Pace, Ticker
 from cairn.crash import crash_point
+from cairn.driver import progress
+from cairn.driver.changes import Changes
+from cairn.driver.coordinator.epoch import clock_ms
+from cairn.driver.coordinator.measured import summary
+from cairn.driver.coordinator.publisher import StoppedError
+from cairn.driver.coordinator.ticker import Pace, Ticker
+from cairn.driver.history import History
+from cairn.driver.idle import Host, IdleEpochs, Turn
+from cairn.driver.interrupts import call_aside, held_back, print_no_traceback
+from cairn.driver.options import Options
+from cairn.driver.spark_batches import BatchFailedError, SparkBatches, StoppingError
+from cairn.driver.spark_failure import as_cairn_error, is_concurrent_use
+from cairn.driver.start import compact_interval, noted_on_error, start
 from cairn.errors import (
     CommitConflictError,
     CommitError,
@@ -26,22 +32,16 @@ from cairn.errors import (
     PlanError,
 )
 from cairn.functions import Function
-from cairn.history import History
-from cairn.idle import Host, IdleEpochs, Turn
-from cairn.interrupts import call_aside, held_back, print_no_traceback
 from cairn.logs import logger
-from cairn.notebook import Plot, RunFacts, run_facts, run_html, timeline
-from cairn.options import Options
 from cairn.plan.graph import Graph
 from cairn.query.doors import Doors
 from cairn.query.live import Answer, Answers, LiveState
+from cairn.report.notebook import Plot, RunFacts, run_facts, run_html, timeline
+from cairn.report.status import Ending, Signs, Status, status_of
 from cairn.sinks.base import close_all, closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
-from cairn.spark_batches import BatchFailedError, SparkBatches, StoppingError
-from cairn.start import compact_interval, noted_on_error, start
-from cairn.status import Ending, Signs, Status, status_of
 from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
 from cairn.storage.manifest import SparkPosition
@@ -52,7 +52,7 @@ from cairn.web.lifetime import Web
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from cairn.coordinator.roster import SlotInfo
+    from cairn.driver.roster import SlotInfo
 
 STOP_PATIENCE_S = 60.0
 AWAITED_AGAIN_S = 2.0
@@ -65,7 +65,7 @@ class Run:
     """
 
     def __init__(self, graph: Graph, options: Options) -> None:
-        from cairn.coordinator.driver import SparkDriver, trigger_ms
+        from cairn.driver.spark_driver import SparkDriver, trigger_ms
 
         self.name = graph.name
         self._graph = graph
@@ -388,7 +388,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """The status of the job, the same word in all views of it: see `cairn.status`.
+        """The status of the job, the same word in all views of it: see `cairn.report.status`.
 
         While the run lives: starting, running, idle, behind, paused or failing. Then it has
         failed, stopped, finished or is superseded.

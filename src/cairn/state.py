@@ -46,10 +46,10 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, overload
 
-from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.misuse import Stateful, refuse_operators
 from cairn.types import parse_type, type_ddl
+from cairn.types.durations import duration_ms
 
 T = TypeVar("T")
 K = TypeVar("K")

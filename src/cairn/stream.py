@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from cairn.connected import ConnectedStreams, joined
-from cairn.deduplicate import DUPLICATES, Distinct, DistinctWithin
-from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
-from cairn.joins import join_plan
-from cairn.letters import SCHEMA as LETTERS
+from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
+from cairn.operators.joins import join_plan
+from cairn.operators.window_functions import (
+    WindowApply,
+    WindowFunction,
+    WindowReduce,
+    check_window_function,
+)
+from cairn.operators.window_process import WindowPlan
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import (
     NO_UID,
@@ -43,17 +48,12 @@ from cairn.plan.graph import (
     united_time,
 )
 from cairn.plan.loops import check_feedback
+from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 from cairn.types import parse_schema, schema_ddl, type_ddl
+from cairn.types.durations import duration_ms
 from cairn.user_code import check_arguments
-from cairn.window_functions import (
-    WindowApply,
-    WindowFunction,
-    WindowReduce,
-    check_window_function,
-)
-from cairn.window_process import WindowPlan
 from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ class ProcessStream(Stream):
 
         "late" is what came too late, or without a time: rows as they came in, no schema needed.
         Of connected streams it is "late.<name>", for each of them. "errors" is what the function
-        failed on, with `on_error="dead-letter"`: `cairn.letters.SCHEMA`, no schema needed.
+        failed on, with `on_error="dead-letter"`: `cairn.protocol.letters.SCHEMA`, no schema needed.
         """
         uid = self._ports[0].node
         node = self._job._nodes[uid]

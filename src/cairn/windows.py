@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError
+from cairn.types.durations import MAX_MS, duration_ms
 
 TimeKind = Literal["event", "processing"]
 Bounds = tuple[int, int]

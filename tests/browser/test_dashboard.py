@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
 from cairn.web.server import serve
-from cairn.web.settings import Serve
 from cairn.web.site import Site
 from tests.browser.payments import PAYMENT, build, payments
 from tests.spark.support import Input

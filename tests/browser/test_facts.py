@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
 from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
 from cairn.storage.store import open_store
 from cairn.web.server import serve
-from cairn.web.settings import Serve
 from cairn.web.site import Site
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
 from tests.unit.web.test_overview import GRAPH

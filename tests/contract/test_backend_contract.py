@@ -10,8 +10,8 @@ import pytest
 
 from cairn.backends import BACKENDS, Backend, make_backend
 from cairn.backends.base import ABSENT
-from cairn.backends.rocksdb import RocksBackend
-from cairn.codec import codec
+from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.types.codec import codec
 
 STATES = {"s": "value", "t": "value", "s1": "reducing", "m": "map", "l": "list"}
 

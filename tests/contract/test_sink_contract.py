@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from cairn.coordinator.marks import check_marks
+from cairn.driver.coordinator.marks import check_marks
 from cairn.errors import RestoreError
 from cairn.sinks.base import attempt_of
 from cairn.storage.log import Log
@@ -21,7 +21,7 @@ from cairn.storage.store import open_store
 from tests.at_once import at_once
 from tests.places import PLACES, batch
 from tests.places.stage import Stage
-from tests.unit.coordinator import manifests
+from tests.unit.driver.coordinator import manifests
 
 # After `prepare` the data is durable and no reader sees it
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CELLS = [
     "from cairn import Job, sinks\n"
-    "from cairn.notebook import Plot, timeline_svg\n"
+    "from cairn.report.notebook import Plot, timeline_svg\n"
     "from tests.unit.plan.programs import process, source",
     "job = Job('spent')\nout = process(source(job, 'rows'), 'same')\nout",
     "out.sink_to(sinks.Noop(), uid='out')\njob",

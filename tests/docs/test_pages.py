@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.aggregates.parse import FUNCTIONS
+from cairn.operators.aggregates.parse import FUNCTIONS
 from tests.docs.pages import (
     DOCS,
     OTHER_COMMANDS,

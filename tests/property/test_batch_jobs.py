@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import BatchProcess, state
-from cairn.backends import BACKENDS, columns
-from cairn.codec import codec
-from cairn.coordinator import compaction, epoch
-from cairn.coordinator.epoch import Coordinator
+from cairn.backends import BACKENDS
+from cairn.backends.columnar import table as columns
+from cairn.driver.coordinator import compaction, epoch
+from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.sinks import Collect
@@ -33,6 +33,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from tests.restored import restored_operator, stored_rows
 from tests.simulation.cluster import Cluster, Trouble
 

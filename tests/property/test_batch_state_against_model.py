@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import state
-from cairn.backends import columns, make_backend
-from cairn.backends.batch_handles import make_batch_handle, make_batch_table
+from cairn.backends import make_backend
+from cairn.backends.columnar import table as columns
+from cairn.backends.columnar.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import in_order
-from cairn.codec import codec
 from cairn.storage.files import StatePart, encode_segment
 from cairn.types import parse_type
+from cairn.types.codec import codec
 
 GROUP_COUNT = 8
 NONE = st.none()

@@ -30,10 +30,9 @@ from cairn import KeyedProcess, state
 from cairn.backends import BACKENDS, Backend, make_backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.rocksdb import RocksBackend
-from cairn.codec import codec
-from cairn.coordinator import compaction, epoch
-from cairn.coordinator.epoch import Coordinator
+from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.driver.coordinator import compaction, epoch
+from cairn.driver.coordinator.epoch import Coordinator
 from cairn.errors import FunctionError
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
@@ -46,6 +45,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema, parse_type
+from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.world import stored_state
 

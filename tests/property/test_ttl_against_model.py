@@ -20,7 +20,7 @@ from cairn import state
 from cairn.backends import BACKENDS, make_backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
-from cairn.durations import MIN_MS
+from cairn.types.durations import MIN_MS
 
 GROUPS = 2
 TTL_MS = 10

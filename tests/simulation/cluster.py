@@ -27,19 +27,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cairn.codec import codec
-from cairn.coordinator.rounds import Outcome
 from cairn.crash import crash_point
+from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
+from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.graph import Edge, Graph, Level, Port
-from cairn.plan.keygroups import key_hasher, subtask_of
 from cairn.process_identity import ProcessIdentity, identify
+from cairn.protocol.messages import Ack, Begin, Report, Token, ack_encoder, report_decoder
+from cairn.protocol.spec import JobSpec, lane_name
 from cairn.slot.level import LevelRuntime, StaleTokenError
-from cairn.slot.protocol import Ack, Begin, Report, Token, ack_encoder, report_decoder
 from cairn.slot.runtime import Runtime
-from cairn.slot.spec import JobSpec, lane_name
 from cairn.storage.store import NotFoundError, Store
 from cairn.testing import SimulatedCrash
+from cairn.types.codec import codec
 
 BATCH_ROWS = 7
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.coordinator import compaction, epoch
+from cairn.driver.coordinator import compaction, epoch
 from cairn.storage import manifest, source_logs
 
 

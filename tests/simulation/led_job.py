@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import Job
-from cairn.codec import codec
-from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.rounds import is_pending
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.rounds import is_pending
 from cairn.plan.deploy import job_spec
 from cairn.sinks.base import SinkContext
 from cairn.storage.log import create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import open_store
 from cairn.testing import ManualClock
+from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.codec import codec
 from cairn.plan.graph import (
     Graph,
     Inlet,
@@ -27,6 +26,7 @@ from cairn.plan.graph import (
 )
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 
 ROW = parse_schema("account long, op string, amount long, seq long")
 SEEN = parse_schema("account long, seq long, count long, total long, items string, tags string")

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, Process, state
-from cairn.coordinator.rounds import records_of
+from cairn.driver.coordinator.rounds import records_of
 from cairn.plan.graph import (
     Graph,
     Inlet,

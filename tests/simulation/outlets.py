@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.codec import codec
 from cairn.plan.graph import (
     Graph,
     Inlet,
@@ -29,6 +28,7 @@ from cairn.plan.graph import (
 )
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from tests.places import SCHEMA, Place
 from tests.places.files import FilesPlace
 from tests.simulation.world import Driver, World

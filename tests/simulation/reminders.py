@@ -18,8 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.codec import codec
-from cairn.coordinator.rounds import Outcome
+from cairn.driver.coordinator.rounds import Outcome
 from cairn.plan.graph import (
     Graph,
     Inlet,
@@ -31,10 +30,11 @@ from cairn.plan.graph import (
     Watermark,
     build_graph,
 )
+from cairn.protocol.messages import Begin
 from cairn.sinks.base import Sink
-from cairn.slot.protocol import Begin
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster
 from tests.simulation.world import Driver, Transactional, World, _Published
 

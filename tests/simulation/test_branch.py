@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.backends.rocksdb_files import verify_rocksdb_base
+from cairn.backends.rocksdb.files import verify_rocksdb_base
 from cairn.snapshots.branch import branch
 from cairn.storage.holds import find_holds
 from cairn.storage.log import Log

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.backends.rocksdb_files import verify_rocksdb_base
+from cairn.backends.rocksdb.files import verify_rocksdb_base
 from cairn.errors import CairnError
 from cairn.storage.log import record_path
 from cairn.storage.retention import referenced_paths

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.errors import CommitConflictError
-from cairn.guarantees import Guarantee
 from cairn.snapshots.rollback import rollback
 from cairn.storage.spark_log import leave_unread
 from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes

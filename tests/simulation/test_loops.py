@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.coordinator.rounds import is_pending
+from cairn.driver.coordinator.rounds import is_pending
 from cairn.snapshots.branch import branch
 from cairn.snapshots.load import load_savepoint
 from cairn.snapshots.savepoint import open_savepoint

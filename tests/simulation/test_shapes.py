@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cairn import Job, sinks
-from cairn.codec import codec
-from cairn.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
 from cairn.sinks.base import SinkContext
 from cairn.storage.log import create_or_open_job
@@ -21,6 +20,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster, Trouble
 from tests.unit.plan.programs import ROW, process, source
 

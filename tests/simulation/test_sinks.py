@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.guarantees import Guarantee
+from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.testing import SimulatedCrash, crash_points, told_of_passes
 from tests.places import PLACES
 from tests.simulation.outlets import OutletDriver, OutletWorld

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.errors import CommitConflictError, CommitError, CommitUnknownError, EpochError
-from cairn.guarantees import Guarantee
 from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import Epoch
 from cairn.testing import told_of_passes

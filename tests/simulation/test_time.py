@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.coordinator.ticker import pending
+from cairn.driver.coordinator.ticker import pending
 from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.timed import BEAT_MS, TimedWorld

@@ -22,17 +22,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.rewind import give_up, settle
-from cairn.coordinator.ticker import is_due, is_idleness_due
 from cairn.crash import crash_point
-from cairn.durations import MIN_MS
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.guarantees import Guarantee
+from cairn.driver.coordinator.rewind import give_up, settle
+from cairn.driver.coordinator.ticker import is_due, is_idleness_due
+from cairn.driver.spark_batches import SparkBatches
 from cairn.errors import CairnError
-from cairn.guarantees import Guarantee
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
 from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
-from cairn.spark_batches import SparkBatches
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
@@ -43,6 +42,7 @@ from cairn.storage.spark_log import read_offsets
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing import Fault, FaultyStore, ManualClock, SimulatedCrash
+from cairn.types.durations import MIN_MS
 from tests.restored import restored_operator
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.ledger import Model, Row, as_arrow, ledger_graph, rows_of

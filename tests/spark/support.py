@@ -20,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cairn.codec import codec
 from cairn.job import Job
 from cairn.plan.deploy import job_spec
 from cairn.slot.folders import living_slots, run_folder
@@ -28,6 +27,7 @@ from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 from cairn.types import parse_schema, schema_ddl
+from cairn.types.codec import codec
 from tests.restored import restored_operator
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cairn import Job, PlanError, sinks
-from cairn.coordinator import partials
-from cairn.coordinator.partials import PartialChoice
+from cairn.driver.coordinator import partials
+from cairn.driver.coordinator.partials import PartialChoice
 from tests.spark.support import T0, finish
 
 SCHEMA = (

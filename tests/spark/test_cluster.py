@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from cairn.coordinator.driver import SparkDriver
+from cairn.driver.spark_driver import SparkDriver
 from cairn.slot.folders import living_slots, run_folder
 from tests.spark.programs import lots
 from tests.spark.programs.ledger import SCHEMA, build, payments

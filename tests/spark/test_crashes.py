@@ -22,9 +22,9 @@ from cairn import (
     EpochError,
     FunctionError,
 )
-from cairn.coordinator import compaction
-from cairn.coordinator.rewind import Stand
 from cairn.crash import POINTS
+from cairn.driver.coordinator import compaction
+from cairn.driver.coordinator.rewind import Stand
 from cairn.snapshots.saving import write_savepoint
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Takeover
@@ -315,7 +315,7 @@ def faulty(monkeypatch):
             stores.append(DriversStore(open_store(url), plan, **random_faults))
             return stores[-1]
 
-        monkeypatch.setattr("cairn.start.open_store", open_faulty)
+        monkeypatch.setattr("cairn.driver.start.open_store", open_faulty)
         return stores
 
     yield wrap
@@ -409,7 +409,7 @@ class BadDisk(Ledger):
 def test_slot_that_cannot_store_its_delta_at_first_is_asked_again(
     spark, short, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("cairn.coordinator.epoch.INLINE_BYTES_MAX", 0)
+    monkeypatch.setattr("cairn.driver.coordinator.epoch.INLINE_BYTES_MAX", 0)
     function = BadDisk(tmp_path / "writes", 2)
     finish(build(spark, short.input.folder, tmp_path, function), tmp_path / "checkpoint")
     assert epochs(tmp_path / "checkpoint")[0].timings["attempts"] > 1

@@ -12,7 +12,7 @@ import signal
 import psutil
 import pytest
 
-from cairn.coordinator import compaction
+from cairn.driver.coordinator import compaction
 from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log
@@ -41,7 +41,7 @@ def bases(monkeypatch):
     """After every epoch a base is due, and nothing is so small that it travels to the driver."""
     monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 0)
     monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
-    monkeypatch.setattr("cairn.coordinator.epoch.INLINE_BYTES_MAX", 0)
+    monkeypatch.setattr("cairn.driver.coordinator.epoch.INLINE_BYTES_MAX", 0)
 
 
 def has_base(checkpoint):

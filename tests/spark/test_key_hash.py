@@ -9,9 +9,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from cairn.codec import codec
-from cairn.plan.keygroups import hash_key, key_group, spark_key_group_sql
+from cairn.key_groups import hash_key, key_group, spark_key_group_sql
 from cairn.types import parse_schema, parse_type, schema_ddl, type_ddl
+from cairn.types.codec import codec
 
 UTC = dt.UTC
 COLUMNS = {

@@ -299,7 +299,7 @@ def test_functions_are_told_of_committed_epochs_in_order(spark, tmp_path):
 
 def test_a_checkpoint_goes_on_with_another_backend(spark, undisturbed, tmp_path, monkeypatch):
     """Bases of either kind are read by both."""
-    monkeypatch.setattr("cairn.coordinator.compaction.BASE_BYTES_MIN", 0)
+    monkeypatch.setattr("cairn.driver.coordinator.compaction.BASE_BYTES_MIN", 0)
     monkeypatch.setenv("CAIRN_BASE_RATIO", "0.001")
     source = Input(tmp_path / "in", SCHEMA)
     job = build(spark, source.folder, tmp_path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
-from cairn.coordinator.rounds import in_flight
+from cairn.driver.coordinator.rounds import in_flight
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from tests.spark.programs.loops import (

@@ -8,13 +8,13 @@ import re
 import pytest
 
 from cairn import Job, KeyedProcess, sinks
-from cairn.coordinator.driver import _Reports
+from cairn.driver.spark_driver import _Reports
+from cairn.key_groups import key_group, subtask_of
 from cairn.plan.dataframe import Planner, lay_pin
 from cairn.plan.deploy import job_spec
-from cairn.plan.keygroups import key_group, subtask_of
+from cairn.protocol.spec import envelope_schema
 from cairn.session import EPOCH_CONFIG
-from cairn.slot.forward import Forward
-from cairn.slot.spec import envelope_schema
+from cairn.worker.forward import Forward
 from tests.spark.support import epochs, finish
 
 

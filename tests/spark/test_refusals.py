@@ -19,7 +19,7 @@ from cairn import (
     sinks,
     state,
 )
-from cairn.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.epoch import Coordinator
 from cairn.session import check_session
 from tests.spark.support import epochs, finish, published, stored_state
 

@@ -19,7 +19,7 @@ from cairn import (
     state,
 )
 from cairn.functions import EVENT_TIMERS
-from cairn.plan.keygroups import spark_key_group_sql
+from cairn.key_groups import spark_key_group_sql
 from cairn.snapshots import open_savepoint, write_savepoint
 from cairn.snapshots.tables import open_state
 from cairn.storage.store import open_store

@@ -24,9 +24,9 @@ from cairn import (
     state,
 )
 from cairn.cli import main
-from cairn.coordinator import compaction
-from cairn.coordinator.epoch import Coordinator
-from cairn.plan.keygroups import groups_of
+from cairn.driver.coordinator import compaction
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.key_groups import groups_of
 from cairn.snapshots import open_savepoint
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.memory import memory_folder

@@ -15,9 +15,9 @@ import pytest
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.process_identity import identify
 from cairn.slot.folders import run_folder
-from cairn.slot.forward import Forward
 from cairn.slot.process import SlotHome
 from cairn.slot.server import Call
+from cairn.worker.forward import Forward
 from tests.spark.programs.ledger import SCHEMA, payments
 from tests.spark.support import (
     Input,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cairn import FunctionError, Job, KeyedProcess, PlanError, sinks, state
-from cairn.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.sql import time_sql
 from cairn.types import parse_schema
 from tests.spark.programs.alarms import SCHEMA as ALARM_ROWS
@@ -267,7 +267,7 @@ def test_a_timer_that_sets_itself_anew_is_not_drained_for_ever(
             ctx.timers.event(after="1 second")
             yield (time_ms,)
 
-    monkeypatch.setattr("cairn.idle.DRAIN_EPOCHS_MAX", 3)
+    monkeypatch.setattr("cairn.driver.idle.DRAIN_EPOCHS_MAX", 3)
     rows = make_input(ROWS).add((1, 1, at(0)))
     job = Job("forever", max_parallelism=8)
     out = sinks.Collect()

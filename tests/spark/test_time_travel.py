@@ -15,7 +15,7 @@ import pytest
 
 from cairn import CommitConflictError
 from cairn.cli import main
-from cairn.coordinator import compaction
+from cairn.driver.coordinator import compaction
 from cairn.snapshots import diff_epochs
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback

@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
-from cairn.plan.keygroups import key_group
+from cairn.key_groups import key_group
 from tests.spark.support import T0, epochs, finish, stored_state
 
 UTC = dt.UTC

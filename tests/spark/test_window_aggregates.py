@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cairn import Job, PlanError, sinks, windows
-from cairn.coordinator.partials import PartialChoice
+from cairn.driver.coordinator.partials import PartialChoice
 from tests.spark.support import T0, Input, eventually, finish, slot_pids
 
 SCHEMA = "id bigint, k bigint, at timestamp, v double"

@@ -1,7 +1,7 @@
 """Where a slot keeps state between epochs."""
 
 from cairn.backends.base import Backend, Base, BaseCancelledError, BaseTarget
-from cairn.backends.heap import HeapBackend
+from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.registry import BACKENDS, DEFAULT_MEMORY_BYTES, make_backend
 
 __all__ = [

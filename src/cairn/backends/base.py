@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from cairn.codec import Codec
 from cairn.storage.manifest import FileRef
 from cairn.storage.pack import Stored
 from cairn.storage.store import Store
+from cairn.types.codec import Codec
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table

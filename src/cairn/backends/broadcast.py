@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from cairn.backends.overlay import ValueTable, in_order
 from cairn.backends.scope import name_state
-from cairn.codec import ValueTypeError
 from cairn.errors import FunctionError
 from cairn.state import Broadcast
+from cairn.types.codec import ValueTypeError
 
 GROUP: Final = 0
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from cairn.backends.base import ABSENT
 from cairn.backends.scope import Scope, name_state
-from cairn.codec import Codec, ValueTypeError
 from cairn.state import Map
+from cairn.types.codec import Codec, ValueTypeError
 
 
 class Entries(Map[Any, Any]):

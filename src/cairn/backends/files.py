@@ -33,7 +33,7 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
     """A reader for a file of a manifest. Close it: it may keep files in `scratch`."""
     if ref.format == "rocksdb":
         # Not at the top: a slot that keeps its state in memory need not load RocksDB.
-        from cairn.backends.rocksdb_files import RocksReader
+        from cairn.backends.rocksdb.files import RocksReader
 
         return RocksReader(store, ref, scratch)
     return open_segment(store, ref)
@@ -42,7 +42,7 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
 def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:
     """The stored rows of each state per key group, by the file's index alone."""
     if ref.format == "rocksdb":
-        from cairn.backends.rocksdb_files import read_index
+        from cairn.backends.rocksdb.files import read_index
 
         return {
             name: {group: rows for group, (_, rows) in entry.counts.items()}

@@ -22,7 +22,6 @@ from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTabl
 from cairn.backends.scope import Scope as Scope
 from cairn.backends.scope import name_state as _name_state
 from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
-from cairn.codec import ValueTypeError
 from cairn.state import (
     Aggregating,
     Broadcast,
@@ -34,6 +33,7 @@ from cairn.state import (
     Value,
 )
 from cairn.types import OBJECT
+from cairn.types.codec import ValueTypeError
 
 
 class ValueHandle(Value[Any]):

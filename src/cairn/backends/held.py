@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn.backends.overlay import Table
-from cairn.backends.rocksdb_packing import Packing, decode, encode
+from cairn.backends.rocksdb.packing import Packing, decode, encode
 from cairn.state import Declaration
 
 Form = tuple[str, str, str, str]

@@ -19,8 +19,8 @@ from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
 from cairn.backends.scope import Scope, name_state
 from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
-from cairn.codec import ValueTypeError
 from cairn.state import Declaration
+from cairn.types.codec import ValueTypeError
 
 
 class _Journaled:

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT
-from cairn.codec import Codec, codec
 from cairn.errors import FunctionError
 from cairn.types import type_ddl
+from cairn.types.codec import Codec, codec
 
 Held = Iterable[tuple[int, Mapping[Any, Any]]]
 """Key groups, ascending, each with (some of) its keys and what is held of them."""

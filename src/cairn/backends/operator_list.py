@@ -21,9 +21,9 @@ from typing import Any, Final
 from cairn.backends.base import ABSENT
 from cairn.backends.overlay import MapTable
 from cairn.backends.scope import name_state
-from cairn.codec import FrozenMap, ValueTypeError
 from cairn.errors import FunctionError
 from cairn.state import OperatorList
+from cairn.types.codec import FrozenMap, ValueTypeError
 
 OWN: Final = -1
 """In place of a number: the item is of this subtask alone."""

@@ -24,15 +24,15 @@ import pyarrow as pa
 
 from cairn.backends.base import ABSENT as ABSENT
 from cairn.backends.base import Backend, Rows
-from cairn.backends.heap import empty_rows
+from cairn.backends.heap.backend import empty_rows
 from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
 from cairn.backends.ttl import Expiry, leave_out_expired
-from cairn.codec import Codec, codec, strict
-from cairn.codec.stamped import stamped_codec
 from cairn.errors import FunctionError
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
+from cairn.types.codec import Codec, codec, strict
+from cairn.types.codec.stamped import stamped_codec
 
 BASE_BATCH_ROWS = 64 * 1024
 COUNT_SAMPLE_KEYS = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cairn.backends.base import Backend
-from cairn.backends.heap import HeapBackend
+from cairn.backends.heap.backend import HeapBackend
 
 DEFAULT_MEMORY_BYTES = 512 << 20
 
@@ -16,7 +16,7 @@ def _heap(directory: str, memory_bytes: int) -> Backend:
 
 def _rocksdb(directory: str, memory_bytes: int) -> Backend:
     # Not at the top: a slot that keeps its state in memory need not load RocksDB.
-    from cairn.backends.rocksdb import RocksBackend
+    from cairn.backends.rocksdb.backend import RocksBackend
 
     return RocksBackend(directory, memory_bytes)
 

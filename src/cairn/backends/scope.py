@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cairn.codec import ValueTypeError
 from cairn.state import Declaration
+from cairn.types.codec import ValueTypeError
 
 
 class Scope(Protocol):

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import ABSENT
-from cairn.codec.stamped import joined
+from cairn.types.codec.stamped import joined
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table

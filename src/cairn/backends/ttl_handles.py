@@ -19,9 +19,9 @@ from typing import Any
 from cairn.backends.entries import Entries
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
 from cairn.backends.scope import Scope, name_state
-from cairn.codec import ValueTypeError
-from cairn.durations import MIN_MS
 from cairn.state import TTL, List, Value
+from cairn.types.codec import ValueTypeError
+from cairn.types.durations import MIN_MS
 
 Clock = Callable[[Scope], int]
 

@@ -134,6 +134,6 @@ def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = 
 
 def _checkers() -> dict[str, Any]:
     """For files in other formats than segments."""
-    from cairn.backends.rocksdb_files import verify_rocksdb_base
+    from cairn.backends.rocksdb.files import verify_rocksdb_base
 
     return {"rocksdb": verify_rocksdb_base}

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from cairn.cli.checkpoint import open_checkpoint
 from cairn.cli.tables import printable, stdout_console
+from cairn.report.text import count
 from cairn.snapshots import Example, StateDiff, diff_epochs
-from cairn.view import count
 
 Facts = dict[str, Any]
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
-from cairn import progress
 from cairn.cli.failure import INTERRUPTED
 from cairn.cli.job_file import built_job, load_build, parse_conf, pickle_by_value_in_spark
 from cairn.cli.spark_log import spark_log, stderr_to
+from cairn.driver import progress
 from cairn.logs import configure_from_environment
 from cairn.query.facts import epoch_facts
+from cairn.report.text import JsonView, LineView, LiveView, View
 from cairn.storage import Epoch, Log, Store, open_store
-from cairn.view import JsonView, LineView, LiveView, View
 
 if TYPE_CHECKING:
     from cairn.run import Run

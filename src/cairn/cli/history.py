@@ -17,11 +17,11 @@ from rich.text import Text
 from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
 from cairn.cli.job_file import UsageError
 from cairn.cli.tables import many, passed_s, print_json, stdout_console, when
+from cairn.report.text import age, count, duration, size
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import RollbackPlan, plan_rollback, rollback
 from cairn.storage import Store, delete_checkpoint, delete_savepoint, open_store
 from cairn.storage.removal import branches_of, is_being_removed, is_savepoint
-from cairn.view import age, count, duration, size
 
 Facts = dict[str, Any]
 

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
 from cairn.cli.job_file import UsageError
+from cairn.report.text import count, size
 from cairn.snapshots import write_savepoint
 from cairn.storage.store import open_store
-from cairn.view import count, size
 
 Facts = dict[str, Any]
 

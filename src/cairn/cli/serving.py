@@ -15,8 +15,8 @@ from types import FrameType
 import typer
 
 from cairn.cli.checkpoint import open_checkpoint
+from cairn.driver.serving import DEFAULT_ADDRESS, Serve
 from cairn.errors import PlanError
-from cairn.web.settings import DEFAULT_ADDRESS, Serve
 
 TOKEN = "CAIRN_TOKEN"
 CONTROL_TOKEN = "CAIRN_CONTROL_TOKEN"

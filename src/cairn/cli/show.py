@@ -26,9 +26,9 @@ from cairn.cli.tables import (
 )
 from cairn.errors import NoEpochError
 from cairn.query.facts import job_now, show_epoch
+from cairn.report.text import PART_STYLES, count, duration, millis, size, split_ms
 from cairn.storage import Store
 from cairn.storage.log import Log
-from cairn.view import PART_STYLES, count, duration, millis, size, split_ms
 
 Facts = dict[str, Any]
 

@@ -21,9 +21,9 @@ from cairn.cli.checkpoint import open_folder
 from cairn.cli.job_file import UsageError
 from cairn.cli.tables import many, print_json, printable, stdout_console
 from cairn.query.json_values import json_columns, json_rows
+from cairn.report.text import count, size
 from cairn.snapshots.tables import StateSource, StateTable, open_state
 from cairn.types import type_ddl
-from cairn.view import count, size
 
 Facts = dict[str, Any]
 

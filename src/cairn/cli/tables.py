@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from cairn.status import ACTIVE, Health, Status
-from cairn.view import age, count, millis, mishaps, size
+from cairn.report.status import ACTIVE, Health, Status
+from cairn.report.text import age, count, millis, mishaps, size
 
 Facts = dict[str, Any]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from cairn import class_archive
 from cairn.demo import fraud
+from cairn.driver import class_archive
 from cairn.slot.folders import Living, living_slots
 
 STOP_PATIENCE_S = 90.0

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cairn.demo.check import LEDGER_NAME, Comparison
 from cairn.query.facts import Facts
-from cairn.view import count, millis, mishaps, size, sparkline, split_ms, time_bar
+from cairn.report.text import count, millis, mishaps, size, sparkline, split_ms, time_bar
 
 PLAIN_EVERY_S = 5.0
 STYLES = {"plain": "", "kill": "bold red", "good": "green", "bad": "bold red"}

@@ -10,13 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.aggregates.accumulate import Accumulators, Aggregate, make_aggregate
-from cairn.aggregates.assign import pane_us
-from cairn.aggregates.parse import Call, parse_calls
-from cairn.aggregates.partial import Partials, make_partials
-from cairn.aggregates.running import Aggregation, RunningAggregate
-from cairn.aggregates.windowed import WindowAggregate
 from cairn.errors import PlanError
+from cairn.operators.aggregates.accumulate import Accumulators, Aggregate, make_aggregate
+from cairn.operators.aggregates.assign import pane_us
+from cairn.operators.aggregates.parse import Call, parse_calls
+from cairn.operators.aggregates.partial import Partials, make_partials
+from cairn.operators.aggregates.running import Aggregation, RunningAggregate
+from cairn.operators.aggregates.windowed import WindowAggregate
+from cairn.operators.window_functions import WINDOW_COLUMNS
+from cairn.operators.window_process import WindowPlan
 from cairn.plan.graph import (
     Node,
     PartialNode,
@@ -26,8 +28,6 @@ from cairn.plan.graph import (
     united_time,
 )
 from cairn.plan.sql import quoted, time_sql
-from cairn.window_functions import WINDOW_COLUMNS
-from cairn.window_process import WindowPlan
 from cairn.windows import Session, Sliding, Tumbling
 
 

@@ -9,14 +9,14 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from cairn.codec import ValueTypeError, codec, is_hashable
-from cairn.durations import duration_ms
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
 from cairn.plan.graph import Watermark, common_type, is_time
-from cairn.slot.protocol import ROUNDS_MAX
+from cairn.protocol.messages import ROUNDS_MAX
 from cairn.state import Broadcast, Declaration, Map, OperatorList, Reducing, Value
 from cairn.types import OBJECT, type_ddl
+from cairn.types.codec import ValueTypeError, codec, is_hashable
+from cairn.types.durations import duration_ms
 from cairn.user_code import check_arguments
 
 S = TypeVar("S")

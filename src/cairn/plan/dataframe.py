@@ -48,10 +48,10 @@ from cairn.plan.graph import (
     TransformNode,
 )
 from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quoted, time_sql
-from cairn.slot.forward import Forward
-from cairn.slot.spec import ACK_LANE, envelope_schema, lane_name
+from cairn.protocol.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl
 from cairn.user_code import raised_at
+from cairn.worker.forward import Forward
 
 OBSERVED = "cairn"
 TURN = "turn"

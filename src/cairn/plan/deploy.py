@@ -10,7 +10,6 @@ import pyarrow as pa
 from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
-from cairn.letters import OnError
 from cairn.logs import current_format
 from cairn.plan.check import check_ttl
 from cairn.plan.graph import (
@@ -23,7 +22,8 @@ from cairn.plan.graph import (
     TransformNode,
     key_types,
 )
-from cairn.slot.spec import (
+from cairn.protocol.letters import OnError
+from cairn.protocol.spec import (
     FeedbackSpec,
     InletSpec,
     JobSpec,

@@ -1,7 +1,7 @@
 """A job explained: what runs in which stage, what is shuffled and what is chained, which state.
 
 `explained` gives the facts under stable names, `explained_text` the same for people;
-`plan/drawing` makes a picture of them.
+`report/drawing` makes a picture of them.
 
 Always true here:
 - nothing runs: a job is explained before it starts, and needs no checkpoint;
@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cairn.durations import span_text
 from cairn.functions import (
     EVENT_TIMERS,
     PROCESSING_TIMERS,
@@ -27,7 +26,7 @@ from cairn.functions import (
     declared_state,
     has_timers,
 )
-from cairn.joins import IntervalJoin, readable
+from cairn.operators.joins import IntervalJoin, readable
 from cairn.plan.graph import (
     Consumer,
     Edge,
@@ -49,6 +48,7 @@ from cairn.plan.graph import (
 from cairn.plan.sources import limits
 from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.types import schema_ddl, type_ddl
+from cairn.types.durations import span_text
 
 Facts = dict[str, Any]
 

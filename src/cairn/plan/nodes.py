@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from cairn.aggregates.partial import Partials
 from cairn.functions import Function, late_tag
+from cairn.operators.aggregates.partial import Partials
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 

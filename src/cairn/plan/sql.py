@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from cairn.codec import is_hashable
+from cairn.key_groups import spark_key_group_sql
 from cairn.plan.graph import Edge, Graph, Level, ProcessNode
-from cairn.plan.keygroups import spark_key_group_sql
-from cairn.slot.spec import lane_name
+from cairn.protocol.spec import lane_name
 from cairn.types import schema_ddl, type_ddl
+from cairn.types.codec import is_hashable
 
 
 def lanes_in(level: Level) -> list[Edge]:

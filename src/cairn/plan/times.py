@@ -13,7 +13,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from cairn.functions import ERRORS
-from cairn.letters import SCHEMA as LETTERS
 from cairn.plan.nodes import (
     EventTime,
     LoopNode,
@@ -27,6 +26,7 @@ from cairn.plan.nodes import (
     TransformNode,
 )
 from cairn.plan.ports import port_schema, ports_before, root_ports
+from cairn.protocol.letters import SCHEMA as LETTERS
 
 Answer = TypeVar("Answer")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from cairn.coordinator.measured import delta_bytes_of, operators_of, total_keys
-from cairn.coordinator.rounds import in_flight
+from cairn.driver.coordinator.measured import delta_bytes_of, operators_of, total_keys
+from cairn.driver.coordinator.rounds import in_flight
 from cairn.errors import CairnError, RestoreError
 from cairn.query.health import checkpoint_health
 from cairn.snapshots.holds import no_epoch

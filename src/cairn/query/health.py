@@ -2,7 +2,7 @@
 
 Always true here:
 - nothing is written, and looking never fails because of what is being removed meanwhile;
-- words and figures are computed by `cairn.status`: this module collects their input.
+- words and figures are computed by `cairn.report.status`: this module collects their input.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import psutil
 
-from cairn.durations import duration_ms
 from cairn.errors import PlanError, RestoreError
 from cairn.process_identity import parse_identity, pid_namespace
-from cairn.status import (
+from cairn.report.status import (
     Committed,
     FailureReport,
     Health,
@@ -32,6 +31,7 @@ from cairn.storage.failures import read_failures
 from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Takeover
+from cairn.types.durations import duration_ms
 
 Facts = dict[str, Any]
 

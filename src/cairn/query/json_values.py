@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec.json_values import json_value
 from cairn.types import shown_type
+from cairn.types.codec.json_values import json_value
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:

@@ -21,15 +21,15 @@ import pyarrow as pa
 from cairn.backends.base import ABSENT
 from cairn.backends.held import Form
 from cairn.backends.overlay import in_order
-from cairn.backends.rocksdb_packing import Packing
-from cairn.codec import ValueTypeError
-from cairn.codec.stamped import stamped_codec
+from cairn.backends.rocksdb.packing import Packing
 from cairn.errors import QueryError, StateNotFoundError
-from cairn.plan.keygroups import groups_of, key_hasher
+from cairn.key_groups import groups_of, key_hasher
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import entry_with
 from cairn.storage.manifest import Epoch, OperatorEntry, entry_uids
 from cairn.types import parse_type, type_ddl
+from cairn.types.codec import ValueTypeError
+from cairn.types.codec.stamped import stamped_codec
 
 # What codecs, hashes and formats say of a value that is not of the type, or beyond its range.
 _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from cairn.durations import duration_ms
 from cairn.errors import QueryError, StateNotFoundError
 from cairn.plan.sql import quoted
 from cairn.snapshots.columns import StateColumns
@@ -36,6 +35,7 @@ from cairn.snapshots.tables import StateSource, StateTable, open_epoch, open_sta
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.types import schema_ddl
+from cairn.types.durations import duration_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from cairn.errors import CairnError
 from cairn.ids import new_id
-from cairn.plan.keygroups import groups_of, spark_key_group_sql
+from cairn.key_groups import groups_of, spark_key_group_sql
 from cairn.plan.sql import quoted
 from cairn.snapshots.columns import PARQUET_GROUP
 from cairn.snapshots.destination import open_claimed, put_file

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec import codec
 from cairn.sinks.base import Committable, Sink, Writer
 from cairn.types import row_class
+from cairn.types.codec import codec
 
 
 class RowsWriter(Writer):

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from cairn.codec import codec
 from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.types import row_class
+from cairn.types.codec import codec
 from cairn.user_code import check_arguments, raised_at
 
 _TEXT_CHARS_MAX: Final = 500

@@ -30,12 +30,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.crash import crash_point
-from cairn.durations import duration_ms
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.logs import logger
 from cairn.sinks.base import SinkContext
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
+from cairn.types.durations import duration_ms
 
 CHUNK_ROWS: Final = 1000
 CHUNK_BYTES_MAX: Final = 8 << 20

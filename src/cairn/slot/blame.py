@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CairnError, FunctionError, PlanError
-from cairn.letters import message_of, sendable
+from cairn.protocol.letters import message_of, sendable
 from cairn.slot.outlet import short
 from cairn.user_code import raised_at, users_frames
 

@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable
 
 from cairn.errors import RestoreError
-from cairn.slot.protocol import Token
-from cairn.slot.spec import JobSpec
+from cairn.protocol.messages import Token
+from cairn.protocol.spec import JobSpec
 from cairn.storage.log import read_job, record_path
 from cairn.storage.manifest import decode_record
 from cairn.storage.store import NotFoundError, Store, open_store

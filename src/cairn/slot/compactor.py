@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from cairn.backends.base import BaseCancelledError
-from cairn.slot.protocol import Compacted
+from cairn.protocol.messages import Compacted
 
 REST_BUSY = 9.0
 REST_IDLE = 2.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from cairn.durations import MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import Timers
 from cairn.metrics import Metrics
+from cairn.types.durations import MIN_MS
 
 
 class NoKey:

@@ -25,10 +25,10 @@ import pyarrow as pa
 import xxhash
 
 from cairn.backends.journal import Journal
-from cairn.codec import codec
 from cairn.errors import CairnError, FunctionError
 from cairn.functions import ERRORS, BatchProcess, KeyedProcess, Process
-from cairn.letters import (
+from cairn.logs import logger
+from cairn.protocol.letters import (
     BROADCAST,
     SAMPLE_MAX,
     SCHEMA,
@@ -41,19 +41,19 @@ from cairn.letters import (
     timer_json,
     traceback_text,
 )
-from cairn.logs import logger
 from cairn.slot.batches import BatchRunner
 from cairn.slot.outlet import Outlet
 from cairn.slot.records import Kind, RecordRunner
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import timer_text
 from cairn.types import row_class
+from cairn.types.codec import codec
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
 
 LOGGED_PER_EPOCH_MAX: Final = 5
-_OURS: Final = ("cairn.backends.rocksdb", "cairn.storage.")
+_OURS: Final = ("cairn.backends.rocksdb.", "cairn.storage.")
 
 
 class DeadLetters:

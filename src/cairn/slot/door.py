@@ -39,7 +39,7 @@ import msgspec
 
 from cairn.backends.held import Form
 from cairn.logs import logger
-from cairn.slot.protocol import End
+from cairn.protocol.messages import End
 
 ASK_BYTES_MAX: Final = 8 << 20
 TOLD_BYTES_MAX: Final = 64 << 20

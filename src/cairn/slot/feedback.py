@@ -27,20 +27,20 @@ import pyarrow.compute as pc
 
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError
-from cairn.evolution import reshape
-from cairn.plan.keygroups import groups_of, overlap
-from cairn.slot.entry import EntrySpec
+from cairn.key_groups import groups_of, overlap
+from cairn.protocol.entry import EntrySpec
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import FeedbackSpec
 from cairn.slot.gather import Rows
 from cairn.slot.outlet import fitted
-from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
-from cairn.slot.spec import FeedbackSpec
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.store import Store
 from cairn.types import type_ddl
+from cairn.types.evolution import reshape
 
 RECORDS = "records"
 

@@ -9,10 +9,10 @@ Always true here:
 
 from __future__ import annotations
 
+from cairn.protocol.messages import Begin, OperatorAck, Stored
 from cairn.slot.feedback import Feedback
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
 from cairn.storage.pack import write_segment
 from cairn.storage.store import Store

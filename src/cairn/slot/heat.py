@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from cairn.codec import codec
-from cairn.letters import json_text
-from cairn.slot.spec import InletSpec, lane_name
+from cairn.protocol.letters import json_text
+from cairn.protocol.spec import InletSpec, lane_name
+from cairn.types.codec import codec
 
 BUCKETS_MAX: Final = 128
 SAMPLE_ROWS: Final = 1024

@@ -23,20 +23,20 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from cairn.backends.base import Backend
-from cairn.backends.batch_handles import make_batch_table
+from cairn.backends.columnar.handles import make_batch_table
 from cairn.backends.held import Form, form_of, pack_held, packing_of
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.rocksdb_packing import Packing
-from cairn.durations import MAX_MS, MIN_MS
+from cairn.backends.rocksdb.packing import Packing
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
-from cairn.plan.keygroups import groups_of, overlap
+from cairn.key_groups import groups_of, overlap
+from cairn.protocol.messages import Begin, Piece
 from cairn.slot.door import TOLD_BYTES_MAX
-from cairn.slot.protocol import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
+from cairn.types.durations import MAX_MS, MIN_MS
 
 INCOMPLETE: Final = ""
 """A version that no epoch names."""

@@ -31,20 +31,10 @@ from cairn.backends.ttl import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
+from cairn.key_groups import groups_of
 from cairn.logs import scope as log_scope
-from cairn.plan.keygroups import groups_of
-from cairn.slot.compactor import Compactor
-from cairn.slot.feedback import Feedback, InFlight, take
-from cairn.slot.finishing import Finishing
-from cairn.slot.gather import Rows
-from cairn.slot.holding import Holding
-from cairn.slot.operator import Operator
-from cairn.slot.protocol import Ack, Begin, Compacted, Report, Token
-from cairn.slot.reader import connected_of, connected_rows, in_declared_types
-from cairn.slot.redistribution import redistribute
-from cairn.slot.restore import base_work, merge_work, restore, write_base
-from cairn.slot.sink import SinkRuntime
-from cairn.slot.spec import (
+from cairn.protocol.messages import Ack, Begin, Compacted, Report, Token
+from cairn.protocol.spec import (
     FeedbackSpec,
     InletSpec,
     JobSpec,
@@ -52,6 +42,16 @@ from cairn.slot.spec import (
     envelope_schema,
     lane_name,
 )
+from cairn.slot.compactor import Compactor
+from cairn.slot.feedback import Feedback, InFlight, take
+from cairn.slot.finishing import Finishing
+from cairn.slot.gather import Rows
+from cairn.slot.holding import Holding
+from cairn.slot.operator import Operator
+from cairn.slot.reader import connected_of, connected_rows, in_declared_types
+from cairn.slot.redistribution import redistribute
+from cairn.slot.restore import base_work, merge_work, restore, write_base
+from cairn.slot.sink import SinkRuntime
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, Held
 from cairn.storage.pending import read_pending

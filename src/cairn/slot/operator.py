@@ -17,15 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
-from cairn.backends.batch_handles import make_batch_handle
 from cairn.backends.broadcast import BroadcastHandle
+from cairn.backends.columnar.handles import make_batch_handle
 from cairn.backends.handles import make_handle
-from cairn.backends.heap import HeapBackend
+from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.journal import Journal
 from cairn.backends.journaled_handles import make_journaled_handle
 from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import Table
-from cairn.durations import MAX_MS, MIN_MS
 from cairn.errors import FunctionError
 from cairn.functions import (
     BatchProcess,
@@ -36,23 +35,24 @@ from cairn.functions import (
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
+from cairn.protocol.entry import own_states, shared_uid
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import OperatorSpec, lane_name
 from cairn.slot.blame import Blame
 from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import DeadLetters
-from cairn.slot.entry import own_states, shared_uid
 from cairn.slot.heat import Heat
 from cairn.slot.holding import Holding, behind
 from cairn.slot.outlet import Outlet, fitted
-from cairn.slot.protocol import Begin
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.runner import Runner, make_runner
 from cairn.slot.sifted_outlet import SiftedOutlet
-from cairn.slot.spec import OperatorSpec, lane_name
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
 from cairn.storage.files import StatePart
 from cairn.storage.manifest import Scope
+from cairn.types.durations import MAX_MS, MIN_MS
 
 
 class Operator:

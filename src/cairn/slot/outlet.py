@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec import Codec, ValueTypeError, codec
 from cairn.errors import FunctionError
 from cairn.types import type_ddl
+from cairn.types.codec import Codec, ValueTypeError, codec
 
 BATCH_ROWS_FIRST = 1024
 BATCH_ROWS_MAX = 16 * 1024

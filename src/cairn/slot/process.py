@@ -39,6 +39,7 @@ from cairn.process_identity import (
     parent_of,
     parse_identity,
 )
+from cairn.protocol.messages import End
 from cairn.slot.folders import (
     Living,
     bound_log,
@@ -53,7 +54,6 @@ from cairn.slot.folders import (
     runtime_root,
 )
 from cairn.slot.nursery import detached, fork_slot, start_ahead
-from cairn.slot.protocol import End
 
 if TYPE_CHECKING:
     from cairn.slot.server import SlotServer

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.codec import codec
-from cairn.slot.spec import InletSpec, lane_name
+from cairn.protocol.spec import InletSpec, lane_name
 from cairn.types import row_class
+from cairn.types.codec import codec
 
 
 class RowReader:

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from cairn.backends.operator_list import OWN
 from cairn.backends.overlay import MapTable
-from cairn.evolution import reshape
 from cairn.slot.holding import Holding
 from cairn.snapshots.reader import EpochReader
 from cairn.state import OperatorList
 from cairn.storage.manifest import Epoch, StateDecl
 from cairn.storage.store import Store
+from cairn.types.evolution import reshape
 
 Item = tuple[int, Any]
 """The number of a copy, or OWN, and the stored value."""

@@ -7,7 +7,7 @@ first, and that one may be another in each attempt.
 from __future__ import annotations
 
 from cairn.errors import FunctionError
-from cairn.letters import steady
+from cairn.protocol.letters import steady
 
 
 class Repeats:

@@ -21,11 +21,10 @@ from cairn.backends.base import Base, BaseTarget
 from cairn.backends.files import RowsReader, open_rows
 from cairn.crash import crash_point
 from cairn.errors import RestoreError
-from cairn.evolution import reshape, revives
-from cairn.plan.keygroups import overlap
+from cairn.key_groups import overlap
+from cairn.protocol.messages import Begin, Compacted, Compaction, Stored
 from cairn.slot.compactor import Pace, Work
 from cairn.slot.holding import Holding
-from cairn.slot.protocol import Begin, Compacted, Compaction, Stored
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Declaration
 from cairn.storage.files import SegmentWriter
@@ -33,6 +32,7 @@ from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
 from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
+from cairn.types.evolution import reshape, revives
 
 MERGE_ROWS = 32 * 1024
 

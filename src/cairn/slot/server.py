@@ -32,11 +32,11 @@ import pyarrow.flight as flight
 from cairn.crash import crash_point
 from cairn.errors import CairnError
 from cairn.logs import configure_slot, logger, scope
+from cairn.protocol.messages import Begin, End, Failure, Token, ack_encoder
+from cairn.protocol.spec import ACK_LANE
 from cairn.slot.door import Door, open_door
-from cairn.slot.protocol import Begin, End, Failure, Token, ack_encoder
 from cairn.slot.repeats import Repeats
 from cairn.slot.runtime import Runtime
-from cairn.slot.spec import ACK_LANE
 
 
 class Call(msgspec.Struct):

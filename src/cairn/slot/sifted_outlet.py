@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cairn.codec import codec
 from cairn.slot.outlet import BATCH_ROWS_FIRST, Outlet
+from cairn.types.codec import codec
 
 NEVER: Final = 1 << 62
 

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.errors import CairnError, EpochError
-from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of, closed_on_error
-from cairn.slot.outlet import fitted
-from cairn.slot.protocol import Begin
-from cairn.slot.spec import (
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import (
     JobSpec,
     SinkSpec,
 )
+from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of, closed_on_error
+from cairn.slot.outlet import fitted
 
 
 class SinkRuntime:

@@ -21,10 +21,10 @@ from typing import Any, NoReturn
 
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import ABSENT, Table, in_order
-from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import FunctionError, PlanError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.slot.context import SlotContext
+from cairn.types.durations import MAX_MS, duration_ms
 
 STALE_TIMES_MAX = 1024
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.codec import Codec, codec
-from cairn.codec.stamped import joined, list_parts, split, stamped_type
 from cairn.state import TTL, Declaration, List, Map, Value
 from cairn.storage.manifest import StateDecl
 from cairn.types import parse_type
+from cairn.types.codec import Codec, codec
+from cairn.types.codec.stamped import joined, list_parts, split, stamped_type
 
 GROUP: Final = "group"
 PARQUET_GROUP: Final = "key_group"

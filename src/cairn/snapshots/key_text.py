@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.codec.json_values import python_value, text_value
 from cairn.errors import QueryError
 from cairn.types import type_ddl
+from cairn.types.codec.json_values import python_value, text_value
 
 TEXT_CHARS_MAX = 1 << 16
 

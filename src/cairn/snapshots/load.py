@@ -19,7 +19,7 @@ import msgspec
 
 from cairn.errors import CorruptFileError, KeyGroupCountError, RestoreError
 from cairn.ids import new_id
-from cairn.plan.keygroups import groups_of
+from cairn.key_groups import groups_of
 from cairn.snapshots.savepoint import CheckedFiles, Progress, SavedOperator, Savepoint
 from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log, create_or_open_job

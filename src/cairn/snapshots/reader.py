@@ -24,7 +24,7 @@ from cairn.backends import Backend, HeapBackend
 from cairn.backends.files import RowsReader, open_rows
 from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
-from cairn.plan.keygroups import overlap
+from cairn.key_groups import overlap
 from cairn.snapshots.columns import GROUP, StateColumns, is_plain
 from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState, entry_uids
 from cairn.storage.store import Store

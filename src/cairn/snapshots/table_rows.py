@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.codec import ValueTypeError, codec
-from cairn.durations import MAX_MS
 from cairn.errors import StateSchemaError
-from cairn.evolution import is_wider
 from cairn.snapshots.columns import GROUP, PARQUET_GROUP, StateColumns
 from cairn.snapshots.shape import Shape
 from cairn.types import all_nullable, schema_ddl, type_ddl
+from cairn.types.codec import ValueTypeError, codec
+from cairn.types.durations import MAX_MS
+from cairn.types.evolution import is_wider
 
 RANK: Final = "_cairn_rank"
 KEPT: Final = 0

@@ -22,9 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from cairn.codec import ValueTypeError
 from cairn.errors import QueryError, RestoreError, StaleEpochError, StateNotFoundError
-from cairn.plan.keygroups import groups_of, key_group
+from cairn.key_groups import groups_of, key_group
 from cairn.snapshots.columns import StateColumns, is_plain
 from cairn.snapshots.holds import READ_MS, Reading, Unheld
 from cairn.snapshots.key_text import parse_key
@@ -36,6 +35,7 @@ from cairn.storage.log import LOG_FOLDER, read_job
 from cairn.storage.manifest import Epoch, entry_uids
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
+from cairn.types.codec import ValueTypeError
 
 Key = tuple[Any, ...]
 

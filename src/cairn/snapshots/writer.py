@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.errors import StateSchemaError
-from cairn.plan.keygroups import groups_of, key_groups
+from cairn.key_groups import groups_of, key_groups
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.destination import Destination, Put, StateWriter
 from cairn.snapshots.draft import CheckpointBase, Draft, DraftEntry, DraftState

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from cairn.status import Ending
+from cairn.report.status import Ending
 from cairn.storage.notes import ENDINGS_FOLDER, read_notes, write_note
 from cairn.storage.store import Store
 

@@ -1,8 +1,8 @@
 """Check Spark's own streaming checkpoint against the epochs: offsets, commits, sources.
 
 A start compares the same things and lays out Spark's folder again where it finds a difference
-(`coordinator/rewind`). So what is found here costs no rows; it shows that something has changed
-files which nothing but Spark should change.
+(`driver/coordinator/rewind`). So what is found here costs no rows; it shows that something has
+changed files which nothing but Spark should change.
 
 Always true here:
 - a job may run meanwhile: batches that are newer than the newest epoch are left alone.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 
-from cairn.coordinator.ranges import advance, ranges_for, take_in
+from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
 from cairn.ids import new_id
-from cairn.slot.entry import EntrySpec
+from cairn.protocol.entry import EntrySpec
+from cairn.protocol.messages import Begin, OperatorAck, Stored
 from cairn.slot.holding import Holding
-from cairn.slot.protocol import Begin, OperatorAck, Stored
 from cairn.slot.restore import restore, write_base
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log

@@ -37,13 +37,10 @@ import pyarrow.compute as pc
 from cairn.backends import make_backend
 from cairn.backends.broadcast import BroadcastHandle
 from cairn.backends.operator_list import OperatorListHandle
-from cairn.codec import codec
 from cairn.connected import named
-from cairn.durations import MAX_MS, duration_ms
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import ERRORS, BatchProcess, Function, declared_state
 from cairn.ids import new_id
-from cairn.letters import SCHEMA, OnError, check_on_error
 from cairn.metrics import Collected, followed
 from cairn.plan.check import (
     check_broadcast,
@@ -52,10 +49,11 @@ from cairn.plan.check import (
     check_handlers,
     check_ttl,
 )
-from cairn.slot.entry import entries_of
+from cairn.protocol.entry import entries_of
+from cairn.protocol.letters import SCHEMA, OnError, check_on_error
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin
-from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
 from cairn.storage.manifest import RangeState
@@ -63,6 +61,8 @@ from cairn.testing.checkpoint import GROUP_COUNT, Checkpoint
 from cairn.testing.clock import ManualClock
 from cairn.testing.inputs import Input, Inputs
 from cairn.types import parse_schema, row_class
+from cairn.types.codec import codec
+from cairn.types.durations import MAX_MS, duration_ms
 
 UID = "harness"
 DRAIN_EPOCHS_MAX = 100

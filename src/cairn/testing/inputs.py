@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.codec import ValueTypeError, codec
 from cairn.errors import PlanError
+from cairn.key_groups import key_hasher
 from cairn.plan.check import check_event_time, check_keys, check_same_keys
 from cairn.plan.graph import common_type
-from cairn.plan.keygroups import key_hasher
+from cairn.protocol.spec import InletSpec, lane_name
 from cairn.slot.reader import connected_rows
-from cairn.slot.spec import InletSpec, lane_name
 from cairn.types import contains_map, parse_schema
+from cairn.types.codec import ValueTypeError, codec
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -24,8 +24,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cairn.driver.serving import is_loopback, public_parts
 from cairn.web.errors import ApiError, error_response
-from cairn.web.settings import is_loopback, public_parts
 
 if TYPE_CHECKING:
     from cairn.web.site import Site

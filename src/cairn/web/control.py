@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from cairn.errors import CairnError
 from cairn.logs import logger
-from cairn.status import ACTIVE
+from cairn.report.status import ACTIVE
 from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
 from cairn.web.errors import ApiError

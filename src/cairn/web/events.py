@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from cairn.coordinator.measured import summary
+from cairn.driver.coordinator.measured import summary
 from cairn.errors import CairnError
 from cairn.storage.manifest import Epoch
 from cairn.web.auth import may_read

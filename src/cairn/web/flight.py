@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from cairn.errors import CairnError
+from cairn.key_groups import overlap
 from cairn.logs import logger
-from cairn.plan.keygroups import overlap
 from cairn.web.answers import EPOCH_MAX
 from cairn.web.auth import is_control, is_token
 from cairn.web.errors import of_cairn

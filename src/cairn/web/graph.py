@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from cairn.durations import span_text
-from cairn.plan.drawing import placed
-from cairn.plan.layout import Box
+from cairn.report.drawing import placed
+from cairn.report.layout import Box
+from cairn.types.durations import span_text
 
 Facts = dict[str, Any]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cairn.web.settings import Serve
+from cairn.driver.serving import Serve
 
 if TYPE_CHECKING:
     from cairn.storage.store import Store

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.coordinator.measured import SAMPLE
+from cairn.driver.coordinator.measured import SAMPLE
 from cairn.errors import RestoreError, StaleEpochError
-from cairn.letters import LetterSample
+from cairn.protocol.letters import LetterSample
 from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
 from cairn.query.health import newest_takeover
 from cairn.snapshots.holds import no_epoch

@@ -28,8 +28,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.coordinator.measured import summary
-from cairn.status import STATUSES
+from cairn.driver.coordinator.measured import summary
+from cairn.report.status import STATUSES
 from cairn.storage.log import read_job
 from cairn.web.openapi import STRING, Docs, operation
 

@@ -112,7 +112,7 @@ def value_type(table: StateTable) -> pa.DataType:
 
 def key_of_json(table: StateTable, given: Any) -> Key:
     """A key as a client gives it: its value, or an array with a value per column."""
-    from cairn.codec.json_values import python_value
+    from cairn.types.codec.json_values import python_value
 
     types = table.key_types
     is_whole = isinstance(given, list) and len(given) == len(types)

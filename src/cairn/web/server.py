@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from cairn.driver.serving import Serve
 from cairn.errors import PlanError
 from cairn.logs import logger
 from cairn.web.app import make_app
 from cairn.web.connections import BoundedProtocol, BoundedSocket
-from cairn.web.settings import Serve
 from cairn.web.site import Site
 
 if TYPE_CHECKING:

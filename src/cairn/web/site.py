@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from cairn.driver.serving import Serve
 from cairn.query.health import checkpoint_health, read_declared, run_health
-from cairn.status import Health, Status
+from cairn.report.status import Health, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
 from cairn.web.errors import ApiError
 from cairn.web.sessions import Sessions
-from cairn.web.settings import Serve
 
 if TYPE_CHECKING:
-    from cairn.coordinator.roster import SlotInfo
+    from cairn.driver.roster import SlotInfo
     from cairn.snapshots.savepoint import SavepointInfo
     from cairn.snapshots.tables import StateSource
 

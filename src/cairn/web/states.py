@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.codec.loose_json import loose_json
 from cairn.errors import EpochError, StaleEpochError
+from cairn.types.codec.loose_json import loose_json
 from cairn.web.answers import (
     EPOCH_MAX,
     json_body,
@@ -373,7 +373,7 @@ class _Answer(NamedTuple):
         return column["type"]
 
     def json(self, value: Any) -> Any:
-        from cairn.codec.json_values import json_value
+        from cairn.types.codec.json_values import json_value
 
         if value is ABSENT:
             return None
@@ -400,7 +400,7 @@ def _named(table: StateTable) -> dict[str, Any]:
 
 
 def _key_json(table: StateTable, key: Key) -> list[Any]:
-    from cairn.codec.json_values import json_value
+    from cairn.types.codec.json_values import json_value
 
     return [json_value(part, type) for part, type in zip(key, table.key_types, strict=True)]
 

@@ -15,9 +15,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cairn.coordinator.measured import slender, summary
-from cairn.epoch_time import parts_ms
+from cairn.driver.coordinator.measured import slender, summary
 from cairn.errors import RestoreError
+from cairn.report.epoch_time import parts_ms
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 

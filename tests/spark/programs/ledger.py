@@ -181,7 +181,7 @@ def main() -> None:
     options = parser.parse_args()
 
     import cairn
-    from cairn.coordinator import compaction
+    from cairn.driver.coordinator import compaction
 
     if options.bases:
         compaction.BASE_BYTES_MIN = 0

@@ -11,9 +11,9 @@ import pytest
 
 from cairn import state
 from cairn.backends import make_backend, overlay
-from cairn.backends.batch_handles import make_batch_handle, make_batch_table
+from cairn.backends.columnar.handles import make_batch_handle, make_batch_table
 from cairn.errors import FunctionError
-from cairn.plan.keygroups import key_groups
+from cairn.key_groups import key_groups
 
 
 @pytest.fixture(params=["heap", "rocksdb"])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cairn import state
-from cairn.codec import FrozenMap
+from cairn.types.codec import FrozenMap
 from tests.unit.backends.state_of_a_key import Bound
 
 NEW_YEAR = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)

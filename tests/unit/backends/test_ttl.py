@@ -13,11 +13,11 @@ import pytest
 from cairn import state
 from cairn.backends import BACKENDS, ttl
 from cairn.backends.base import ABSENT
-from cairn.backends.heap import HeapMapRows, HeapRows
+from cairn.backends.heap.backend import HeapMapRows, HeapRows
 from cairn.backends.overlay import Table
-from cairn.backends.rocksdb import RocksBackend
+from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.backends.ttl import Expiry, leave_out_expired
-from cairn.codec.stamped import joined, split, stamped_codec
+from cairn.types.codec.stamped import joined, split, stamped_codec
 from tests.unit.backends.bases import GROUP_COUNT, Slot, stored
 
 TTL_MS = 1_000

@@ -14,10 +14,10 @@ import pytest
 
 from cairn.cli.checkpoint import split_epoch
 from cairn.cli.diff import plain
-from cairn.codec import FrozenMap
 from cairn.snapshots import open_savepoint
 from cairn.storage.store import open_store
 from cairn.types import row_class
+from cairn.types.codec import FrozenMap
 from tests.unit.cli.command_line import call, json_of
 from tests.unit.snapshots.checkpoints import GONE, Checkpoint, same_state, state_of
 from tests.unit.snapshots.savepoints import OBJECTS

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from cairn.operators.window_process import WindowPlan
 from cairn.plan import dataframe
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.deploy import taps
@@ -26,9 +27,8 @@ from cairn.plan.graph import (
     port_time,
 )
 from cairn.sinks import Noop
-from cairn.window_process import WindowPlan
 from cairn.windows import Session, Tumbling, WindowSpec
-from tests.unit.aggregates.support import SCHEMA, made
+from tests.unit.operators.aggregates.support import SCHEMA, made
 from tests.unit.plan.programs import Pass
 
 

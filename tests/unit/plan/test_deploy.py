@@ -11,7 +11,7 @@ from cairn import Job, KeyedProcess, sinks
 from cairn.errors import PlanError
 from cairn.plan.deploy import job_spec, lanes_out, taps
 from cairn.plan.graph import Port
-from cairn.slot.spec import JobSpec, envelope_schema
+from cairn.protocol.spec import JobSpec, envelope_schema
 from tests.unit.plan.programs import process, source, transform
 
 

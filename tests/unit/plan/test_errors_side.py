@@ -7,11 +7,11 @@ import warnings
 import pytest
 
 from cairn import Job, sinks
+from cairn.driver.options import check_letters
 from cairn.errors import PlanError
-from cairn.letters import SCHEMA
-from cairn.options import check_letters
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Port, Watermark, port_time
+from cairn.protocol.letters import SCHEMA
 from tests.unit.plan.programs import process, source, transform
 
 

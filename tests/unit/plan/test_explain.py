@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cairn import Job, KeyedProcess, PlanError, Process, sinks, state
-from cairn.plan.drawing import explained_svg
 from cairn.plan.explain import explained, explained_text
 from cairn.plan.graph import Watermark
-from cairn.plan.layout import Block, Box, Column, Layout, Link, Tree
+from cairn.report.drawing import explained_svg
+from cairn.report.layout import Block, Box, Column, Layout, Link, Tree
 from tests.unit.plan.programs import ROW, Pass, process, source, transform
 
 TIMED = "k long, v long, ts timestamp"

@@ -9,10 +9,10 @@ import pytest
 from cairn import Job, KeyedProcess, Process, sinks
 from cairn.errors import PlanError
 from cairn.plan.deploy import job_spec
-from cairn.plan.drawing import explained_svg
 from cairn.plan.explain import explained, explained_text
 from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
-from cairn.slot.spec import JobSpec
+from cairn.protocol.spec import JobSpec
+from cairn.report.drawing import explained_svg
 from cairn.stream import Stream
 from cairn.types import parse_schema
 from tests.unit.plan.programs import ROW, Pass, process, source, transform

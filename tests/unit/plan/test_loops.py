@@ -13,7 +13,7 @@ from cairn.plan.graph import Graph, Port
 from cairn.plan.loops import returns_of
 from cairn.plan.nodes import Inlet, LoopNode, Node, PartialNode, ProcessNode, SourceNode
 from cairn.stream import Stream
-from tests.unit.aggregates.support import SCHEMA, made
+from tests.unit.operators.aggregates.support import SCHEMA, made
 from tests.unit.plan.programs import ROW, process, source, transform
 
 

@@ -15,16 +15,16 @@ import msgspec
 import pyarrow as pa
 
 from cairn import BatchProcess, KeyedProcess, Process, state
-from cairn.codec import codec
-from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.rounds import Outcome
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.protocol.messages import Begin
 from cairn.query.live import LiveState
 from cairn.sinks import Collect
 from cairn.slot.door import Ask, Told, ask_decoder, told_decoder
-from cairn.slot.protocol import Begin
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster
 from tests.simulation.led_job import LedJob
 

@@ -11,7 +11,7 @@ import pytest
 from cairn.errors import EpochError, FunctionError
 from cairn.process_identity import identify, pid_namespace
 from cairn.query.health import checkpoint_health
-from cairn.status import Ending
+from cairn.report.status import Ending
 from cairn.storage.endings import ending_of, write_ending
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph

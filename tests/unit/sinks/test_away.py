@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cairn.errors import CommitError, EpochError
+from cairn.protocol.spec import JobSpec, SinkSpec
 from cairn.sinks import Delta, Files
 from cairn.sinks.base import Sink, SinkContext, attempt_of, reached_at_start
 from cairn.slot.sink import SinkRuntime
-from cairn.slot.spec import JobSpec, SinkSpec
 from tests.places import SCHEMA, batch
 
 URL = "s3://bucket/out"

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from cairn import KeyedProcess
 from cairn.backends import make_backend
-from cairn.codec import codec
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin
-from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 
 GROUP_COUNT = 4
 SCHEMA = parse_schema("k long, at timestamp, ask string")

@@ -10,21 +10,21 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.codec import codec
-from cairn.coordinator.ranges import advance, pieces_of, ranges_for, take_in
+from cairn.driver.coordinator.ranges import advance, pieces_of, ranges_for, take_in
 from cairn.ids import new_id
+from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.plan.keygroups import key_hasher, subtask_of
+from cairn.protocol.entry import entries_of
+from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Piece, Token
 from cairn.sinks import Collect, Sink
-from cairn.slot.entry import entries_of
 from cairn.slot.level import LevelRuntime
-from cairn.slot.protocol import Ack, Begin, Compacted, Compaction, Piece, Token
 from cairn.slot.runtime import Runtime
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, SparkPosition
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 
 ROW = parse_schema("k long, v long")
 OUT = parse_schema("k long, n long, total long")

@@ -11,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, Process, state
-from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.resume import check_resume
-from cairn.coordinator.rounds import Outcome
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.resume import check_resume
+from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.protocol.entry import shared_uid
+from cairn.protocol.messages import Begin
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
-from cairn.slot.entry import shared_uid
-from cairn.slot.protocol import Begin
 from cairn.snapshots import EpochReader
 from cairn.storage.log import create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition

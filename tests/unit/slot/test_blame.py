@@ -12,13 +12,13 @@ import pytest
 
 from cairn import BatchProcess, FunctionError, KeyedProcess, Process, WindowFunction, state, windows
 from cairn.functions import Function
-from cairn.slot.spec import InletSpec, OperatorSpec
+from cairn.operators.window_functions import WindowApply, WindowReduce
+from cairn.operators.window_process import WindowPlan
+from cairn.protocol.spec import InletSpec, OperatorSpec
 from cairn.testing import Harness
 from cairn.types import parse_schema
-from cairn.window_functions import WindowApply, WindowReduce
-from cairn.window_process import WindowPlan
-from tests.unit.windowed import SCHEMA as TIMED
-from tests.unit.windowed import row as timed_row
+from tests.unit.operators.windowed import SCHEMA as TIMED
+from tests.unit.operators.windowed import row as timed_row
 
 SCHEMA = "k long, v long"
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from cairn import KeyedProcess, state
 from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
-from cairn.slot.entry import shared_uid
-from cairn.slot.protocol import Ack
+from cairn.protocol.entry import shared_uid
+from cairn.protocol.messages import Ack
 from cairn.snapshots import EpochReader
 from cairn.snapshots.diff import diff_epochs
 from cairn.snapshots.rollback import rollback
@@ -48,7 +48,7 @@ def test_the_last_word_counts_everywhere(tmp_path: Path) -> None:
 def test_it_is_stored_once_whatever_the_parallelism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes_max: int
 ) -> None:
-    monkeypatch.setattr("cairn.coordinator.epoch.INLINE_BYTES_MAX", inline_bytes_max)
+    monkeypatch.setattr("cairn.driver.coordinator.epoch.INLINE_BYTES_MAX", inline_bytes_max)
     stored: dict[int, Any] = {}
     for parallelism in (1, 5):
         job = make(tmp_path, parallelism)

@@ -14,15 +14,15 @@ import pytest
 
 from cairn import BatchProcess, KeyedProcess, Process, WindowFunction, state
 from cairn.errors import CorruptFileError, FunctionError, PlanError
-from cairn.letters import SAMPLE_CHARS_MAX, SAMPLE_MAX
+from cairn.operators.window_functions import WindowApply
+from cairn.operators.window_process import WindowPlan
 from cairn.plan.deploy import job_spec
+from cairn.protocol.letters import SAMPLE_CHARS_MAX, SAMPLE_MAX
 from cairn.slot import dead_letters
 from cairn.testing import Harness
 from cairn.types import parse_schema
-from cairn.window_functions import WindowApply
-from cairn.window_process import WindowPlan
 from cairn.windows import tumbling
-from tests.unit.aggregates.support import made as aggregate
+from tests.unit.operators.aggregates.support import made as aggregate
 from tests.unit.slot.one_level import Checkpoint, Count, run
 
 ROW = "k string, at timestamp, v long"
@@ -440,7 +440,7 @@ def test_what_is_no_fault_of_the_row_fails_the_epoch() -> None:
 
 
 def test_an_error_out_of_the_database_fails_the_epoch() -> None:
-    inner: dict[str, Any] = {"__name__": "cairn.backends.rocksdb_database"}
+    inner: dict[str, Any] = {"__name__": "cairn.backends.rocksdb.database"}
     exec("def get():\n    raise OSError('the disk is gone')", inner)
     with (
         letters(lambda self, row, ctx: inner["get"]()) as harness,

@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cairn.coordinator.ranges import ranges_for, replaced
+from cairn.driver.coordinator.ranges import ranges_for, replaced
 from cairn.errors import EpochError
 from cairn.ids import new_id
-from cairn.plan.keygroups import groups_of, key_hasher
+from cairn.key_groups import groups_of, key_hasher
+from cairn.protocol.messages import Begin, OperatorAck, Stored
+from cairn.protocol.spec import FeedbackSpec, InletSpec
 from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
 from cairn.slot.gather import Rows
-from cairn.slot.protocol import Begin, OperatorAck, Stored
-from cairn.slot.spec import FeedbackSpec, InletSpec
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cairn import KeyedProcess, state
-from cairn.durations import MAX_MS
 from cairn.errors import FunctionError
 from cairn.slot import records
+from cairn.types.durations import MAX_MS
 from tests.unit.slot.driven import GROUP_COUNT, Asked, Chain, Driven, timers_only
 
 

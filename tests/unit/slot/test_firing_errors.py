@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cairn import KeyedProcess, Process
-from cairn.durations import MAX_MS
 from cairn.errors import FunctionError
-from cairn.slot.protocol import Begin
+from cairn.protocol.messages import Begin
 from cairn.testing import Harness
+from cairn.types.durations import MAX_MS
 from tests.unit.slot.driven import Asked, Chain, Driven
 
 

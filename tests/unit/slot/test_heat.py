@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cairn.protocol.spec import InletSpec
 from cairn.slot.heat import HOT_KEYS_MAX, SAMPLE_ROWS, Heat, bucket_groups, bucket_rows, hottest
-from cairn.slot.spec import InletSpec
 from cairn.types import parse_schema
 
 ONE = InletSpec(0, parse_schema("k long, v long"), keys=("k",))

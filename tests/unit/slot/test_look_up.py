@@ -15,13 +15,13 @@ import pytest
 from cairn import state
 from cairn.backends import make_backend
 from cairn.backends.base import BaseCancelledError, BaseTarget
-from cairn.backends.batch_handles import make_batch_handle
+from cairn.backends.columnar.handles import make_batch_handle
 from cairn.backends.handles import make_handle
 from cairn.backends.held import form_of, pack_held, packing_of, unpack_held
-from cairn.plan.keygroups import key_hasher
+from cairn.key_groups import key_hasher
+from cairn.protocol.messages import Piece
 from cairn.slot import holding as slot_holding
 from cairn.slot.holding import INCOMPLETE, Holding
-from cairn.slot.protocol import Piece
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.store import open_store
 
@@ -315,7 +315,7 @@ def test_a_large_lookup_lets_epochs_begin_between_its_pieces(
     kind: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot_holding, "PIECE_KEYS", 30)
-    monkeypatch.setattr("cairn.backends.columns.CHAINED_AT_ONCE", 100)
+    monkeypatch.setattr("cairn.backends.columnar.table.CHAINED_AT_ONCE", 100)
     written = Written(kind, backend, tmp_path)
     written.write(1, range(PAIRS))
     written.finish(1)

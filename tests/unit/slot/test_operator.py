@@ -14,14 +14,14 @@ import pytest
 
 from cairn import KeyedProcess, state
 from cairn.backends import make_backend
-from cairn.codec import codec
 from cairn.errors import CairnError, CorruptFileError, FunctionError
+from cairn.protocol.messages import Begin, Piece
+from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.slot.holding import INCOMPLETE
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin, Piece
-from cairn.slot.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 
 GROUP_COUNT = 4
 

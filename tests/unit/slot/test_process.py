@@ -14,15 +14,15 @@ import msgspec
 import psutil
 import pytest
 
+from cairn.protocol.messages import End, Report, find_failure, report_decoder
+from cairn.protocol.spec import envelope_schema
 from cairn.slot.door import DoorSpec, ended_decoder, knock, this_host
 from cairn.slot.folders import Living
-from cairn.slot.forward import Forward, SubtaskError
 from cairn.slot.process import end_slots
-from cairn.slot.protocol import End, Report, find_failure, report_decoder
 from cairn.slot.server import Call
-from cairn.slot.spec import envelope_schema
 from cairn.storage.log import create_or_open_job
 from cairn.storage.store import open_store
+from cairn.worker.forward import Forward, SubtaskError
 from tests.unit.slot.executors import Executor, eventually, is_gone, runtime_folder
 from tests.unit.slot.one_level import GROUP_COUNT, Checkpoint, Count, batch_of
 

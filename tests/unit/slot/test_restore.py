@@ -11,8 +11,8 @@ import pytest
 
 from cairn import KeyedProcess, state
 from cairn.errors import CorruptFileError, RestoreError
+from cairn.protocol.messages import Begin, Compaction, Stored
 from cairn.slot.operator import Operator
-from cairn.slot.protocol import Begin, Compaction, Stored
 from cairn.slot.restore import base_work, merge_work, restore
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import Epoch

@@ -16,10 +16,10 @@ import pytest
 from cairn import KeyedProcess, state
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError, FunctionError
+from cairn.protocol.messages import Compaction, Token, ack_encoder
 from cairn.sinks import Collect, Writer
 from cairn.sinks.driver import RowsWriter
 from cairn.slot.level import LevelRuntime, StaleTokenError
-from cairn.slot.protocol import Compaction, Token, ack_encoder
 from cairn.slot.runtime import Runtime
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore

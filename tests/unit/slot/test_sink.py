@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cairn.errors import EpochError
+from cairn.protocol.spec import SinkSpec
 from cairn.slot.sink import SinkRuntime
-from cairn.slot.spec import SinkSpec
 from tests.places.base import batch
 from tests.unit.sinks.files.folders import SCHEMA, Folder
 

@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cairn.backends import make_backend
 from cairn.backends.overlay import Table, make_table
-from cairn.durations import MAX_MS
 from cairn.functions import EVENT_TIMERS, timer_states
 from cairn.slot import timers as module
 from cairn.slot.timers import TimerIndex, as_ms, timer_text
+from cairn.types.durations import MAX_MS
 
 GROUP_COUNT = 4
 KEYS = st.sampled_from(["a", "b", "c", "d", None])

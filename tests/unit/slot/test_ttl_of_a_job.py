@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cairn.backends import BACKENDS
-from cairn.slot.entry import entries_of
+from cairn.protocol.entry import entries_of
 from cairn.snapshots import (
     EpochReader,
     diff_epochs,

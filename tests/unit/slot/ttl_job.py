@@ -11,9 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.codec import codec
-from cairn.coordinator.epoch import Coordinator
-from cairn.coordinator.resume import check_resume
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.resume import check_resume
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.sinks import Collect
@@ -24,6 +23,7 @@ from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import Store, open_store
 from cairn.testing import ManualClock
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster, Trouble
 
 GROUP_COUNT = 8

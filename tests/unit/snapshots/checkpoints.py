@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from cairn.codec import codec
-from cairn.coordinator.ranges import ranges_for
-from cairn.plan.keygroups import key_group
+from cairn.driver.coordinator.ranges import ranges_for
+from cairn.key_groups import key_group
 from cairn.snapshots.diff import same_value
 from cairn.storage.files import StatePart, encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
@@ -32,6 +31,7 @@ from cairn.storage.published import note_published
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_type
+from cairn.types.codec import codec
 
 GONE: Any = object()
 UID = "count"

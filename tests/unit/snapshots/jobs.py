@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.codec import codec
 from cairn.snapshots import EpochReader, Savepoint, open_savepoint, write_savepoint
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import Store, open_store
+from cairn.types.codec import codec
 from tests.simulation.world import World
 from tests.unit.snapshots.checkpoints import state_of
 from tests.unit.snapshots.savepoints import SPARK_FOLDER, load

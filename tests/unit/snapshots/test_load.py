@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.coordinator.ranges import ranges_for
+from cairn.driver.coordinator.ranges import ranges_for
 from cairn.errors import CorruptFileError
-from cairn.plan.keygroups import groups_of
+from cairn.key_groups import groups_of
 from cairn.snapshots import EpochReader, load_savepoint
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION, next_version
@@ -29,7 +29,7 @@ from tests.unit.snapshots.checkpoints import (
     value,
 )
 from tests.unit.snapshots.savepoints import OBJECTS, SPARK_FOLDER, load, saved
-from tests.unit.typed_values import typed
+from tests.unit.types.typed_values import typed
 
 STATES = {**OBJECTS, "never": value("date")}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cairn.errors import CommitError
-from cairn.plan.keygroups import key_group
+from cairn.key_groups import key_group
 from cairn.snapshots import EpochReader, diff_epochs, open_savepoint, published, write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.storage.holds import find_holds

@@ -16,10 +16,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.codec import codec
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots import Savepoint, open_savepoint, write_savepoint
 from cairn.storage.store import open_store
+from cairn.types.codec import codec
 from tests.unit.snapshots.checkpoints import (
     GONE,
     UID,
@@ -31,7 +31,7 @@ from tests.unit.snapshots.checkpoints import (
     value,
 )
 from tests.unit.snapshots.savepoints import STATES, saved, shop
-from tests.unit.typed_values import SCALARS, typed
+from tests.unit.types.typed_values import SCALARS, typed
 
 # What is in it
 

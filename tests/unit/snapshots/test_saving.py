@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
-from cairn.plan.keygroups import key_hasher
+from cairn.key_groups import key_hasher
 from cairn.snapshots import open_savepoint, saving, write_savepoint
 from cairn.snapshots.destination import Destination
 from cairn.storage.removal import delete_savepoint

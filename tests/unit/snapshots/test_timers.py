@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 
 from cairn import KeyedProcess, state
 from cairn.cli import app
-from cairn.coordinator.resume import check_resume
+from cairn.driver.coordinator.resume import check_resume
 from cairn.errors import StateSchemaError
 from cairn.functions import declared_state
-from cairn.slot.entry import EntrySpec, entries_of
-from cairn.slot.spec import InletSpec, OperatorSpec
+from cairn.protocol.entry import EntrySpec, entries_of
+from cairn.protocol.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
 from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.world import stored_state
-from tests.unit.coordinator.manifests import entry, epoch
+from tests.unit.driver.coordinator.manifests import entry, epoch
 from tests.unit.snapshots.checkpoints import GONE, Checkpoint, mapped, state_of, value
 from tests.unit.snapshots.jobs import by_key, newest, start_from, take
 

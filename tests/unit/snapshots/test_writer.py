@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from cairn import KeyGroupCountError, RestoreError, SavepointWriter, state
 from cairn.cli import app
-from cairn.codec import codec
 from cairn.snapshots import open_savepoint, write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.load import load_savepoint, open_job
@@ -23,6 +22,7 @@ from cairn.storage.log import Log
 from cairn.storage.saved import saved_points
 from cairn.storage.store import open_store
 from cairn.testing import FaultyStore
+from cairn.types.codec import codec
 from tests.unit.snapshots.checkpoints import (
     UID,
     Checkpoint,
@@ -34,7 +34,7 @@ from tests.unit.snapshots.checkpoints import (
     value,
 )
 from tests.unit.snapshots.writing import HELD, SHOP, check_groups, rows_of, table, totals, written
-from tests.unit.typed_values import SCALARS, typed
+from tests.unit.types.typed_values import SCALARS, typed
 
 # Kept as it was
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from cairn import PlanError, SavepointWriter, state
-from cairn.plan.keygroups import groups_of, key_groups
+from cairn.key_groups import groups_of, key_groups
 from cairn.snapshots import EpochReader, Savepoint
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.destination import Destination, StateWriter

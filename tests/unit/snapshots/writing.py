@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import SavepointWriter
-from cairn.codec import codec
-from cairn.plan.keygroups import key_groups
+from cairn.key_groups import key_groups
 from cairn.snapshots import Savepoint, open_savepoint
+from cairn.types.codec import codec
 from tests.unit.snapshots.checkpoints import UID, listed, mapped, state_of, value
 
 SHOP = {"total": value("double"), "items": listed("string"), "seen": mapped("string", "bigint")}

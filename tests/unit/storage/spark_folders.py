@@ -9,7 +9,7 @@ import msgspec
 from cairn.storage.manifest import Epoch
 from cairn.storage.seen_files import DEFAULT_INTERVAL
 from cairn.storage.store import Store
-from tests.unit.coordinator.manifests import epoch
+from tests.unit.driver.coordinator.manifests import epoch
 
 OLD = "spark/000000000001"
 NEW = "spark/000000000009"

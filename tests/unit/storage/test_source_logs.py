@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from cairn.coordinator.rewind import Stand, compare, settle
+from cairn.driver.coordinator.rewind import Stand, compare, settle
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage import source_logs
 from cairn.storage.manifest import Epoch, SourceLog, decode_record, encode_epoch

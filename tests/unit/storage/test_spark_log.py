@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cairn.coordinator.rewind import Stand, compare
+from cairn.driver.coordinator.rewind import Stand, compare
 from cairn.errors import RestoreError
 from cairn.storage.seen_files import DEFAULT_INTERVAL, missing_entry
 from cairn.storage.source_files import source_lines
@@ -20,7 +20,7 @@ from cairn.storage.spark_log import (
     same_offsets,
 )
 from cairn.storage.store import Store, open_store
-from tests.unit.coordinator.manifests import epoch
+from tests.unit.driver.coordinator.manifests import epoch
 from tests.unit.storage.spark_folders import (
     NEW,
     OLD,

@@ -16,7 +16,7 @@ from cairn.errors import FunctionError, PlanError
 from cairn.functions import Function
 from cairn.plan.check import check_function
 from cairn.testing import Harness
-from tests.unit.windowed import listed, row
+from tests.unit.operators.windowed import listed, row
 
 SCHEMA, OUT = "k long, v long", "k long"
 

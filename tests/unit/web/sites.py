@@ -9,13 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cairn.coordinator.measured import summary
-from cairn.coordinator.roster import SlotInfo
+from cairn.driver.coordinator.measured import summary
+from cairn.driver.roster import SlotInfo
+from cairn.driver.serving import Serve
 from cairn.errors import EpochError
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
-from cairn.web.settings import Serve
 from cairn.web.site import Site
 from tests.unit.snapshots.checkpoints import GONE, UID, Checkpoint, listed, mapped, value
 

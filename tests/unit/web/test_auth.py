@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
+from cairn.driver.serving import Serve
 from cairn.errors import PlanError
 from cairn.testing import ManualClock
 from cairn.web import limits
 from cairn.web.auth import is_token
 from cairn.web.limits import BODY_BYTES_MAX, URL_BYTES_MAX, Rate
 from cairn.web.sessions import SESSION_S, SESSIONS_MAX, Sessions
-from cairn.web.settings import Serve
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
 

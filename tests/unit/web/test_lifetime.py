@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
 from cairn.web.lifetime import Web
-from cairn.web.settings import Serve, as_serve
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import TOKEN, FakeRun
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.coordinator.measured import summary
-from cairn.epoch_time import PARTS, parts_ms
+from cairn.driver.coordinator.measured import summary
 from cairn.errors import FunctionError
+from cairn.report.epoch_time import PARTS, parts_ms
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph

@@ -14,13 +14,13 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.coordinator.measured import summary
-from cairn.status import STATUSES
+from cairn.driver.coordinator.measured import summary
+from cairn.driver.serving import Serve
+from cairn.report.status import STATUSES
 from cairn.web.app import make_app
 from cairn.web.prometheus import CONTENT_TYPE, render
-from cairn.web.settings import Serve
 from cairn.web.site import Site
-from tests.unit.coordinator.leads import Lead, run_counting
+from tests.unit.driver.coordinator.leads import Lead, run_counting
 
 GRAFANA = Path(__file__).parents[3] / "docs" / "grafana" / "cairn.json"
 

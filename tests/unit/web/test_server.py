@@ -19,11 +19,11 @@ import pyarrow.flight as flight
 import pytest
 
 import cairn
+from cairn.driver.serving import Serve
 from cairn.errors import EpochError, PlanError, QueryError, StaleEpochError, StateNotFoundError
 from cairn.web.events import Watch
 from cairn.web.flight import STREAMS_MAX
 from cairn.web.server import Listening, Served, serve
-from cairn.web.settings import Serve
 from cairn.web.site import Site
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, site_of

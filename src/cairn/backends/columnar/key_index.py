@@ -1,0 +1,291 @@
+"""From names to positions, by the batch: which row of the arrays a key's state lies in.
+
+A name is a key, or a key and an entry of its map. Each part of fixed width counts as one or two
+integers (bits, for floats), and so does a short text: its bytes and its length. Anything else
+gets a number through a dict when it is first seen.
+So a name is a row of integers, and those are found in a hash table with open addressing whose
+every step is one numpy call for all names that are still looking.
+
+Always true here:
+- a name has one position, for as long as the index lives; positions are 0, 1, 2, …;
+- names are equal exactly when Spark groups them together: one NaN, no -0.0, null is a name;
+- the table is at most half full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cairn.backends.columnar.name_parts import Ints, Names, part_of
+
+_SLOTS_MIN_BITS = 10
+_FIRST = np.uint64(0x9E3779B97F4A7C15)
+_SECOND = np.uint64(0xD6E8FEB86659FD93)
+_HALF = np.uint64(32)
+_FREE = -1
+_MARK_SHIFT = 32
+_MARKS = np.uint64((1 << 31) - 1)
+_POSITION = (1 << 32) - 1
+COUNTED_MAX = 1 << 16
+"""About how many names are looked at to count keys."""
+
+
+class NameIndex:
+    """Positions of names with parts of these types."""
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self._parts = [part_of(type) for type in types]
+        width = sum(part.width for part in self._parts)
+        self._index = IntIndex(width)
+
+    def __len__(self) -> int:
+        return self._index.count
+
+    def find(self, arrays: Sequence[pa.Array]) -> Ints:
+        """The position of each name, -1 where there is none."""
+        return self._index.find(self._names(arrays, add=False))
+
+    def place(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
+        """The position of each name, and the rows of those that got theirs now, in its order."""
+        return self._index.place(self._names(arrays, add=True))
+
+    def add(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
+        """Like `place`, for names that `find` has not found."""
+        return self._index.add(self._names(arrays, add=True))
+
+    def arrays(self, positions: Ints) -> list[pa.Array]:
+        """The names at these positions, by part."""
+        names = self._index.names(positions)
+        found, at, bit = [], 0, 0
+        for part in self._parts:
+            found.append(part.join(names, at, bit))
+            at += part.width
+            bit += part.bits
+        return found
+
+    def column(self, part: int) -> tuple[Ints, int]:
+        """The integers of a part that is one, of all positions, and the bit that says null."""
+        before = self._parts[:part]
+        at = sum(part.width for part in before)
+        return self._index.columns[at][: len(self)], sum(part.bits for part in before)
+
+    def count_distinct(self, positions: Ints) -> int:
+        """Count the keys (the first part) of these names; of many, estimate from a sample."""
+        part = self._parts[0]
+        hashes = np.zeros(len(positions), np.uint64)
+        for column in self._index.columns[: part.width]:
+            hashes = (hashes ^ column[positions].view(np.uint64)) * _FIRST
+            hashes ^= hashes >> _HALF
+        if self._index.nulls is not None:
+            bits = self._index.nulls[positions] & ((1 << part.bits) - 1)
+            hashes = (hashes ^ bits.view(np.uint64)) * _SECOND
+        # Keys are sampled, not names: all names of a key are in the sample or none.
+        scale = 1
+        while len(hashes) > 2 * COUNTED_MAX * scale:
+            scale *= 2
+        if scale > 1:
+            hashes = hashes[((hashes >> _HALF) & np.uint64(scale - 1)) == 0]
+        return len(np.unique(hashes)) * scale
+
+    def nulls(self) -> Ints | None:
+        found = self._index.nulls
+        return None if found is None else found[: len(self)]
+
+    def _names(self, arrays: Sequence[pa.Array], *, add: bool) -> Names:
+        columns: list[Ints] = []
+        nulls: Ints | None = None
+        bit = 0
+        for part, array in zip(self._parts, arrays, strict=True):
+            more, flags = part.split(array, add=add)
+            columns += more
+            if flags is not None:
+                flags = flags << bit
+                nulls = flags if nulls is None else nulls | flags
+            bit += part.bits
+        return Names(columns, nulls)
+
+
+class IntIndex:
+    """Open addressing, linear probing, over rows of `width` integers.
+
+    A slot holds a position and, above it, 31 bits of the name's hash: of names that are not the
+    one looked for, hardly any need be looked at.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.columns: list[Ints] = [np.empty(0, np.int64) for _ in range(width)]
+        self.nulls: Ints | None = None
+        self._bits = _SLOTS_MIN_BITS
+        self._slots = np.full(1 << self._bits, _FREE, np.int64)
+
+    def names(self, positions: Ints) -> Names:
+        nulls = None if self.nulls is None else self.nulls[positions]
+        return Names([column[positions] for column in self.columns], nulls)
+
+    def find(self, names: Names) -> Ints:
+        found = np.full(len(names.columns[0]), -1, np.int64)
+        if not self.count:
+            return found
+        slots, mask = self._slots, (1 << self._bits) - 1
+        at, marks = self._homes(names)
+        looking: Ints | None = None
+        while True:
+            held = slots[at]
+            hits = np.flatnonzero((held >> _MARK_SHIFT) == marks)
+            positions = held[hits] & _POSITION
+            rows = hits if looking is None else looking[hits]
+            is_same = self._same(positions, names, rows)
+            if not is_same.all():
+                rows, hits, positions = rows[is_same], hits[is_same], positions[is_same]
+            found[rows] = positions
+            goes_on = held >= 0
+            goes_on[hits] = False
+            rest = np.flatnonzero(goes_on)
+            if not len(rest):
+                return found
+            looking = rest if looking is None else looking[rest]
+            at = (at[rest] + 1) & mask
+            marks = marks[rest]
+
+    def place(self, names: Names) -> tuple[Ints, Ints]:
+        """Positions, and the rows of names that are new, in the order of theirs."""
+        positions = self.find(names)
+        missing = np.flatnonzero(positions < 0)
+        if not len(missing):
+            return positions, missing
+        fresh = names if len(missing) == len(positions) else _rows(names, missing)
+        placed, firsts = self.add(fresh)
+        positions[missing] = placed
+        return positions, missing[firsts]
+
+    def add(self, names: Names) -> tuple[Ints, Ints]:
+        """Like `place`, for names that are known to be new. One may be given twice."""
+        self.reserve(self.count + len(names.columns[0]))
+        if names.nulls is not None and self.nulls is None:
+            self.nulls = np.zeros(len(self.columns[0]), np.int64)
+        slots, mask = self._slots, (1 << self._bits) - 1
+        found = np.empty(len(names.columns[0]), np.int64)
+        looking: Ints = np.arange(len(found))
+        at, marks = self._homes(names)
+        firsts: list[Ints] = []
+        while len(looking):
+            held = slots[at]
+            free = np.flatnonzero(held < 0)
+            if len(free):
+                # All write their row to the slot they want; who can read it back has it.
+                wanted = at[free]
+                claims = -2 - free
+                slots[wanted] = claims
+                won = slots[wanted] == claims
+                winners, taken = (free, wanted) if won.all() else (free[won], wanted[won])
+                new = np.arange(self.count, self.count + len(winners))
+                rows = looking[winners]
+                self._store(new, names, rows)
+                slots[taken] = (marks[winners] << _MARK_SHIFT) | new
+                found[rows] = new
+                firsts.append(rows)
+                self.count += len(winners)
+                held[winners] = _FREE
+                losers = free[~won]
+                held[losers] = slots[at[losers]]
+                goes_on = np.ones(len(looking), np.bool_)
+                goes_on[winners] = False
+            else:
+                goes_on = np.ones(len(looking), np.bool_)
+            hits = np.flatnonzero((held >> _MARK_SHIFT) == marks)
+            if len(hits):
+                positions = held[hits] & _POSITION
+                is_same = self._same(positions, names, looking[hits])
+                hits, positions = hits[is_same], positions[is_same]
+                found[looking[hits]] = positions
+                goes_on[hits] = False
+            rest = np.flatnonzero(goes_on)
+            looking = looking[rest]
+            at = (at[rest] + 1) & mask
+            marks = marks[rest]
+        return found, np.concatenate(firsts) if firsts else looking
+
+    def reserve(self, count: int) -> None:
+        """Room for so many names."""
+        if count > len(self.columns[0]):
+            size = max(1024, count, len(self.columns[0]) * 3 // 2)
+            self.columns = [_grown(column, size) for column in self.columns]
+            if self.nulls is not None:
+                self.nulls = _grown(self.nulls, size)
+        bits = self._bits
+        while count * 2 > 1 << bits:
+            bits += 1
+        if bits != self._bits:
+            self._bits = bits
+            self._slots = np.full(1 << bits, _FREE, np.int64)
+            self._link()
+
+    def _link(self) -> None:
+        """Every name into the slots, which are empty. They differ, so none need be compared."""
+        slots, mask = self._slots, (1 << self._bits) - 1
+        nulls = None if self.nulls is None else self.nulls[: self.count]
+        at, marks = self._homes(Names([column[: self.count] for column in self.columns], nulls))
+        entries = (marks << _MARK_SHIFT) | np.arange(self.count)
+        while len(entries):
+            free = np.flatnonzero(slots[at] < 0)
+            slots[at[free]] = entries[free]
+            rest = np.flatnonzero(slots[at] != entries)
+            entries = entries[rest]
+            at = (at[rest] + 1) & mask
+
+    def _store(self, positions: Ints, names: Names, rows: Ints) -> None:
+        first, last = positions[0], positions[-1] + 1
+        for column, values in zip(self.columns, names.columns, strict=True):
+            column[first:last] = values[rows]
+        if self.nulls is not None:
+            self.nulls[first:last] = 0 if names.nulls is None else names.nulls[rows]
+
+    def _same(self, positions: Ints, names: Names, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the names at these positions are those of the rows."""
+        is_all = len(rows) == len(names.columns[0])  # Rows ascend, so these are all of them.
+        is_same = np.ones(len(rows), np.bool_)
+        for column, values in zip(self.columns, names.columns, strict=True):
+            is_same &= column[positions] == (values if is_all else values[rows])
+        if self.nulls is not None:
+            is_same &= self.nulls[positions] == (0 if names.nulls is None else names.nulls[rows])
+        elif names.nulls is not None:
+            is_same &= names.nulls[rows] == 0
+        return is_same
+
+    def _homes(self, names: Names) -> tuple[Ints, Ints]:
+        """The slot where the search for each name begins, and the mark that it leaves there."""
+        hashed = _mixed(names.columns[0].view(np.uint64))
+        for column in names.columns[1:]:
+            hashed += column.view(np.uint64)
+            hashed = _mixed(hashed)
+        if names.nulls is not None:
+            hashed += names.nulls.view(np.uint64) * _FIRST
+        hashed *= _FIRST
+        marks = (hashed & _MARKS).view(np.int64)
+        hashed >>= np.uint64(64 - self._bits)
+        return hashed.view(np.int64), marks
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """High bits count as much as low ones. A new array."""
+    mixed = values >> _HALF
+    mixed ^= values
+    mixed *= _SECOND
+    mixed ^= mixed >> _HALF
+    return mixed
+
+
+def _rows(names: Names, rows: Ints) -> Names:
+    nulls = None if names.nulls is None else names.nulls[rows]
+    return Names([column[rows] for column in names.columns], nulls)
+
+
+def _grown(column: Ints, size: int) -> Ints:
+    grown = np.zeros(size, column.dtype)
+    grown[: len(column)] = column
+    return grown

@@ -1,0 +1,222 @@
+"""Parts of names as integers, and back: what the index of names is over.
+
+Always true here:
+- integers are equal exactly when Spark groups the values together: one NaN, no -0.0;
+- null is told by a bit; what stands in its place is zero.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.backends.columnar.spread import form_of, is_fixed, valid_buffer, validity
+from cairn.key_groups import text_words
+from cairn.types.codec import codec
+
+Ints = npt.NDArray[np.int64]
+
+_SHORT_BYTES_MAX = 15
+_BYTE_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64).view(np.int64)
+_NULL_BITS_MAX = 31
+"""Of a part: key and entry together must fit an integer."""
+
+
+class Names(NamedTuple):
+    """Names as rows of integers."""
+
+    columns: list[Ints]
+    nulls: Ints | None
+    """Which parts are null, as bits; None: no part of any name."""
+
+
+class Part(ABC):
+    """One type of a name: so many integers, and so many bits that say what is null."""
+
+    width = 1
+    bits = 1
+
+    @abstractmethod
+    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
+        """A column as integers, and what is null of it; `add`: what is new gets a number."""
+
+    @abstractmethod
+    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
+        """The column. Where it is not nullable, nulls are under a null struct: anything will do."""
+
+
+class _FixedPart(Part):
+    def __init__(self, type: pa.DataType) -> None:
+        self._form = form_of(type)
+        self._dtype = self._form.dtypes[1]
+        self.width = 2 if self._dtype.kind == "V" else 1
+
+    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
+        valid, data = self._form.split(array)
+        assert data is not None
+        flags = None
+        if valid is not None:
+            data = data.copy()
+            data[~valid] = np.zeros(1, data.dtype)[0]
+            flags = (~valid).astype(np.int64)
+        if self._dtype.kind == "f":
+            data = data + self._dtype.type(0.0)  # No -0.0.
+            data[np.isnan(data)] = np.nan
+            data = data.view(f"i{self._dtype.itemsize}")
+        if self.width == 2:
+            pairs = np.ascontiguousarray(data).view(np.int64).reshape(-1, 2)
+            return [np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])], flags
+        return [np.ascontiguousarray(data, np.int64)], flags
+
+    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
+        if self.width == 2:
+            pairs = np.stack(names.columns[at : at + 2], axis=1)
+            data = np.ascontiguousarray(pairs).view(self._dtype).reshape(-1)
+        elif self._dtype.kind == "f":
+            bits = names.columns[at].astype(f"i{self._dtype.itemsize}")
+            data = bits.view(self._dtype)
+        else:
+            data = names.columns[at].astype(self._dtype)
+        return self._form.join([_valid(names, bit) if nullable else None, data])
+
+
+class _NumberedPart(Part):
+    """Values that a dict gives numbers; null is one of them."""
+
+    bits = 0
+
+    def __init__(self, type: pa.DataType) -> None:
+        self._codec = codec(type)
+        self._numbers: dict[Any, int] = {}
+        self._values: list[Any] = []
+
+    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
+        keys = self._codec.decode_keys(array)
+        numbers, values = self._numbers, self._values
+        if add:
+            for key in dict.fromkeys(keys):
+                if key not in numbers:
+                    numbers[key] = len(values)
+                    values.append(key)
+        get = numbers.get
+        return [np.fromiter((get(key, -1) for key in keys), np.int64, len(keys))], None
+
+    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
+        values = self._values
+        found = [values[number] for number in names.columns[at].tolist()]
+        if not nullable:
+            found = [self._codec.blank if value is None else value for value in found]
+        return self._codec.encode(found)
+
+
+class _TextPart(Part):
+    """Text or binary: up to 15 bytes are the name themselves, longer ones get a number."""
+
+    width = 2
+
+    def __init__(self, type: pa.DataType) -> None:
+        self._type = type
+        self._numbers: dict[bytes, int] = {}
+        self._values: list[bytes] = []
+
+    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
+        starts, lengths, data = text_words(array)
+        words = data.view(np.int64)
+        valid = validity(array)
+        if valid is not None:
+            lengths = np.where(valid, lengths, 0)
+        first = words[starts] & _BYTE_MASKS[np.minimum(lengths, 8)]
+        second = words[starts + 8] & _BYTE_MASKS[np.clip(lengths - 8, 0, 7)]
+        second |= lengths << 56
+        is_long = np.flatnonzero(lengths > _SHORT_BYTES_MAX)
+        if len(is_long):
+            first[is_long] = self._numbered(array, is_long, add=add)
+            second[is_long] = -1
+        return [first, second], None if valid is None else (~valid).astype(np.int64)
+
+    def _numbered(self, array: pa.Array, rows: Ints, *, add: bool) -> list[int]:
+        found = array.take(pa.array(rows)).cast(pa.binary()).to_pylist()
+        numbers, values = self._numbers, self._values
+        if add:
+            for value in found:
+                if value not in numbers:
+                    numbers[value] = len(values)
+                    values.append(value)
+        return [numbers.get(value, -1) for value in found]
+
+    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
+        first, second = names.columns[at : at + 2]
+        is_long = second < 0
+        lengths = np.where(is_long, 0, second >> 56)
+        each = np.stack([first, second], axis=1).view(np.uint8)
+        offsets = np.zeros(len(first) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        data = each[np.arange(16) < lengths[:, None]]
+        valid = _valid(names, bit) if nullable else None
+        buffers = [valid_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+        array = pa.Array.from_buffers(self._type, len(first), buffers)
+        if is_long.any():
+            values = self._values
+            longer = [values[number] for number in first[is_long].tolist()]
+            array = pc.replace_with_mask(
+                array, pa.array(is_long), pa.array(longer, pa.binary()).cast(self._type)
+            )
+        return array
+
+
+class _StructPart(Part):
+    """Several columns that make a key, or a struct that is one."""
+
+    def __init__(self, type: pa.DataType) -> None:
+        self._type = type
+        self._parts = [part_of(field.type) for field in type]
+        self.width = sum(part.width for part in self._parts)
+        self.bits = 1 + sum(part.bits for part in self._parts)
+
+    def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
+        valid = validity(array)
+        flags = None if valid is None else (~valid).astype(np.int64)
+        columns: list[Ints] = []
+        bit = 1
+        # Flattened, a field is null where the struct is.
+        for part, field in zip(self._parts, array.flatten(), strict=True):
+            more, inner = part.split(field, add=add)
+            columns += more
+            if inner is not None:
+                inner = inner << bit
+                flags = inner if flags is None else flags | inner
+            bit += part.bits
+        return columns, flags
+
+    def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
+        valid = _valid(names, bit) if nullable else None
+        bit += 1
+        columns = []
+        for part, field in zip(self._parts, self._type, strict=True):
+            columns.append(part.join(names, at, bit, nullable=field.nullable))
+            at += part.width
+            bit += part.bits
+        mask = None if valid is None else pa.array(~valid)
+        return pa.StructArray.from_arrays(columns, fields=list(self._type), mask=mask)
+
+
+def part_of(type: pa.DataType) -> Part:
+    if pa.types.is_struct(type) and type.num_fields:
+        struct = _StructPart(type)
+        if struct.bits <= _NULL_BITS_MAX:
+            return struct
+    if pa.types.is_string(type) or pa.types.is_binary(type):
+        return _TextPart(type)
+    return _FixedPart(type) if is_fixed(type) else _NumberedPart(type)
+
+
+def _valid(names: Names, bit: int) -> npt.NDArray[np.bool_] | None:
+    if names.nulls is None:
+        return None
+    is_null = (names.nulls >> bit) & 1
+    return is_null == 0 if is_null.any() else None

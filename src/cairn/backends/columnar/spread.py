@@ -1,0 +1,237 @@
+"""Arrow columns spread over numpy arrays, and back.
+
+A form belongs to one type. It says over which arrays values of the type are spread: of a
+number its validity and its data; of a struct its validity, then the arrays of its fields. Data
+of fixed width keeps its width. Text, lists and maps are Python objects, as their codec has them.
+
+Always true here:
+- join(split(column)) equals the column;
+- a validity of None says that nothing is null;
+- what lies under a null is anything; in a column that was joined it is blank, so that equal
+  columns have equal bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cairn.types.codec import codec
+
+Array = npt.NDArray[Any]
+Arrays = list[Array | None]
+
+
+class Form(ABC):
+    """How values of one type lie in arrays."""
+
+    def __init__(self, type: pa.DataType) -> None:
+        self.type = type
+        self.dtypes: list[np.dtype[Any]] = [np.dtype(np.bool_)]
+        """Of each array. Those of validities (bool, and never of data) come before their data."""
+        self.is_validity: list[bool] = [True]
+
+    @property
+    def width(self) -> int:
+        return len(self.dtypes)
+
+    @abstractmethod
+    def split(self, array: pa.Array) -> Arrays:
+        """The arrays of a column of this very type."""
+
+    @abstractmethod
+    def join(
+        self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
+    ) -> pa.Array:
+        """The column of these arrays, which must not be written to afterwards.
+
+        `inside`: of a field, where the struct around it is not null. A field that is not
+        nullable has no validity; what lies outside of the struct is blank all the same.
+        """
+
+
+class FixedForm(Form):
+    """Numbers, times and decimals: as many bytes each."""
+
+    def __init__(self, type: pa.DataType) -> None:
+        super().__init__(type)
+        self._is_bool = pa.types.is_boolean(type)
+        dtype = np.dtype(np.bool_ if self._is_bool else _fixed_dtype(type))
+        self.dtypes.append(dtype)
+        self.is_validity.append(False)
+
+    def split(self, array: pa.Array) -> Arrays:
+        valid = validity(array)
+        if self._is_bool:
+            filled = array if valid is None else array.fill_null(False)
+            return [valid, filled.to_numpy(zero_copy_only=False)]
+        buffer = array.buffers()[1]
+        if not len(array) or buffer is None:
+            return [valid, np.zeros(len(array), self.dtypes[1])]
+        data = np.frombuffer(buffer, self.dtypes[1], array.offset + len(array))
+        return [valid, data[array.offset :]]
+
+    def join(
+        self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
+    ) -> pa.Array:
+        valid, data = _both(arrays[0], inside), arrays[1]
+        assert data is not None
+        count = len(data)
+        if valid is not None:
+            data = data.copy()
+            data[~valid] = np.zeros(1, data.dtype)[0]
+        if self._is_bool:
+            data = np.packbits(data, bitorder="little")
+        validity = valid_buffer(valid) if nullable else None
+        data_buffer = pa.py_buffer(np.ascontiguousarray(data))
+        return pa.Array.from_buffers(self.type, count, [validity, data_buffer])
+
+
+class ObjectForm(Form):
+    """Everything of varying width."""
+
+    def __init__(self, type: pa.DataType) -> None:
+        super().__init__(type)
+        self._codec = codec(type)
+        self.dtypes.append(np.dtype(object))
+        self.is_validity.append(False)
+
+    def split(self, array: pa.Array) -> Arrays:
+        return [validity(array), np.fromiter(self._codec.decode(array), object, len(array))]
+
+    def join(
+        self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
+    ) -> pa.Array:
+        valid, data = _both(arrays[0], inside), arrays[1]
+        assert data is not None
+        values = data.tolist()
+        if valid is not None:
+            blank = None if nullable else self._codec.blank
+            for at in np.flatnonzero(~valid).tolist():
+                values[at] = blank
+        return self._codec.encode(values)
+
+
+class StructForm(Form):
+    """A validity of its own, then the fields."""
+
+    def __init__(self, type: pa.DataType) -> None:
+        super().__init__(type)
+        self._fields = list(type)
+        self._forms = [form_of(field.type) for field in type]
+        for form in self._forms:
+            self.dtypes += form.dtypes
+            self.is_validity += form.is_validity
+
+    def split(self, array: pa.Array) -> Arrays:
+        arrays: Arrays = [validity(array)]
+        for at, form in enumerate(self._forms):
+            arrays += form.split(array.field(at))
+        return arrays
+
+    def join(
+        self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
+    ) -> pa.Array:
+        valid, at = _both(arrays[0], inside), 1
+        columns = []
+        for form, field in zip(self._forms, self._fields, strict=True):
+            parts = arrays[at : at + form.width]
+            columns.append(form.join(parts, valid, nullable=field.nullable))
+            at += form.width
+        mask = None if valid is None or not nullable else pa.array(~valid)
+        return pa.StructArray.from_arrays(columns, fields=self._fields, mask=mask)
+
+
+class Columns:
+    """Values of one type by position, in arrays that grow."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.size = 0
+        self._arrays: Arrays = [
+            None if is_validity else np.empty(0, dtype)
+            for dtype, is_validity in zip(form.dtypes, form.is_validity, strict=True)
+        ]
+
+    def reserve(self, size: int) -> None:
+        if size > self.size:
+            self.size = max(1024, size, self.size * 3 // 2)
+            self._arrays = [grown(array, self.size) for array in self._arrays]
+
+    def take(self, positions: Array) -> Arrays:
+        return [None if array is None else array[positions] for array in self._arrays]
+
+    def put(self, positions: Array, arrays: Arrays) -> None:
+        """Of a position that is given twice the last values count."""
+        for at, values in enumerate(arrays):
+            held = self._arrays[at]
+            if values is None:
+                if held is not None:
+                    held[positions] = True
+                continue
+            if held is None:
+                if values.all():
+                    continue
+                held = self._arrays[at] = np.ones(self.size, np.bool_)
+            held[positions] = values
+
+    def frozen(self, count: int) -> Columns:
+        """A copy of the first so many."""
+        copy = Columns(self.form)
+        copy.size = count
+        copy._arrays = [None if array is None else array[:count].copy() for array in self._arrays]
+        return copy
+
+
+@functools.cache
+def form_of(type: pa.DataType) -> Form:
+    if pa.types.is_struct(type) and type.num_fields:
+        return StructForm(type)
+    if is_fixed(type):
+        return FixedForm(type)
+    return ObjectForm(type)
+
+
+def is_fixed(type: pa.DataType) -> bool:
+    """Whether a value takes a number of bytes known beforehand, and has no parts."""
+    return bool(pa.types.is_primitive(type) or pa.types.is_decimal128(type))
+
+
+def _fixed_dtype(type: pa.DataType) -> str:
+    if pa.types.is_decimal128(type):
+        return "V16"
+    if pa.types.is_floating(type):
+        return f"f{type.bit_width // 8}"
+    return f"i{type.bit_width // 8}"
+
+
+def validity(array: pa.Array) -> Array | None:
+    if not array.null_count:
+        return None
+    valid: Array = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _both(valid: Array | None, inside: Array | None) -> Array | None:
+    if valid is None or inside is None:
+        return inside if valid is None else valid
+    return valid & inside
+
+
+def valid_buffer(valid: Array | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def grown(array: Any, size: int) -> Any:
+    """A longer copy; what is new is zero, False or None."""
+    if array is None:
+        return None
+    longer = np.empty(size, object) if array.dtype == object else np.zeros(size, array.dtype)
+    longer[: len(array)] = array
+    return longer

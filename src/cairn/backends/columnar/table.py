@@ -1,0 +1,482 @@
+"""State in typed arrays, for functions that work by the batch.
+
+Every name (a key, or a key and an entry of its map) has a position, and values lie in arrays by
+position: of a struct one array per field. The running epoch writes to them at once. When it
+first touches a position, what lay there is put aside, in bulk; rollback puts it back.
+
+A position stays with its name when the state is cleared, until so many are dead that everything
+is laid out anew, between epochs.
+
+Always true here:
+- `committed` says which positions the parent epoch holds; their values are in the arrays, or put
+  aside if the epoch has touched them;
+- who writes while others may look up the parent epoch's state does it under the lock;
+- what is read, and a delta, is ordered by input or by name, never by position: positions depend
+  on history. Only a base goes by key group and then position: its rows are the same, its bytes
+  need not be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.backends.base import Backend
+from cairn.backends.columnar.chains import Chains
+from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
+from cairn.backends.columnar.name_order import is_ordered_as_integers, name_order
+from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.spread import Array, Arrays, Columns, form_of, grown, is_fixed
+from cairn.backends.columnar.touched import Mark, Touched
+from cairn.backends.journal import Journal
+from cairn.backends.overlay import Table, joined
+from cairn.key_groups import key_groups
+from cairn.state import Declaration
+from cairn.storage.manifest import Held
+from cairn.types.codec import codec
+
+CHAINED_AT_ONCE = 100_000
+"""By a lookup: how many entries it takes into the lists of their keys."""
+PIECE_ROWS = 32 * 1024
+DEAD_MIN = 4096
+
+Bools = npt.NDArray[np.bool_]
+
+
+class ColumnTable(Table):
+    """Value or map state in arrays."""
+
+    def __init__(
+        self, declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
+    ) -> None:
+        super().__init__(declaration, key_type, backend, group_count)
+        self.is_map = declaration.kind == "map"
+        types = [self.keys.arrow]
+        if self.is_map:
+            types.append(codec(declaration.entry_type).arrow)
+        self._types = types
+        self._group_count = group_count
+        self._group_dtype = np.int16 if group_count <= 1 << 15 else np.int32
+        self._form = form_of(self.values.arrow)
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._index = NameIndex(self._types)
+        self._values = Columns(self._form)
+        self._groups: Array = np.empty(0, self._group_dtype)
+        self._live: Bools = np.empty(0, np.bool_)
+        self._committed: Bools = np.empty(0, np.bool_)
+        self._touched = Touched()
+        self._chains: Chains | None = None
+        self._asked: tuple[Sequence[pa.Array], Ints] | None = None
+        self._counted = Held(0, 0)
+        """As of the last time that the keys of a map were counted."""
+        self._uncounted = 0
+        """Entries written since then."""
+
+    # Reading and writing, by the batch
+
+    def find(self, names: Sequence[pa.Array]) -> Ints:
+        """Positions, -1 for none. Asked again for the same arrays, it is remembered."""
+        asked = self._asked
+        if asked is not None and all(a is b for a, b in zip(asked[0], names, strict=True)):
+            return asked[1]
+        positions = self._index.find(names)
+        self._asked = (names, positions)
+        return positions
+
+    def read(self, positions: Ints, default: Arrays | None = None) -> pa.Array:
+        """Values; null, or the default, where there is none."""
+        if not len(self._index):
+            arrays = [None if v else np.zeros(len(positions), d) for d, v in self._shape()]
+            is_live = np.zeros(len(positions), np.bool_)
+        else:
+            arrays = self._values.take(positions)
+            is_live = self._live[positions]
+            is_live &= positions >= 0
+        if not is_live.all():
+            if default is None:
+                valid = arrays[0]
+                arrays[0] = is_live if valid is None else valid & is_live
+            else:
+                _fill(arrays, ~is_live, default)
+        return self._form.join(arrays)
+
+    def write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
+        """Set values; where `is_live` says no, delete. Of a name given twice the last counts."""
+        with self._lock:
+            self._write(names, values, is_live)
+
+    def _write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
+        positions = self.find(names)
+        missing = positions < 0
+        if is_live is not None:
+            missing &= is_live
+        if missing.any():
+            positions = self._placed(names, positions, np.flatnonzero(missing))
+            if is_live is not None:
+                # A name may be set and then deleted in one call.
+                positions = self._index.find(names)
+            self._asked = (names, positions)
+        arrays = self._form.split(values)
+        if is_live is not None:
+            counts = self._counts(positions, is_live)
+            if not counts.all():
+                positions, is_live = positions[counts], is_live[counts]
+                arrays = [None if array is None else array[counts] for array in arrays]
+        if self.journal is not None:
+            self._keep(self.journal, positions)
+        self._touched.add(positions, self._values, self._committed)
+        self._values.put(positions, arrays)
+        self._live[positions] = True if is_live is None else is_live
+
+    def _counts(self, positions: Ints, is_live: Bools) -> Bools:
+        """Which rows change anything: not those that delete what is not there.
+
+        That a name has a position although nothing is held of it tells of the past, so it must
+        make no difference.
+        """
+        if not len(self._index):
+            return is_live
+        counts = (self._live[positions] | self._committed[positions]) & (positions >= 0)
+        counts |= is_live
+        idle = np.flatnonzero(~counts)
+        if len(idle):
+            counts[idle] = np.isin(positions[idle], positions[is_live])
+        return counts
+
+    def entries_of(self, keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Every entry of these keys: rows of `keys`, entries, values; in that order."""
+        with self._lock:
+            rows, positions = self._chained(keys)
+        is_live = self._live[positions]
+        rows, positions = rows[is_live], positions[is_live]
+        entries = self._index.arrays(positions)[1]
+        order = name_order([pa.array(rows), entries])
+        rows, positions = rows[order], positions[order]
+        taken = entries.take(pa.array(order))
+        return pa.array(rows), taken, self.read(positions)
+
+    def _chained(self, keys: pa.Array) -> tuple[Ints, Ints]:
+        """Every position that an entry of these keys has: row of `keys`, position."""
+        self._extend_chains()
+        assert self._chains is not None, "just made"
+        return self._chains.positions(keys)
+
+    def _extend_chains(self, count_max: int | None = None) -> bool:
+        if self._chains is None:
+            self._chains = Chains(self._types[0])
+        return self._chains.extend(self._index, count_max)
+
+    def entries_between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Every entry above `low` and up to `high`: keys, entries, values; by entry, then key."""
+        positions = np.flatnonzero(self._live[: len(self._index)])
+        entry_type = self._types[1]
+        if is_fixed(entry_type) and is_ordered_as_integers(entry_type):
+            ints, bit = self._index.column(1)
+            ints = ints[positions]
+            within = np.ones(len(positions), np.bool_)
+            for bound, compare in ((low, np.greater), (high, np.less_equal)):
+                if bound is not None:
+                    within &= compare(ints, _as_integer(bound, entry_type))
+            nulls = self._index.nulls()
+            if nulls is not None:
+                within &= (nulls[positions] >> bit) & 1 == 0
+            positions = positions[within]
+            keys, entries = self._index.arrays(positions)
+        else:
+            keys, entries = self._index.arrays(positions)
+            inside = entries.is_valid()
+            if low is not None:
+                inside = pc.and_(inside, pc.greater(entries, pa.scalar(low, entry_type)))
+            if high is not None:
+                inside = pc.and_(inside, pc.less_equal(entries, pa.scalar(high, entry_type)))
+            inside = inside.fill_null(False)
+            keys, entries = keys.filter(inside), entries.filter(inside)
+            positions = positions[inside.to_numpy(zero_copy_only=False)]
+        order = name_order([entries, keys])
+        at, positions = pa.array(order), positions[order]
+        keys, entries = keys.take(at), entries.take(at)
+        self._asked = ([keys, entries], positions)
+        return keys, entries, self.read(positions)
+
+    def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
+        """Keys and values that the epoch at hand has set, in the order it first came to them."""
+        touched = self._touched.positions()
+        touched = touched[self._live[touched]]
+        return self._index.arrays(touched)[0], self.read(touched)
+
+    def entry_above(self, low: Any) -> int | None:
+        """The least entry above `low`, for entries that are integers."""
+        assert is_fixed(self._types[1]) and is_ordered_as_integers(self._types[1])
+        ints, _ = self._index.column(1)
+        ints = ints[: len(self._index)][self._live[: len(self._index)]]
+        if low is not None:
+            ints = ints[ints > low]
+        return int(ints.min()) if len(ints) else None
+
+    def defaults(self, value: Any) -> Arrays:
+        """A declared default, to be given to `read`."""
+        return self._form.split(self.values.encode([self.values.normalise(value)]))
+
+    def _shape(self) -> Iterator[tuple[np.dtype[Any], bool]]:
+        return zip(self._form.dtypes, self._form.is_validity, strict=True)
+
+    def _placed(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
+        """Positions for names that have just not been found."""
+        if len(missing) < len(positions):
+            rows = pa.array(missing)
+            names = [array.take(rows) for array in names]
+        groups = key_groups(names[0], self.keys.arrow, self._group_count)
+        # Before they are added: a name that has a position is not looked at again.
+        self.check_owned(names[0], groups)
+        placed, firsts = self._index.add(names)
+        count = len(self._index)
+        if len(firsts):
+            self._reserve(count)
+            self._groups[count - len(firsts) : count] = groups[firsts]
+        if len(missing) == len(positions):
+            return placed
+        positions = positions.copy()
+        positions[missing] = placed
+        return positions
+
+    def _reserve(self, count: int) -> None:
+        self._values.reserve(count)
+        size = self._values.size
+        if size > len(self._groups):
+            self._groups = grown(self._groups, size)
+            self._live = grown(self._live, size)
+            self._committed = grown(self._committed, size)
+            self._touched.reserve(size)
+
+    def _keep(self, journal: Journal, positions: Ints) -> None:
+        """Before a write: how to undo it. Names that it gave positions keep them."""
+        held = self._values.take(positions), self._live[positions]
+        journal.call(self._take_back, positions, *held, self._touched.mark())
+
+    def _take_back(self, positions: Ints, values: Arrays, is_live: Bools, mark: Mark) -> None:
+        with self._lock:
+            self._values.put(positions, values)
+            self._live[positions] = is_live
+            self._touched.back_to(mark)
+
+    # Looking up, on other threads
+
+    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any] | None:
+        keys = self.keys.encode([key for _, key in places])
+        found: list[Any] = [None] * len(places)
+        with self._lock:
+            if not len(self._index):
+                return found
+            if self.is_map:
+                # Whoever writes waits for the lock, and never for all of it.
+                if not self._extend_chains(CHAINED_AT_ONCE):
+                    return None
+                rows, positions = self._chained(keys)
+            else:
+                positions = self._index.find([keys])
+                rows = np.arange(len(positions))
+            is_held = (self._live if finished else self._committed)[positions] & (positions >= 0)
+            rows, positions = rows[is_held], positions[is_held]
+            arrays = self._values.take(positions)
+            if not finished:
+                self._touched.look_back(positions, arrays)
+            entries = self._index.arrays(positions)[1] if self.is_map else None
+        values = self.values.decode(self._form.join(arrays))
+        if entries is None:
+            for row, value in zip(rows.tolist(), values, strict=True):
+                found[row] = value
+            return found
+        names = codec(self.declaration.entry_type).decode_keys(entries)
+        for row, name, value in zip(rows.tolist(), names, values, strict=True):
+            if found[row] is None:
+                found[row] = {}
+            found[row][name] = value
+        return found
+
+    # Epochs
+
+    def assign(self, groups: range) -> None:
+        if any(group not in groups for group in self.groups):
+            self._drop_but(groups)
+        self.groups = groups
+
+    def forget(self, groups: range) -> None:
+        count = len(self._index)
+        held = self._groups[:count]
+        self._drop((held >= groups.start) & (held < groups.stop))
+
+    def _drop_but(self, groups: range) -> None:
+        held = self._groups[: len(self._index)]
+        self._drop((held < groups.start) | (held >= groups.stop))
+        self._lay_out()
+
+    def _drop(self, gone: Bools) -> None:
+        """Hold nothing at these positions. Between epochs: nothing is pending."""
+        self.rollback()
+        count = len(self._index)
+        self._live[:count] &= ~gone
+        self._committed[:count] &= ~gone
+        self._lay_out_if_sparse()
+
+    def promote(self) -> None:
+        touched = self._touched.positions()
+        self._committed[touched] = self._live[touched]
+        self._end_epoch()
+        self._lay_out_if_sparse()
+
+    def rollback(self) -> None:
+        touched = self._touched.positions()
+        self._touched.put_back(self._values)
+        self._live[touched] = self._committed[touched]
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._touched.clear()
+        self._asked = None
+
+    def _lay_out_if_sparse(self) -> None:
+        count = len(self._index)
+        held = int(np.count_nonzero(self._committed[:count]))
+        if count - held > max(DEAD_MIN, held):
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Only names of which something is held have a position."""
+        held = np.flatnonzero(self._committed[: len(self._index)])
+        names, values = self._index.arrays(held), self._values.take(held)
+        groups = self._groups[held]
+        self._clear()
+        self._load(names, values, groups, np.ones(len(held), np.bool_))
+
+    def _load(
+        self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
+    ) -> None:
+        """Committed rows, upon what is there."""
+        positions, _ = self._index.place(names)
+        self._reserve(len(self._index))
+        self._groups[positions] = groups
+        self._values.put(positions, values)
+        self._live[positions] = is_live
+        self._committed[positions] = is_live
+        self._asked = None
+
+    # Stored rows
+
+    def delta(self) -> pa.RecordBatch | None:
+        touched = self._touched.positions()
+        # What came and went within the epoch is no change.
+        changed = touched[self._live[touched] | self._committed[touched]]
+        if not len(changed):
+            return None
+        order = np.argsort(self._groups[changed], kind="stable")
+        return self._stored(changed[order])
+
+    def _stored(self, positions: Ints) -> pa.RecordBatch:
+        is_live = self._live[positions]
+        arrays = self._values.take(positions)
+        if not is_live.all():
+            arrays[0] = is_live if arrays[0] is None else arrays[0] & is_live
+        names = dict(zip(("key", "entry"), self._index.arrays(positions), strict=False))
+        columns = {
+            "group": pa.array(self._groups[positions].astype(np.int32)),
+            **names,
+            "value": self._form.join(arrays),
+            "live": pa.array(is_live),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def freeze(self) -> Iterator[pa.RecordBatch]:
+        """The committed rows as of now, to be written while later epochs come and go."""
+        count = len(self._index)
+        held = np.flatnonzero(self._committed[:count])
+        groups = self._groups[:count].copy()
+        values = self._values.frozen(count)
+        self._touched.put_back(values)
+        return self._pieces(self._index, values, held, groups)
+
+    def _pieces(
+        self, index: NameIndex, values: Columns, held: Ints, groups: Array
+    ) -> Iterator[pa.RecordBatch]:
+        held = held[np.argsort(groups[held], kind="stable")]
+        for at in range(0, len(held), PIECE_ROWS):
+            piece = held[at : at + PIECE_ROWS]
+            names = dict(zip(("key", "entry"), index.arrays(piece), strict=False))
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "group": pa.array(groups[piece].astype(np.int32)),
+                    **names,
+                    "value": self._form.join(values.take(piece)),
+                    "live": pa.array(np.ones(len(piece), np.bool_)),
+                }
+            )
+
+    def dump(self) -> Iterator[pa.RecordBatch]:
+        return self.freeze()
+
+    def apply(self, batch: pa.RecordBatch) -> None:
+        is_live = batch["live"].to_numpy(zero_copy_only=False)
+        values = self._form.split(_cast(batch["value"], self.values.arrow))
+        self._load(self._names(batch), values, batch["group"].to_numpy(), is_live)
+
+    def _names(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        columns = zip(("key", "entry"), self._types, strict=False)
+        return [_cast(batch[name], type) for name, type in columns]
+
+    def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        whole = joined(batches)
+        index = NameIndex(self._types)
+        positions, _ = index.place(self._names(whole))
+        last = np.empty(len(index), np.int64)
+        last[positions] = np.arange(len(positions))
+        order = np.argsort(whole["group"].to_numpy()[last], kind="stable")
+        return whole.take(pa.array(last[order]))
+
+    def keys_changed(self) -> int:
+        touched = self._touched.positions()
+        return int(np.count_nonzero(self._live[touched] | self._committed[touched]))
+
+    def held(self) -> Held:
+        live = self._live[: len(self._index)]
+        entries = int(np.count_nonzero(live))
+        if not self.is_map:
+            return Held(entries, entries)
+        # Every entry is looked at to count keys. Where there are many, that waits until an eighth
+        # of them was written; meanwhile they are taken for spread over keys as they were.
+        self._uncounted += len(self._touched.positions())
+        if entries <= COUNTED_MAX or self._uncounted * 8 >= self._counted.entries:
+            self._counted = Held(self._index.count_distinct(np.flatnonzero(live)), entries)
+            self._uncounted = 0
+        return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
+
+
+def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
+    # Files that others wrote may hold the same values in another Arrow type.
+    return array if array.type == type else array.cast(type)
+
+
+def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
+    for at, one in enumerate(value):
+        held = arrays[at]
+        if held is not None:
+            held[where] = True if one is None else one[0]
+        elif one is not None:
+            arrays[at] = held = np.ones(len(where), np.bool_)
+            held[where] = one[0]
+
+
+def _as_integer(bound: Any, type: pa.DataType) -> int:
+    """A bound as the index holds entries. A plain number is taken for what is stored."""
+    if isinstance(bound, int):
+        return bound
+    _, numbers = form_of(type).split(pa.array([bound], type))
+    assert numbers is not None
+    return int(numbers[0])

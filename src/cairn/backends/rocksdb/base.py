@@ -1,0 +1,225 @@
+"""A base out of RocksDB: a checkpoint by hard links, of which only new files are uploaded.
+
+What is not written yet when the base begins is frozen and taken to RocksDB in steps; then
+the checkpoint is taken. Later changes stay in memory until then, so nothing of them gets
+in. Whoever cannot wait (memory is full) takes the remaining steps itself.
+
+Always true here:
+- a step is taken by one thread at a time;
+- a base that is given up leaves its frozen changes where they were: not written;
+- only objects that the parent epoch lists for this range are shared; others are uploaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from cairn.backends.base import Base, BaseCancelledError, BaseTarget
+from cairn.backends.rocksdb.database import Database, StoredSst
+from cairn.backends.rocksdb.files import (
+    DatabaseEntry,
+    FileEntry,
+    RocksIndex,
+    digest_file,
+    encode_index,
+    state_entry,
+)
+from cairn.crash import crash_point
+from cairn.storage.pack import Stored, state_path
+
+if TYPE_CHECKING:
+    from cairn.backends.rocksdb.backend import RocksBackend
+
+_GROUPS_ALL = (0, (1 << 16) - 1)
+
+
+class _Taken:
+    """A checkpoint of one database."""
+
+    def __init__(self, database: Database, folder: str, groups: list[int]) -> None:
+        self.database = database
+        self.folder = folder
+        self.groups = groups
+        self.states = dict(database.states)
+        # Compaction goes on: what is linked was live before or is live after.
+        self.live = database.live_files()
+        database.checkpoint(folder)
+        self.live.update(database.live_files())
+
+
+class RocksBase(Base):
+    def __init__(self, backend: RocksBackend, groups: range) -> None:
+        self._backend = backend
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._frozen = backend.freeze()
+        self._steps: Generator[None] = backend.write_frozen(self._frozen)
+        self._states = {
+            name: state_entry(
+                packing,
+                {
+                    group: (len(rows), rows.entry_count())
+                    for group in groups
+                    if len(rows := backend.rows(name, group))
+                },
+            )
+            for name, packing in backend.packings().items()
+        }
+        self._taken: list[_Taken] | None = None
+        self._cancelled = False
+        self._closed = False
+
+    # Taking the checkpoint
+
+    def step(self) -> bool:
+        """Do a little of what comes before the checkpoint, or take it; False when it is taken."""
+        with self._lock:
+            if self._taken is not None or self._cancelled:
+                return False
+            try:
+                for _ in self._steps:
+                    return True
+                self._taken = self._take()
+            except BaseException:
+                self._give_up()
+                raise
+            return False
+
+    def settle(self) -> None:
+        """Take the checkpoint now: what comes next cannot wait for the writer."""
+        while self.step():
+            pass
+
+    def _take(self) -> list[_Taken]:
+        groups: dict[Database, set[int]] = {}
+        for rows in self._backend.all_rows():
+            if rows.database is not None and rows.group in self._groups:
+                groups.setdefault(rows.database, set()).add(rows.group)
+        return [
+            _Taken(database, self._backend.new_folder("base"), sorted(owned))
+            for database, owned in groups.items()
+        ]
+
+    def cancel(self) -> None:
+        with self._lock:
+            if not self._cancelled:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._cancelled = True
+        if self._taken is None:
+            self._steps.close()
+            self._backend.thaw(self._frozen)
+
+    def close(self) -> None:
+        self.cancel()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for taken in self._taken or ():
+                shutil.rmtree(taken.folder, ignore_errors=True)
+        self._backend.base_closed()
+
+    # Writing it
+
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
+        while self.step():
+            pace()
+        self._check()
+        assert self._taken is not None
+        known = {path for ref in target.known if not ref.store for path in ref.objects}
+        entries = []
+        uploaded = 0
+        try:
+            for taken in self._taken:
+                entry, size = self._upload(taken, target, known, pace)
+                entries.append(entry)
+                uploaded += size
+        except FileNotFoundError as error:
+            # Closed under our hands: the links are gone.
+            self._check(error)
+            raise
+        index = RocksIndex(
+            operator=target.operator,
+            epoch=target.epoch,
+            states=self._states,
+            databases=entries,
+        )
+        self._check()
+        digest, data = encode_index(index)
+        path = state_path(target.term, f"{digest}.rocks")
+        target.store.put(path, data)
+        files = {file.path: file.size for entry in entries for file in entry.files}
+        return Stored(
+            digest,
+            len(data),
+            index.rows,
+            path=path,
+            format="rocksdb",
+            objects=tuple(files),
+            objects_bytes=sum(files.values()),
+            uploaded_bytes=uploaded + len(data),
+        )
+
+    def _upload(
+        self, taken: _Taken, target: BaseTarget, known: set[str], pace: Callable[[], None]
+    ) -> tuple[DatabaseEntry, int]:
+        by_digest = {os.path.basename(path).partition(".")[0]: path for path in known}
+        files: list[FileEntry] = []
+        meta: dict[str, bytes] = {}
+        uploaded = 0
+        for name in sorted(os.listdir(taken.folder)):
+            local = os.path.join(taken.folder, name)
+            if not name.endswith(".sst"):
+                if not name.endswith(".log"):
+                    with open(local, "rb") as file:
+                        meta[name] = file.read()
+                continue
+            stored = taken.database.stored.get(name)
+            if stored is None or stored.path not in known:
+                digest = stored.digest if stored is not None else digest_file(local)
+                size = os.path.getsize(local)
+                path = by_digest.get(digest)
+                if path is None:
+                    path = state_path(target.term, f"{digest}.sst")
+                    target.store.put_file(path, local)
+                    uploaded += size
+                    crash_point("slot.sst.uploaded")
+                stored = taken.database.stored[name] = StoredSst(digest, path, size)
+                pace()
+                self._check()
+            first, last, level = _placed(taken.live.get(name))
+            files.append(
+                FileEntry(name, stored.digest, stored.path, stored.size, first, last, level)
+            )
+        return (
+            DatabaseEntry(groups=_runs(taken.groups), states=taken.states, files=files, meta=meta),
+            uploaded,
+        )
+
+    def _check(self, cause: BaseException | None = None) -> None:
+        if self._cancelled:
+            raise BaseCancelledError from cause
+
+
+def _placed(live: dict[str, Any] | None) -> tuple[int, int, int]:
+    """First and last key group, and level; unknown files may hold anything."""
+    if live is None or not live["start_key"] or not live["end_key"]:
+        return *_GROUPS_ALL, 0
+    first = int.from_bytes(live["start_key"][:2], "big")
+    return first, int.from_bytes(live["end_key"][:2], "big"), live["level"]
+
+
+def _runs(groups: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for group in groups:
+        if runs and runs[-1][1] == group - 1:
+            runs[-1] = (runs[-1][0], group)
+        else:
+            runs.append((group, group))
+    return runs

@@ -1,0 +1,395 @@
+"""Map and list state in RocksDB: rows that hold a view of each key's entries or items.
+
+Map state has a header per key (how many entries) and a row per entry; list state a header (how
+many items) and a row per item. A header that is not there says that nothing is.
+
+Always true here:
+- changing an entry, or appending, costs what is changed, however much a key holds;
+- a view shows what is committed; only `promote` changes what it shows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from cairn.backends.base import ABSENT
+from cairn.backends.rocksdb.database import Op
+from cairn.backends.rocksdb.packing import Packing, decode, encode, sampled_size
+from cairn.backends.rocksdb.rows import (
+    CACHED_ENTRY_BYTES,
+    DIRTY_ENTRY_BYTES,
+    OPS_KEYS,
+    Memory,
+    RocksRows,
+    pieces,
+)
+
+# Maps up to this size are read whole when one entry is asked for.
+_SCAN_ENTRIES_MAX: Final = 64
+_MISSING: Any = object()
+_INDEX: Final = struct.Struct(">Q")
+
+
+class MapView(Mapping[Any, Any]):
+    """The entries of one key: those that are known, and a way to the others."""
+
+    __slots__ = ("count", "key_bytes", "known", "rows", "whole")
+
+    def __init__(self, rows: RocksMapRows, key_bytes: bytes, count: int) -> None:
+        self.rows = rows
+        self.key_bytes = key_bytes
+        self.count = count
+        self.known: dict[Any, Any] = {}
+        """Entry to value, or to ABSENT; where `whole`, without those that are absent."""
+        self.whole = count == 0
+
+    def get(self, entry: Any, default: Any = None) -> Any:
+        value = self.known.get(entry, _MISSING)
+        if value is _MISSING:
+            if not self.whole:
+                self.fetch([entry])
+            value = self.known.get(entry, ABSENT)
+        return default if value is ABSENT else value
+
+    def __getitem__(self, entry: Any) -> Any:
+        value = self.get(entry, ABSENT)
+        if value is ABSENT:
+            raise KeyError(entry)
+        return value
+
+    def __contains__(self, entry: Any) -> bool:
+        return self.get(entry, ABSENT) is not ABSENT
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.load())
+
+    def copy(self) -> dict[Any, Any]:
+        return self.load().copy()
+
+    def fetch(self, entries: Sequence[Any]) -> None:
+        """Make entries known."""
+        if self.count <= _SCAN_ENTRIES_MAX:
+            self.load()
+            return
+        rows = self.rows
+        prefix = rows.prefix + self.key_bytes
+        raws = rows.read_many([prefix + rows.packing.entry(entry) for entry in entries])
+        size = CACHED_ENTRY_BYTES * len(raws)
+        for entry, raw in zip(entries, raws, strict=True):
+            self.known[entry] = ABSENT if raw is None else rows.packing.value_of(raw)
+            size += len(raw or b"")
+        rows.cached(size)
+
+    def load(self) -> dict[Any, Any]:
+        """Make all of it known."""
+        if not self.whole:
+            rows = self.rows
+            loaded: dict[Any, Any] = {}
+            size = 0
+            if rows.database is not None:
+                prefix = rows.prefix + self.key_bytes
+                entry_of, value_of = rows.packing.entry_of, rows.packing.value_of
+                for key, raw in rows.database.scan(prefix):
+                    if len(key) > len(prefix):
+                        loaded[entry_of(key[len(prefix) :])] = value_of(raw)
+                        size += len(raw) + CACHED_ENTRY_BYTES
+            loaded.update(self.known)
+            self.known = {e: value for e, value in loaded.items() if value is not ABSENT}
+            self.whole = True
+            rows.cached(size)
+        return self.known
+
+    def change(self, changed: Mapping[Any, Any]) -> None:
+        """Take in changes, of entries that are known all of them."""
+        known = self.known
+        for entry, value in changed.items():
+            before = known.get(entry, ABSENT) is not ABSENT
+            self.count += (value is not ABSENT) - before
+            if value is ABSENT and self.whole:
+                known.pop(entry, None)
+            else:
+                known[entry] = value
+
+
+class RocksMapRows(RocksRows):
+    """Map state: the cache holds views. Changes are (how many entries then, {entry: value})."""
+
+    __slots__ = ("entries_held",)
+
+    def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
+        super().__init__(name, packing, memory, group)
+        self.entries_held = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        view = self[key]
+        return view if len(view) else default
+
+    def __contains__(self, key: Any) -> bool:
+        return len(self[key]) > 0
+
+    def peek(self, key: Any) -> Any:
+        view = self.remembered(key)
+        if isinstance(view, MapView) and view.whole:
+            return view.known.copy() or None
+        held: dict[Any, Any] = {}
+        layers = self.unwritten()
+        for at, raw in self._below(key):
+            held[self.packing.entry_of(at)] = self.packing.value_of(raw)
+        for layer in reversed(layers):
+            word = layer.get(key)
+            if word is not None:
+                held.update(word[1])
+        return {entry: value for entry, value in held.items() if value is not ABSENT} or None
+
+    def _below(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
+        """What the database has of a key: its entries or items, without the header."""
+        database = self.database
+        if database is not None:
+            prefix = self.prefix + self.packing.key(key)
+            for name, raw in database.scan(prefix):
+                if len(name) > len(prefix):
+                    yield name[len(prefix) :], raw
+
+    def entry_count(self) -> int:
+        return self.entries_held
+
+    def set_counts(self, keys: int, entries: int) -> None:
+        self.held, self.entries_held = keys, entries
+
+    def recall(self, key: Any) -> bool:
+        if key not in self.old:
+            return False
+        self[key] = self._rejuvenate(key)
+        return True
+
+    def fill(
+        self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
+    ) -> None:
+        layers = (frozen, self.dirty)
+        for key, raw in zip(keys, raws, strict=True):
+            count = 0 if raw is None else decode(raw)
+            view = MapView(self, self.packing.key(key), count)
+            for layer in layers:
+                word = layer.get(key)
+                if word is not None:
+                    view.count = word[0]
+                    view.known.update(word[1])
+            if view.whole:
+                view.known = {e: v for e, v in view.known.items() if v is not ABSENT}
+            self[key] = view
+        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+
+    def __missing__(self, key: Any) -> Any:
+        self.know((key,))
+        return self[key]
+
+    def promote(self, changes: Mapping[Any, Any]) -> None:
+        self.know(changes)
+        self._know_entries(changes)
+        size = 0
+        for key, changed in changes.items():
+            view: MapView = self[key]
+            before = view.count
+            view.change(changed)
+            self.held += (view.count > 0) - (before > 0)
+            self.entries_held += view.count - before
+            word = self.dirty.get(key)
+            merged = {} if word is None else word[1]
+            merged.update(changed)
+            self.dirty[key] = (view.count, merged)
+            payload = sampled_size(changed.values(), self.packing.value)
+            size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+        self.cached(2 * size)
+        self.memory.changed(size)
+
+    def _know_entries(self, changes: Mapping[Any, Any]) -> None:
+        """Whether an entry is new must be known, to count: ask for all of them at once."""
+        wanted: list[tuple[MapView, Any]] = []
+        for key, changed in changes.items():
+            view: MapView = self[key]
+            if not view.whole:
+                if view.count <= _SCAN_ENTRIES_MAX:
+                    view.load()
+                else:
+                    wanted += [(view, entry) for entry in changed if entry not in view.known]
+        entry_bytes, prefix = self.packing.entry, self.prefix
+        raws = self.read_many([prefix + v.key_bytes + entry_bytes(entry) for v, entry in wanted])
+        for (view, entry), raw in zip(wanted, raws, strict=True):
+            view.known[entry] = ABSENT if raw is None else self.packing.value_of(raw)
+
+    def thaw(self) -> None:
+        for key, (count, changed) in self.frozen.items():
+            word = self.dirty.get(key)
+            self.dirty[key] = (
+                (count, changed) if word is None else (word[0], {**changed, **word[1]})
+            )
+        self.frozen = {}
+
+    def ops(self, prefix: bytes) -> Iterator[list[Op]]:
+        packing = self.packing
+        for piece in pieces(self.frozen):
+            ops: list[Op] = []
+            for key, (count, changed) in piece:
+                header = prefix + packing.key(key)
+                ops.append((header, encode(count) if count else None))
+                for entry, value in changed.items():
+                    row = None if value is ABSENT else packing.value(value)
+                    ops.append((header + packing.entry(entry), row))
+                    if len(ops) >= OPS_KEYS:
+                        yield ops
+                        ops = []
+            yield ops
+
+
+class ListView(Sequence[Any]):
+    """The items of one key: the first `below` of them in the database, then `tail`."""
+
+    __slots__ = ("below", "key_bytes", "rows", "tail")
+
+    def __init__(self, rows: RocksListRows, key_bytes: bytes, count: int) -> None:
+        self.rows = rows
+        self.key_bytes = key_bytes
+        self.below = count
+        self.tail: list[Any] = []
+
+    def __len__(self) -> int:
+        return self.below + len(self.tail)
+
+    def __getitem__(self, index: Any) -> Any:
+        # One item, near the end or by itself, does not take the whole list.
+        if type(index) is int and self.below and index >= 0:
+            if index >= self.below:
+                return self.tail[index - self.below]
+            rows = self.rows
+            (raw,) = rows.read_many([rows.prefix + self.key_bytes + _INDEX.pack(index)])
+            if raw is not None:
+                return rows.packing.value_of(raw)
+        return self.load()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.load())
+
+    def load(self) -> list[Any]:
+        if self.below:
+            rows = self.rows
+            assert rows.database is not None
+            prefix = rows.prefix + self.key_bytes
+            value_of = rows.packing.value_of
+            items: list[Any] = []
+            size = 0
+            for key, raw in rows.database.scan(prefix):
+                if len(key) > len(prefix):
+                    if len(items) == self.below:
+                        break
+                    items.append(value_of(raw))
+                    size += len(raw) + CACHED_ENTRY_BYTES
+            self.tail = items + self.tail
+            self.below = 0
+            rows.cached(size)
+        return self.tail
+
+    def change(self, start: int, added: Sequence[Any]) -> None:
+        if start < self.below:
+            self.below, self.tail = start, list(added)
+        else:
+            del self.tail[start - self.below :]
+            self.tail += added
+
+
+class RocksListRows(RocksMapRows):
+    """List state: the cache holds views. Changes are (start, added)."""
+
+    __slots__ = ()
+
+    def peek(self, key: Any) -> Any:
+        view = self.remembered(key)
+        if isinstance(view, ListView) and not view.below:
+            return view.tail.copy() or None
+        layers = self.unwritten()
+        held = [self.packing.value_of(raw) for _, raw in self._below(key)]
+        for layer in reversed(layers):
+            word = layer.get(key)
+            if word is not None:
+                start, added = word
+                held = [*held[:start], *added]
+        return held or None
+
+    def entry_count(self) -> int:
+        return self.held
+
+    def fill(
+        self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
+    ) -> None:
+        layers = (frozen, self.dirty)
+        for key, raw in zip(keys, raws, strict=True):
+            view = ListView(self, self.packing.key(key), 0 if raw is None else decode(raw))
+            for layer in layers:
+                word = layer.get(key)
+                if word is not None:
+                    view.change(*word)
+            self[key] = view
+        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+
+    def promote(self, changes: Mapping[Any, Any]) -> None:
+        self.know(changes)
+        size = 0
+        for key, (start, added) in changes.items():
+            view: ListView = self[key]
+            before = len(view)
+            view.change(start, added)
+            self.held += (len(view) > 0) - (before > 0)
+            self.dirty[key] = _then(self.dirty.get(key), (start, added))
+            payload = sampled_size(added, self.packing.value)
+            size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+        self.cached(size)
+        self.memory.changed(size)
+
+    def thaw(self) -> None:
+        for key, word in self.frozen.items():
+            later = self.dirty.get(key)
+            self.dirty[key] = word if later is None else _then(word, later)
+        self.frozen = {}
+
+    def ops(self, prefix: bytes) -> Iterator[list[Op]]:
+        packing = self.packing
+        for piece in pieces(self.frozen):
+            headers = [prefix + packing.key(key) for key, _ in piece]
+            ops: list[Op] = []
+            for header, raw, (_, (start, added)) in zip(
+                headers, self.read_many(headers), piece, strict=True
+            ):
+                count = start + len(added)
+                ops.append((header, encode(count) if count else None))
+                for at, item in enumerate(added, start):
+                    ops.append((header + _INDEX.pack(at), packing.value(item)))
+                    if len(ops) >= OPS_KEYS:
+                        yield ops
+                        ops = []
+                stored = 0 if raw is None else decode(raw)
+                ops += [(header + _INDEX.pack(at), None) for at in range(count, stored)]
+            yield ops
+
+
+def _then(
+    word: tuple[int, Sequence[Any]] | None, later: tuple[int, Sequence[Any]]
+) -> tuple[int, list[Any]]:
+    """Two changes of a list as one. The second may take over the list of the first."""
+    start, added = later
+    if word is None or start < word[0]:
+        return start, list(added)
+    items: list[Any] = word[1] if isinstance(word[1], list) else list(word[1])
+    del items[start - word[0] :]
+    items += added
+    return word[0], items
+
+
+ROWS: dict[str, type[RocksRows]] = {"map": RocksMapRows, "list": RocksListRows}
+
+
+def make_rows(name: str, packing: Packing, memory: Memory, group: int) -> RocksRows:
+    return ROWS.get(packing.kind, RocksRows)(name, packing, memory, group)

@@ -1,0 +1,318 @@
+"""A RocksDB base in the store: SST files that bases share, and an index that makes them one.
+
+    state/<term>/<digest>.sst      files of a database, as RocksDB wrote them
+    state/<term>/<digest>.rocks    the index: magic | checksum | msgpack
+
+The index has RocksDB's small files (manifest, options) in it, and says which file is
+which, what types the rows have and which key groups count.
+
+Always true here:
+- a file that was fetched has the digest that the index names, or CorruptFileError names it;
+- an index names only files that are in the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any, Final, Self
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from cairn.backends.layout import Layout, make_layout
+from cairn.backends.rocksdb.database import Database, StoredSst, Tuning
+from cairn.backends.rocksdb.packing import Packing
+from cairn.backends.rocksdb.rows import scan_rows
+from cairn.errors import CorruptFileError
+from cairn.storage.files import store_of
+from cairn.storage.manifest import FileRef
+from cairn.storage.store import NotFoundError, Store
+from cairn.types import type_ddl
+from cairn.types.codec import Codec, codec
+
+MAGIC: Final = b"CAIRNRK1"
+_CHECKSUM_BYTES: Final = 16
+_CHUNK_BYTES: Final = 4 << 20
+_READER_CACHE_BYTES: Final = 32 << 20
+_PIECE_ROWS: Final = 16 * 1024
+
+
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """An SST file: its name in the database, its object in the store."""
+
+    name: str
+    digest: str
+    path: str
+    size: int
+    first_group: int
+    last_group: int
+    level: int
+
+
+class DatabaseEntry(msgspec.Struct, frozen=True, kw_only=True):
+    groups: list[tuple[int, int]]
+    """First and last of each run of key groups that count; others may be in the files."""
+    states: dict[str, int]
+    files: list[FileEntry]
+    meta: dict[str, bytes]
+
+    def group_list(self) -> list[int]:
+        return [group for first, last in self.groups for group in range(first, last + 1)]
+
+
+class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    type: str
+    entry_type: str | None
+    key_type: str
+    counts: dict[int, tuple[int, int]]
+    """Per key group: keys, and stored rows (entries, for maps)."""
+
+
+class RocksIndex(msgspec.Struct, frozen=True, kw_only=True):
+    format: int = 1
+    operator: str
+    epoch: int
+    states: dict[str, StateEntry]
+    databases: list[DatabaseEntry]
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for state in self.states.values() for _, rows in state.counts.values())
+
+
+def state_entry(packing: Packing, counts: dict[int, tuple[int, int]]) -> StateEntry:
+    return StateEntry(
+        kind=packing.kind,
+        type=type_ddl(packing.values.type),
+        entry_type=None if packing.entries is None else type_ddl(packing.entries.type),
+        key_type=type_ddl(packing.keys.type),
+        counts=counts,
+    )
+
+
+def encode_index(index: RocksIndex) -> tuple[str, bytes]:
+    """Its id, and its bytes."""
+    body = msgspec.msgpack.encode(index)
+    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    return digest, MAGIC + xxhash.xxh3_128_digest(body) + body
+
+
+def corrupt(file: str, why: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"a state file is damaged: {why}\n"
+        f"  file: {file}\n"
+        "  next: run `cairn verify`, then roll back to an epoch that is whole",
+        file=file,
+    )
+
+
+def read_index(store: Store, ref: FileRef) -> RocksIndex:
+    """The index of a base; it must be exactly the one that the manifest names."""
+    store = store_of(store, ref)
+    name = f"{store.url}/{ref.path}"
+    try:
+        data = store.get_range(ref.path, ref.offset, ref.length)
+    except NotFoundError as error:
+        raise corrupt(name, "it is missing") from error
+    start = len(MAGIC) + _CHECKSUM_BYTES
+    body = data[start:]
+    if len(data) != ref.length or data[: len(MAGIC)] != MAGIC:
+        raise corrupt(name, f"{len(data)} bytes of {ref.length}, or no index of a RocksDB base")
+    if xxhash.xxh3_128_digest(body) != data[len(MAGIC) : start]:
+        raise corrupt(name, "the checksum does not match")
+    if hashlib.blake2b(body, digest_size=16).hexdigest() != ref.id:
+        raise corrupt(name, f"it is another base than {ref.id}")
+    try:
+        return msgspec.msgpack.decode(body, type=RocksIndex)
+    except msgspec.MsgspecError as error:
+        raise corrupt(name, str(error)) from error
+
+
+def digest_file(path: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def fetch_file(store: Store, entry: FileEntry, folder: str) -> None:
+    """Bring an SST file into a folder, verified."""
+    target = os.path.join(folder, entry.name)
+    local = store.local_path(entry.path)
+    try:
+        if local is not None:
+            try:
+                # Neither side ever writes to it again.
+                os.link(local, target)
+            except FileNotFoundError:
+                raise NotFoundError(entry.path) from None
+            except OSError:
+                shutil.copyfile(local, target)
+            found = digest_file(target)
+        else:
+            found = _download(store, entry, target)
+    except NotFoundError as error:
+        raise corrupt(f"{store.url}/{entry.path}", "it is missing") from error
+    if found != entry.digest:
+        os.unlink(target)
+        raise corrupt(f"{store.url}/{entry.path}", "its digest does not match")
+
+
+def _download(store: Store, entry: FileEntry, target: str | None) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with open(target or os.devnull, "wb") as file:
+        for offset in range(0, entry.size, _CHUNK_BYTES):
+            length = min(_CHUNK_BYTES, entry.size - offset)
+            chunk = store.get_range(entry.path, offset, length)
+            digest.update(chunk)
+            file.write(chunk)
+    return digest.hexdigest()
+
+
+def opened_by(files: Sequence[FileEntry], groups: range) -> list[FileEntry]:
+    """The files that RocksDB opens to scan these key groups, one by one."""
+    # Those of level 0 for every scan, wherever it is.
+    found = [file for file in files if file.level == 0]
+    by_level: dict[int, list[FileEntry]] = {}
+    for file in files:
+        if file.level > 0 and file.last_group >= groups.start:
+            by_level.setdefault(file.level, []).append(file)
+    for level in by_level.values():
+        # To find a key it opens the first file that ends at or after it, and that may be one
+        # that begins after all groups asked for. Files of one group may come in any order.
+        place = attrgetter("first_group", "last_group")
+        end = min((place(f) for f in level if f.last_group >= groups.stop), default=None)
+        found += [f for f in level if f.first_group < groups.stop or place(f) == end]
+    return found
+
+
+def write_meta(entry: DatabaseEntry, folder: str) -> None:
+    for name, data in entry.meta.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(data)
+
+
+def fetch_database(store: Store, entry: DatabaseEntry, folder: str, tuning: Tuning) -> Database:
+    """All of a database, ready to be read and written."""
+    os.makedirs(folder)
+    try:
+        for file in entry.files:
+            fetch_file(store, file, folder)
+        write_meta(entry, folder)
+        stored = {f.name: StoredSst(f.digest, f.path, f.size) for f in entry.files}
+        return Database(folder, tuning, states=entry.states, stored=stored)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def verify_rocksdb_base(store: Store, ref: FileRef) -> None:
+    """Read and check the index and every file of a base."""
+    index = read_index(store, ref)
+    store = store_of(store, ref)
+    for database in index.databases:
+        for entry in database.files:
+            name = f"{store.url}/{entry.path}"
+            try:
+                found = _download(store, entry, None)
+            except NotFoundError as error:
+                raise corrupt(name, "it is missing") from error
+            if found != entry.digest:
+                raise corrupt(name, "its digest does not match")
+    listed = {file.path for database in index.databases for file in database.files}
+    if listed != set(ref.objects):
+        raise corrupt(f"{store.url}/{ref.path}", "the manifest lists other files than the index")
+
+
+class RocksReader:
+    """Reads the rows of a base in the layout of segments, fetching only what it must."""
+
+    def __init__(self, store: Store, ref: FileRef, scratch: str) -> None:
+        self._index = read_index(store, ref)
+        self._store = store_of(store, ref)
+        self._listed = ref.groups
+        self._folder = tempfile.mkdtemp(dir=scratch, prefix="rocks-")
+        self._tuning = Tuning(_READER_CACHE_BYTES, some_files=True)
+        self._open: dict[int, Database] = {}
+        self._fetched: set[tuple[int, str]] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for database in self._open.values():
+            database.close()
+        self._open = {}
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def states(self) -> list[str]:
+        return list(self._index.states)
+
+    def schema(self, state: str) -> pa.Schema:
+        return self._layout(state).schema
+
+    def read(self, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of these key groups, in order. A state that is not here has no rows."""
+        if state not in self._index.states:
+            return
+        wanted = self._listed if groups is None else groups
+        yield from self._layout(state).pieces(self._held(state, wanted), _PIECE_ROWS)
+
+    def _held(self, state: str, groups: range) -> Iterator[tuple[int, dict[Any, Any]]]:
+        where = {
+            group: number
+            for number, entry in enumerate(self._index.databases)
+            if state in entry.states
+            for group in entry.group_list()
+            if group in groups
+        }
+        for number in set(where.values()):
+            self._fetch(number, groups)
+        packing = self._packing(state)
+        for group in sorted(where):
+            database = self._open[where[group]]
+            part: dict[Any, Any] = {}
+            for key, held in scan_rows(database, database.prefix(state, group), packing):
+                part[key] = held
+                if len(part) >= _PIECE_ROWS:
+                    yield group, part
+                    part = {}
+            if part:
+                yield group, part
+
+    def _fetch(self, number: int, groups: range) -> None:
+        """Have the files that are needed for these key groups; RocksDB opens them when asked."""
+        entry = self._index.databases[number]
+        folder = os.path.join(self._folder, str(number))
+        if number not in self._open:
+            os.makedirs(folder)
+            write_meta(entry, folder)
+        for file in opened_by(entry.files, groups):
+            if (number, file.name) not in self._fetched:
+                fetch_file(self._store, file, folder)
+                self._fetched.add((number, file.name))
+        if number not in self._open:
+            self._open[number] = Database(folder, self._tuning, states=entry.states, read_only=True)
+
+    def _codecs(self, state: str) -> tuple[str, Codec, Codec, Codec | None]:
+        entry = self._index.states[state]
+        entries = None if entry.entry_type is None else codec(entry.entry_type)
+        return entry.kind, codec(entry.key_type), codec(entry.type), entries
+
+    def _packing(self, state: str) -> Packing:
+        return Packing(*self._codecs(state))
+
+    def _layout(self, state: str) -> Layout:
+        return make_layout(state, *self._codecs(state))

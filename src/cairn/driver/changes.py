@@ -1,0 +1,190 @@
+"""Changes that are asked for while a job runs: another parallelism, other functions.
+
+    ask      checked at once, refused at once; what can be prepared is prepared beside the epochs
+    apply    between two epochs, all that was asked for since the last time
+
+Always true here:
+- an epoch runs with all of a change or with nothing of it;
+- what is asked for twice before an epoch begins is done once, as it was asked for last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import cloudpickle
+import msgspec
+
+from cairn.crash import crash_point
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.resume import check_resume
+from cairn.driver.coordinator.ticker import Pace
+from cairn.driver.options import check_parallelism
+from cairn.errors import PlanError
+from cairn.functions import Function
+from cairn.logs import logger
+from cairn.plan.check import check_function, check_same_broadcast, check_ttl
+from cairn.plan.deploy import pickled_function
+from cairn.plan.graph import Graph, ProcessNode
+from cairn.protocol.entry import entries_of
+
+if TYPE_CHECKING:
+    from cairn.driver.spark_driver import SparkDriver
+
+
+@dataclass
+class _Change:
+    """What the next epoch is to run with."""
+
+    parallelism: int | None = None
+    preparations: list[threading.Thread] = field(default_factory=list)
+    functions: dict[str, bytes] = field(default_factory=dict)
+    allow_dropped_state: bool = False
+
+
+class Changes:
+    """What was asked for and has not taken effect yet."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        coordinator: Coordinator,
+        driver: SparkDriver,
+        pace: Pace,
+        *,
+        url: str,
+    ) -> None:
+        """`url`: of the checkpoint, for people."""
+        self._graph = graph
+        self._coordinator = coordinator
+        self._driver = driver
+        self._pace = pace
+        self._url = url
+        self._lock = threading.Lock()
+        self._change: _Change | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return self._change is not None
+
+    def rescale(self, parallelism: int) -> None:
+        """The next epoch is to run with this many subtasks."""
+        check_parallelism(parallelism, self._graph.group_count)
+        preparation = threading.Thread(
+            target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
+        )
+
+        def ask(change: _Change) -> None:
+            change.parallelism = parallelism
+            change.preparations.append(preparation)
+            preparation.start()
+
+        self._ask(ask)
+
+    def _prepare(self, parallelism: int) -> None:
+        """What can be done ahead of the next epoch; if it fails, the epoch does it."""
+        try:
+            self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
+        except Exception:
+            job = {"job": self._graph.name}
+            logger.warning("a rescale could not be prepared", exc_info=True, extra=job)
+
+    def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool) -> None:
+        """The next epoch is to run this function in place of the operator's."""
+        if uid not in self._coordinator.operators:
+            known = ", ".join(self._coordinator.operators)
+            raise PlanError(
+                f"there is no operator {uid!r}\n  found: {known}\n"
+                "  next: give the uid of one of these",
+                uid=uid,
+            )
+        check_function(function, uid)
+        self._check_same_time(uid, function)
+        check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)
+        event_time = self._coordinator.operators[uid].event_time
+        check_ttl(function, uid, has_event_time=event_time is not None)
+        pickled = pickled_function(uid, function)
+        self._check_state(uid, pickled, allow_dropped_state)
+
+        def ask(change: _Change) -> None:
+            change.functions[uid] = pickled
+            change.allow_dropped_state |= allow_dropped_state
+
+        self._ask(ask)
+
+    def _ask(self, ask: Callable[[_Change], None]) -> None:
+        with self._lock:
+            self._change = self._change or _Change()
+            self._pace.ask()
+            ask(self._change)
+
+    def apply(self) -> None:
+        """What was asked for takes effect: from here on, all of it."""
+        with self._lock:
+            change, self._change = self._change, None
+        if change is None:
+            return
+        # It takes effect between two epochs.
+        self._coordinator.commit_epoch()
+        for preparation in change.preparations:
+            preparation.join()
+        coordinator = self._coordinator
+        spec = coordinator.spec
+        for uid, function in change.functions.items():
+            spec = spec.with_function(uid, function)
+        rewrite = frozenset().union(
+            *(
+                self._check_state(uid, function, change.allow_dropped_state)
+                for uid, function in change.functions.items()
+            )
+        )
+        coordinator.rescale(change.parallelism or coordinator.parallelism)
+        coordinator.deploy(spec, rewrite=rewrite)
+        self._driver.deploy(spec, coordinator.parallelism)
+        self._say(change)
+        crash_point("driver.deployed")
+
+    def _say(self, change: _Change) -> None:
+        job, parallelism = self._graph.name, change.parallelism
+        if parallelism is not None:
+            facts = {"job": job, "parallelism": parallelism}
+            logger.info("rescaled: the job goes on with %d subtasks", parallelism, extra=facts)
+        for uid in change.functions:
+            facts = {"job": job, "operator": uid}
+            logger.info("upgraded: operator %r has another function", uid, extra=facts)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for what is being prepared: a slot that is being started hears no goodbye."""
+        for preparation in self._change.preparations if self._change else ():
+            preparation.join(timeout_s)
+
+    def _check_state(self, uid: str, function: bytes, allow_dropped_state: bool) -> frozenset[str]:
+        newest = self._coordinator.newest
+        if newest is None:
+            return frozenset()
+        operator = self._coordinator.operators[uid]
+        entries = {e.uid: e for e in entries_of(operator, cloudpickle.loads(function))}
+        held = {each: newest.operators[each] for each in entries if each in newest.operators}
+        return check_resume(
+            msgspec.structs.replace(newest, operators=held),
+            entries,
+            job_name=self._graph.name,
+            url=self._url,
+            allow_dropped_state=allow_dropped_state,
+        )
+
+    def _check_same_time(self, uid: str, function: Function) -> None:
+        """What the plan of an epoch was made for cannot change while the job runs."""
+        node = self._graph.nodes[uid]
+        assert isinstance(node, ProcessNode)
+        for name in ("wants_order", "result_time", "result_shift_us"):
+            found, planned = getattr(function, name), getattr(node.function, name)
+            if found != planned:
+                raise PlanError(
+                    f"operator {uid!r}: its function has {name} = {planned!r}, the new one "
+                    f"{found!r}\n  next: stop the run and start the job with the new function",
+                    uid=uid,
+                )

@@ -1,0 +1,514 @@
+"""The coordinator: takes over, runs epochs, commits them.
+
+    take_over -> recover -> run_epoch*          each epoch:
+      begin     what the attempt starts from, fixed
+      execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
+                loops again and again, up to so many rounds, while records are sent back
+      pack      small deltas into one object
+      manifest  put-if-absent: from here on the epoch exists
+      commit    sinks publish, again and again until they have
+      collect   what no kept epoch needs goes
+
+An epoch may have several batches (`checkpoint_every`): each is executed and packed, the last
+one is followed by manifest and commit. Until then the epoch is `newest`, and in this driver
+only. With a weaker guarantee each batch is published when it is packed.
+
+It knows nothing of Spark: how a batch is executed is passed in.
+
+Always true here:
+- nothing is aborted, collected or cut before the takeover is in the log;
+- with exactly-once, sinks publish an epoch only after its manifest is written;
+- `now` and the watermark never go back, and are the same in every attempt at a batch;
+- parallelism and functions change between two epochs, never within one;
+- an epoch that failed before its manifest never happened; a batch is tried again whole, with
+  all its rounds, on the state that the batch before has left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from cairn.crash import crash_point
+from cairn.driver.coordinator import said
+from cairn.driver.coordinator.attempts import Attempts
+from cairn.driver.coordinator.division import Division
+from cairn.driver.coordinator.guarantees import Guarantee
+from cairn.driver.coordinator.job_clock import JobClock
+from cairn.driver.coordinator.marks import check_marks
+from cairn.driver.coordinator.measured import (
+    added,
+    announced,
+    metrics_of,
+    state_held_of,
+    timings_of,
+    user_of,
+)
+from cairn.driver.coordinator.output import targets_of
+from cairn.driver.coordinator.publisher import Paused, Publisher
+from cairn.driver.coordinator.ranges import slots_for
+from cairn.driver.coordinator.record import advanced_ranges, committables_of, packed, taken_in
+from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
+from cairn.driver.coordinator.ticker import timers_of
+from cairn.driver.coordinator.totals import with_totals
+from cairn.driver.coordinator.watermarks import clocks_of
+from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError
+from cairn.ids import new_id
+from cairn.logs import logger, scope
+from cairn.plan.graph import Watermark
+from cairn.process_identity import identify, pid_namespace
+from cairn.protocol.entry import entries_of
+from cairn.protocol.messages import Begin
+from cairn.protocol.spec import JobSpec, OperatorSpec
+from cairn.sinks.base import Committable, Sink
+from cairn.slot.feedback import records_entry
+from cairn.storage.conditional_put import check_conditional_put
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.pack import Slice
+from cairn.storage.pending import Pending
+from cairn.storage.retention import Collector
+from cairn.storage.store import Store
+from cairn.types.durations import MAX_MS
+
+INLINE_BYTES_MAX = 64 * 1024
+INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
+
+
+def clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Coordinator:
+    """Leads one job on one checkpoint."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: Store,
+        sinks: Mapping[str, Sink],
+        *,
+        parallelism: int,
+        retained_epochs: int,
+        retained_s: float | None = None,
+        spark_store: Store | None = None,
+        attempts_max: int = 4,
+        clock: Callable[[], int] = clock_ms,
+        sleep: Callable[[float], None] = time.sleep,
+        run_id: str | None = None,
+        origins: Mapping[str, Watermark] | None = None,
+        guarantee: Guarantee = "exactly-once",
+        checkpoint_every: int = 1,
+        commit_timeout_s: float | None = None,
+        allow_dropped_output: bool = False,
+    ) -> None:
+        self.origins = dict(origins or {})
+        """Where event time and a watermark are declared."""
+        self.store = store
+        self.log = Log(store)
+        self.run_id = run_id or new_id()
+        self.slots = list(range(parallelism))
+        """Which slot runs each subtask, in the epochs to come."""
+        self.newest: Epoch | None = None
+        """What the next batch starts from: committed, or with batches still to come."""
+        self.committed: Epoch | None = None
+        """The newest epoch in the log."""
+        self.committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None = None
+        """That epoch, if this driver has committed it, and the operators that made it."""
+        self._newest_by: dict[str, OperatorSpec] = {}
+        self.batches = 0
+        """How many of the epoch under way have run; none: the newest is committed."""
+        self.is_published = True
+        """Whether the sinks have what is in the log."""
+        self.term = 0
+        self.awake_ms = 0
+        """Since when this driver asks the sources for rows."""
+        self.is_stopping: Callable[[], bool] = lambda: False
+        """Then the next round is the last of its batch: what is in flight is there to go on.
+        And a sink that cannot publish is waited for no longer."""
+        self.on_failure: Callable[[CairnError, int, int], None] = lambda error, epoch, attempt: None
+        """Told of every attempt at an epoch that failed."""
+        self._guarantee = guarantee
+        self._checkpoint_every = checkpoint_every
+        self._publisher = Publisher(
+            sinks,
+            self.log,
+            guarantee=guarantee,
+            timeout_s=commit_timeout_s,
+            allow_dropped_output=allow_dropped_output,
+            clock=clock,
+            sleep=sleep,
+        )
+        self._publisher.is_stopping = lambda: self.is_stopping()
+        self._retained_epochs = retained_epochs
+        self._retained_s = retained_s
+        self._spark_store = spark_store
+        self._attempts_max = attempts_max
+        self._clock = clock
+        self._job_clock = JobClock(clock)
+        self._sleep = sleep
+        self._collector: Collector | None = None
+        self._settled: list[str] = []
+        self._pending = Pending(store)
+        self._rewrite: frozenset[str] = frozenset()
+        self.deploy(spec)
+
+    @property
+    def paused(self) -> Paused | None:
+        """Why no epoch begins, while a sink cannot publish."""
+        return self._publisher.paused
+
+    @property
+    def dropped_batches(self) -> int:
+        """With at-most-once: those that a sink has failed on, and was not told of again."""
+        return self._publisher.dropped
+
+    @property
+    def last_commit_ms(self) -> float:
+        """How long the sinks took to publish the last time."""
+        return self._publisher.last_ms
+
+    @property
+    def parallelism(self) -> int:
+        return len(self.slots)
+
+    def rescale(self, parallelism: int) -> None:
+        """The parallelism of the epochs to come. Slots keep what they hold where they can."""
+        self.slots = self.slots_for(parallelism)
+
+    def slots_for(self, parallelism: int) -> list[int]:
+        """Which slots a parallelism would run on."""
+        return slots_for(self.slots, parallelism, self.spec.group_count)
+
+    def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
+        """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
+        self.spec = spec
+        self.operators = {op.uid: op for level in spec.levels for op in level.operators}
+        entries = [entry for op in self.operators.values() for entry in entries_of(op)]
+        entries += [records_entry(feedback) for feedback in spec.feedbacks]
+        self.entries = {entry.uid: entry for entry in entries}
+        self._decls = {entry.uid: entry.decls for entry in entries}
+        self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
+        # Asked for until an epoch has done it, also when another change comes first.
+        # What goes back in loops is written anew in every epoch.
+        known = self.entries.keys() - self.feedbacks
+        self._rewrite = (self._rewrite | frozenset(rewrite)) & known
+
+    # Starting
+
+    def check_output(self, newest: Epoch) -> None:
+        """Refuse a program whose start would lose output of this epoch."""
+        self._publisher.check_output(newest)
+
+    def take_over(self) -> Epoch | None:
+        """Become the leader. Everybody before is fenced; the newest epoch is ours to go on from.
+
+        RestoreError, and nobody is fenced, where a sink has published what the log does not have.
+        """
+        check_marks(self._publisher.sinks, self.store)
+        record = self.log.take_over(
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            wall_ms=self._clock(),
+            guarantee=self._guarantee,
+            process=f"{pid_namespace()}-{identify()}",
+        )
+        check_conditional_put(self.log, record, sleep=self._sleep)
+        self.term = record.term
+        self.newest = self.committed = self.log.newest_epoch()
+        if self.newest is not None:
+            self._job_clock.follow(self.newest)
+        self.awake_ms = self.now_ms()
+        said.took_over(self.spec.job_name, record, self.newest)
+        self._collector = Collector(
+            self.store,
+            self.log,
+            self._retained_epochs,
+            self.term,
+            keep_s=self._retained_s,
+            clock_ms=self._clock,
+            spark_store=self._spark_store,
+        )
+        crash_point("driver.takeover.written")
+        return self.newest
+
+    def adopt(self, epoch: Epoch) -> None:
+        """Make an epoch that came from elsewhere the first one of an empty checkpoint."""
+        assert self.newest is None and epoch.parent is None, "only into an empty checkpoint"
+        self.newest = self.committed = self.log.append(lambda number: _numbered(epoch, number))
+        self._job_clock.follow(epoch)
+        crash_point("driver.savepoint.loaded")
+
+    def recover(self) -> None:
+        """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
+        assert self._collector is not None, "recovery follows the takeover"
+        with scope(job=self.spec.job_name):
+            self._publisher.recover(self.committed, self.term)
+        self._pending.clear()
+        self._collector.sweep(time.time())
+        crash_point("driver.recovered")
+
+    # Epochs
+
+    def run_epoch(
+        self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
+    ) -> Epoch:
+        """Run the next batch, and commit the epoch if it is the last of it.
+
+        Raises the first cause when every attempt failed. `is_draining`: the input has ended,
+        and every timer is due.
+        """
+        assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
+        with scope(job=self.spec.job_name, epoch=self.log.last + 1):
+            return self._run_epoch(position, execute, is_draining)
+
+    def _run_epoch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
+        assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
+        number = self.log.last + 1
+        now_ms = self.now_ms()
+        division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
+        started = time.perf_counter()
+        crash_point("driver.epoch.begun")
+        attempts = Attempts(
+            number,
+            self._publisher,
+            failures_max=self._attempts_max,
+            on_failure=self.on_failure,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+        while True:
+            try:
+                begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
+                rounds = run_rounds(
+                    begin, execute, self.spec, self.entries, is_stopping=self.is_stopping
+                )
+                crash_point("driver.epoch.ran")
+                ran_ms = (time.perf_counter() - started) * 1000
+                compacted = announced([r for outcome in rounds for r in outcome.reports])
+                acks = [ack for outcome in rounds for ack in outcome.acks]
+                slices = packed(self.store, acks, compacted, self.term)
+                crash_point("driver.pack.written")
+                parts = taken_in(begin, division.ranges, compacted, slices)
+                prepared = committables_of(acks, self._publisher.sinks)
+                epoch = self._manifest(begin, parts, position, rounds, prepared, slices, ran_ms)
+                lost = self._collector.lost_paths(epoch)
+                if lost:
+                    raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
+                break
+            except AssertionError:
+                raise
+            except Exception as error:
+                failure = error
+            attempts.fail(failure)
+        self._publisher.resume()
+        for why in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
+            logger.warning("epoch %d: a base could not be written, %s", number, why)
+        if self._guarantee != "exactly-once":
+            # First: a batch that is not published is not in the epoch, and is read again.
+            self._check_leader(number)
+            self._publisher.publish(number, prepared, begin.batch)
+            crash_point("driver.batch.published")
+        self.newest = epoch
+        self._newest_by = self.operators
+        self.batches += 1
+        self._settled = [file.stored.id for file in compacted]
+        self._rewrite -= frozenset(begin.rewrite)
+        if self.batches >= self._checkpoint_every:
+            self.commit_epoch()
+        return self.newest
+
+    def commit_epoch(self) -> None:
+        """Commit the epoch under way, if there is one: in the log, then by the sinks."""
+        if not self.batches or self.newest is None:
+            return
+        with scope(job=self.spec.job_name, epoch=self.newest.number):
+            self._commit_epoch()
+
+    def _commit_epoch(self) -> None:
+        assert self.newest is not None and self._collector is not None, "an epoch has run"
+        # As of now: its last batch may have been a while ago.
+        epoch = msgspec.structs.replace(
+            self.newest, wall_ms=self._clock(), oldest_kept=self._collector.oldest_to_keep()
+        )
+        try:
+            epoch = self.log.append(lambda number: _numbered(epoch, number))
+        except OSError as error:
+            raise CommitError(
+                f"epoch {epoch.number} is not published: {error}\n"
+                "  next: see to the store, then start the job again; it runs the epoch anew",
+                epoch=epoch.number,
+            ) from error
+        crash_point("driver.manifest.written")
+        self.committed_by = (epoch, self._newest_by)
+        self.is_published = False
+        self.newest = self.committed = epoch
+        self.batches = 0
+        self._publisher.publish_epoch(epoch)
+        self.is_published = True
+        said.committed(epoch, self.last_commit_ms)
+        crash_point("driver.sinks.committed")
+        self._pending.forget()
+        self._collector.after_epoch()
+        crash_point("driver.collected")
+
+    def note_published(self) -> None:
+        """Write down that the newest published epoch is: no later one proves it yet."""
+        self._publisher.note_published()
+
+    def _check_leader(self, number: int) -> None:
+        """Before something is published that is not in the log: whoever takes over is there first.
+
+        So what a driver that was fenced has planned since then is not published, and what it
+        had planned before is known to the one who took over.
+        """
+        if not self.log.is_leading():
+            raise CommitConflictError(
+                f"another driver has taken over job {self.spec.job_name!r}\n"
+                "  next: leave the job to it, or stop it and start again",
+                epoch=number,
+            )
+
+    def now_ms(self) -> int:
+        """Return the `now` of an epoch that would begin at this moment."""
+        return self._job_clock.read_ms()
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """What the next epoch runs with."""
+        return None if self.newest is None else self.newest.watermark_ms
+
+    def _begin(
+        self,
+        number: int,
+        attempt: int,
+        now_ms: int,
+        division: Division,
+        is_draining: bool,
+    ) -> Begin:
+        shares = max(1, len(division.ranges) * self.parallelism)
+        pending = None
+        if self.newest is not None and self.batches and attempt:
+            pending = self._pending.write(self.newest, self.batches)
+        return Begin(
+            run_id=self.run_id,
+            term=self.term,
+            epoch=number,
+            attempt=attempt,
+            parent=None if self.committed is None else self.committed.number,
+            batch=self.batches,
+            pending=pending,
+            now_ms=now_ms,
+            watermark_ms=MAX_MS if is_draining else self.watermark_ms,
+            passed_ms=None if self.newest is None else self.newest.passed_ms,
+            is_draining=is_draining,
+            parallelism=self.parallelism,
+            versions=division.versions(),
+            # They are made from files of a committed epoch.
+            compactions={} if self.batches else division.compactions(self.spec.backend),
+            inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
+            slots=self.slots,
+            pieces=division.pieces(),
+            settled=self._settled,
+            rewrite=sorted(self._rewrite | division.redistributed()),
+        )
+
+    def _manifest(
+        self,
+        begin: Begin,
+        ranges: dict[str, list[RangeState]],
+        position: SparkPosition,
+        rounds: Sequence[Outcome],
+        prepared: Mapping[str, list[Committable]],
+        slices: Mapping[str, Slice],
+        ran_ms: float,
+    ) -> Epoch:
+        """The epoch as of this batch: of those before it what they did is counted in."""
+        assert self._collector is not None
+        before = self.newest if self.batches else None
+        last = rounds[-1]
+        reports = [outcome.reports for outcome in rounds]
+        acks = [ack for outcome in rounds for ack in outcome.acks]
+        advanced = advanced_ranges(
+            ranges,
+            [outcome.acks for outcome in rounds],
+            begin.epoch,
+            slices,
+            state_held_of(last.reports),
+            self.feedbacks,
+        )
+        operators = {
+            uid: OperatorEntry(
+                uid=uid,
+                function_version=self.operators[entry.operator].function_version,
+                key_types=entry.key_types,
+                states=self._decls[uid],
+                scope=entry.scope,
+                parallelism=self.parallelism,
+                ranges=advanced[uid],
+            )
+            for uid, entry in self.entries.items()
+        }
+        sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
+        timings = timings_of(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
+        batch = metrics_of(self.spec, acks, reports, sources_ms)
+        if self._guarantee != "exactly-once":
+            # Said here, as the record has nothing left to publish.
+            batch["published"] = {uid: len(given) for uid, given in prepared.items()}
+        metrics = with_totals(
+            added(None if before is None else before.metrics, batch),
+            batch,
+            timings,
+            user_of(reports),
+            self.newest,
+            is_first_batch=not self.batches,
+        )
+        clocks = clocks_of(self.newest).after(
+            rounds[0].event_times,
+            self.origins,
+            begin.now_ms,
+            ended_ms=self.now_ms(),
+            awake_ms=self.awake_ms,
+        )
+        to_publish = self._to_publish(prepared)
+        return Epoch(
+            number=begin.epoch,
+            parent=begin.parent,
+            term=self.term,
+            nonce=new_id(),
+            wall_ms=self._clock(),
+            now_ms=begin.now_ms,
+            watermarks=clocks.origins,
+            watermark_ms=clocks.watermark_ms,
+            # The watermark of a drain is made up: what operators emit then is as old as before.
+            passed_ms=begin.passed_ms if begin.is_draining else begin.watermark_ms,
+            seen_ms=clocks.seen_ms,
+            timers=timers_of(last.acks),
+            spark=position,
+            operators=operators,
+            committables=to_publish,
+            targets=targets_of(self._publisher.sinks, to_publish),
+            timings=added(None if before is None else before.timings, timings),
+            metrics=metrics,
+            oldest_kept=self._collector.oldest_to_keep(),
+        )
+
+    def _to_publish(
+        self, prepared: Mapping[str, list[Committable]]
+    ) -> dict[str, list[Committable]]:
+        """What the sinks publish when the epoch is in the log."""
+        if self._guarantee != "exactly-once":
+            return {}  # Published by then.
+        before = self.newest.committables if self.newest is not None and self.batches else {}
+        return {uid: [*before.get(uid, ()), *given] for uid, given in prepared.items()}
+
+
+def _numbered(epoch: Epoch, number: int) -> Epoch:
+    assert epoch.number == number, "an epoch is published under the number it ran with"
+    return epoch
+
+
+__all__ = ["Coordinator", "clock_ms"]

@@ -1,0 +1,269 @@
+"""Who owns which state: an operator's key-group ranges, from epoch to epoch.
+
+Always true here:
+- ranges of an operator are disjoint and cover every key group;
+- a file listed for a range counts only for the key groups it is listed with, so after a
+  change of parallelism old files are shared between ranges and nothing is rewritten;
+- deltas say last words: one that reaches back behind the base it is applied to does no harm,
+  so a base may replace the files up to its epoch whatever was merged meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from cairn.ids import digest
+from cairn.key_groups import groups_of, overlap
+from cairn.protocol.messages import Compacted, OperatorAck, Piece, Stored
+from cairn.storage.manifest import (
+    EMPTY_VERSION,
+    FileRef,
+    Held,
+    OperatorEntry,
+    RangeState,
+    next_version,
+)
+from cairn.storage.pack import Slice
+
+
+def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) -> list[RangeState]:
+    """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
+    wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
+    held = [] if entry is None else entry.ranges
+    if [part.groups for part in held] == wanted:
+        return list(held)
+    return [_cut(held, groups) for groups in wanted]
+
+
+def lists_for(
+    entry: OperatorEntry | None, parallelism: int, group_count: int, redistribution: str
+) -> list[RangeState]:
+    """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
+
+    A share is in no file yet: the subtask reads all lists, and writes its own as a base.
+    """
+    held = [] if entry is None else entry.ranges
+    versions = [part.version for part in held]
+    if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
+        return ranges_for(entry, parallelism, group_count)
+    return [
+        RangeState(
+            first_group=groups.start,
+            group_count=len(groups),
+            version=digest(
+                *map(str.encode, [f"{subtask}/{parallelism}:{redistribution}", *versions])
+            ),
+            files=[],
+            state_keys=0,
+            state_entries=0,
+            state_bytes=0,
+        )
+        for subtask in range(parallelism)
+        if (groups := groups_of(subtask, parallelism, group_count))
+    ]
+
+
+def shared_range(entry: OperatorEntry | None, group_count: int) -> RangeState:
+    """The state that all subtasks start from alike: nothing of it is cut."""
+    (part,) = ranges_for(entry, 1, group_count)
+    return part
+
+
+def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
+    """Which slot runs each subtask: the one that holds most of its key groups, or a new one.
+
+    `before` says it for the parallelism until now. Slots are numbered from 0 on.
+    """
+    if len(before) == parallelism:
+        return list(before)
+    held = [groups_of(old, len(before), group_count) for old in range(len(before))]
+    wanted = [groups_of(new, parallelism, group_count) for new in range(parallelism)]
+    overlaps = [
+        (len(overlap(theirs, ours)), new, old)
+        for new, ours in enumerate(wanted)
+        for old, theirs in enumerate(held)
+    ]
+    found: dict[int, int] = {}
+    for shared, new, old in sorted(overlaps, key=lambda each: (-each[0], each[1:])):
+        if shared and new not in found and before[old] not in found.values():
+            found[new] = before[old]
+    free = (slot for slot in itertools.count() if slot not in before)
+    return [found[new] if new in found else next(free) for new in range(parallelism)]
+
+
+def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
+    """Which of the parent's ranges these key groups come from."""
+    return [
+        Piece(owned.start, len(owned), part.version)
+        for part in ([] if entry is None else entry.ranges)
+        if part.version != EMPTY_VERSION and (owned := overlap(part.groups, groups))
+    ]
+
+
+def _cut(held: list[RangeState], groups: range) -> RangeState:
+    files: list[FileRef] = []
+    versions: list[str] = []
+    keys: int | None = 0
+    entries = size = 0
+    for part in held:
+        owned = overlap(part.groups, groups)
+        if not owned:
+            continue
+        if part.version != EMPTY_VERSION:
+            versions.append(f"{owned.start}-{owned.stop}:{part.version}")
+        if keys is not None:
+            count = part.state_keys
+            keys = None if count is None else keys + count * len(owned) // part.group_count
+        entries += part.state_entries * len(owned) // part.group_count
+        size += part.state_bytes * len(owned) // part.group_count
+        for ref in part.files:
+            clipped = overlap(ref.groups, owned)
+            if clipped:
+                files.append(
+                    msgspec.structs.replace(
+                        ref, first_group=clipped.start, group_count=len(clipped)
+                    )
+                )
+    version = digest(*map(str.encode, versions)) if versions else EMPTY_VERSION
+    return RangeState(
+        first_group=groups.start,
+        group_count=len(groups),
+        version=version,
+        files=files,
+        state_keys=keys,
+        state_entries=entries,
+        state_bytes=size,
+    )
+
+
+def take_in(
+    part: RangeState, compacted: Compacted, slices: Mapping[str, Slice]
+) -> RangeState | None:
+    """A range with a file written in the background in place of those it stands for.
+
+    None when it no longer fits: the range is another one by now, or its files are.
+    """
+    if (part.first_group, part.group_count) != (compacted.first_group, compacted.group_count):
+        return None
+    files = part.files
+    ids = [ref.id for ref in files]
+    if compacted.stored.id in ids:
+        return None
+    if compacted.kind == "base":
+        if any(ref.kind == "base" and ref.last_epoch > compacted.as_of for ref in files):
+            return None
+        replaced = [ref for ref in files if ref.last_epoch <= compacted.as_of]
+        at = 0
+    else:
+        count = len(compacted.replaced)
+        # By the key groups too: where ranges became one, a file is listed for parts of it.
+        listed = [ref.listing for ref in files]
+        starts = [i for i in range(len(ids)) if tuple(listed[i : i + count]) == compacted.replaced]
+        if not starts:
+            return None
+        # They were the last of the range when they were merged.
+        at = starts[-1]
+        replaced = files[at : at + count]
+    ref = _ref(
+        compacted.stored,
+        part,
+        slices,
+        kind="base" if compacted.kind == "base" else "delta",
+        tier=compacted.tier,
+        first_epoch=min((ref.first_epoch for ref in replaced), default=compacted.as_of),
+        last_epoch=compacted.as_of
+        if compacted.kind == "base"
+        else max(ref.last_epoch for ref in replaced),
+    )
+    kept = [other for other in files if not any(other is gone for gone in replaced)]
+    return msgspec.structs.replace(part, files=[*kept[:at], ref, *kept[at:]])
+
+
+def advance(
+    part: RangeState,
+    ack: OperatorAck,
+    epoch: int,
+    slices: Mapping[str, Slice],
+    held: Held | None = None,
+) -> RangeState:
+    """Return a range after an epoch: its delta comes last. `held` as the slot counted, if it did.
+
+    A slot that counted has an entry for each range that it owns.
+    """
+    keys, entries = (part.state_keys, part.state_entries) if held is None else held
+    files = list(part.files)
+    version = part.version
+    if ack.delta is not None:
+        files.append(
+            _ref(ack.delta, part, slices, kind="delta", tier=0, first_epoch=epoch, last_epoch=epoch)
+        )
+        version = next_version(version, ack.delta.id)
+    return RangeState(
+        first_group=part.first_group,
+        group_count=part.group_count,
+        version=version,
+        files=files,
+        state_keys=keys,
+        state_entries=entries,
+        state_bytes=_state_bytes(files, entries),
+    )
+
+
+def replaced(
+    part: RangeState, ack: OperatorAck, epoch: int, slices: Mapping[str, Slice]
+) -> RangeState:
+    """A range of which an epoch has written all there is, or left nothing."""
+    stored = ack.delta
+    files = []
+    if stored is not None:
+        files = [
+            _ref(stored, part, slices, kind="base", tier=0, first_epoch=epoch, last_epoch=epoch)
+        ]
+    return RangeState(
+        first_group=part.first_group,
+        group_count=part.group_count,
+        version=EMPTY_VERSION if stored is None else stored.id,
+        files=files,
+        state_keys=0,
+        state_entries=0 if stored is None else stored.rows,
+        state_bytes=sum(ref.size for ref in files),
+    )
+
+
+def _state_bytes(files: Sequence[FileRef], entries: int) -> int:
+    """About what the state would take as a file: by the rows of the base, or of the deltas."""
+    measured = [ref for ref in files if ref.kind == "base"] or files
+    row_bytes = sum(ref.size for ref in measured) / max(1, sum(ref.rows for ref in measured))
+    return int(row_bytes * entries)
+
+
+def _ref(
+    stored: Stored,
+    part: RangeState,
+    slices: Mapping[str, Slice],
+    *,
+    kind: str,
+    tier: int,
+    first_epoch: int,
+    last_epoch: int,
+) -> FileRef:
+    at = slices[stored.id] if stored.path is None else Slice(stored.path, 0, stored.length)
+    return FileRef(
+        id=stored.id,
+        path=at.path,
+        offset=at.offset,
+        length=at.length,
+        kind="base" if kind == "base" else "delta",
+        tier=tier,
+        rows=stored.rows,
+        first_epoch=first_epoch,
+        last_epoch=last_epoch,
+        first_group=part.first_group,
+        group_count=part.group_count,
+        format=stored.format,
+        objects=list(stored.objects),
+        objects_bytes=stored.objects_bytes,
+    )

@@ -1,0 +1,162 @@
+"""Epochs without a batch: when one is due although Spark is silent.
+
+    timers      one by event time that the watermark has come to, one by the clock
+    loops       records on their way back, to be processed in the next epoch
+    idleness    a silent origin holds the watermark back no longer, and timers wait for that
+
+Always true here:
+- what is due is told by the newest manifest and the clock, so a new driver knows it too;
+- timers of which nothing is known count as due, once: the next epoch tells.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cairn.driver.coordinator.rounds import is_pending
+from cairn.driver.coordinator.watermarks import clocks_of
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
+from cairn.plan.graph import Watermark
+from cairn.protocol.messages import Ack
+from cairn.storage.manifest import Epoch
+
+TIMER_STATES = frozenset({EVENT_TIMERS, PROCESSING_TIMERS, "windows"})
+"""What may be due without input: timers, and windows that are aggregated."""
+LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.25
+SILENCE_S = 0.5
+"""After an epoch, what Spark may need to begin the next one."""
+CHANGE_S = 2.0
+"""So long a change waits for rows to come with, at least."""
+
+Timers = dict[str, tuple[int | None, int | None]]
+
+
+def timers_of(acks: Sequence[Ack]) -> Timers:
+    """Per operator, the earliest timers that its subtasks have left: by event time, by clock."""
+    found: Timers = {}
+    for ack in acks:
+        for op in ack.operators:
+            event_ms, processing_ms = found.get(op.uid, (None, None))
+            earliest = (
+                _earlier(event_ms, op.event_timer_ms),
+                _earlier(processing_ms, op.processing_timer_ms),
+            )
+            if earliest != (None, None):
+                found[op.uid] = earliest
+    return found
+
+
+def is_event_due(newest: Epoch | None) -> bool:
+    """Whether a timer waits for nothing but an epoch with the watermark as it is."""
+    if newest is None:
+        return False
+    if newest.timers is None:
+        return any(TIMER_STATES & entry.states.keys() for entry in newest.operators.values())
+    event_ms, _ = _earliest(newest.timers)
+    return _is_passed(event_ms, newest.watermark_ms)
+
+
+def is_due(newest: Epoch | None, now_ms: int) -> bool:
+    """Whether an epoch at this time has timers to fire or records to process, without a row."""
+    if newest is None:
+        return False
+    _, processing_ms = _earliest(newest.timers or {})
+    return is_event_due(newest) or _is_passed(processing_ms, now_ms) or is_pending(newest)
+
+
+def is_idleness_due(
+    newest: Epoch | None, origins: Mapping[str, Watermark], now_ms: int, awake_ms: int
+) -> bool:
+    """Whether a timer is due once the watermark waits for idle origins no longer."""
+    if newest is None or newest.timers is None:
+        return False
+    event_ms, _ = _earliest(newest.timers)
+    clocks = clocks_of(newest).after({}, origins, now_ms, awake_ms=awake_ms)
+    return _is_passed(event_ms, clocks.watermark_ms)
+
+
+def pending(newest: Epoch | None) -> Timers:
+    """The operators that have timers left, whenever they are due."""
+    return {} if newest is None or newest.timers is None else newest.timers
+
+
+def _earliest(timers: Timers) -> tuple[int | None, int | None]:
+    event_ms = processing_ms = None
+    for each in timers.values():
+        event_ms, processing_ms = _earlier(event_ms, each[0]), _earlier(processing_ms, each[1])
+    return event_ms, processing_ms
+
+
+def _earlier(left: int | None, right: int | None) -> int | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return min(left, right)
+
+
+def _is_passed(timer_ms: int | None, clock_ms: int | None) -> bool:
+    return timer_ms is not None and clock_ms is not None and timer_ms <= clock_ms
+
+
+class Pace:
+    """Whether Spark is silent: it has had the time to bring a batch, and has not.
+
+    Where rows flow, the next batch does what is due, and no epoch is run beside it.
+    """
+
+    def __init__(self, interval_ms: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_ms / 1000
+        self._clock_s = clock_s
+        self._began_s = self._ended_s = self._asked_s = clock_s()
+
+    def begin(self) -> None:
+        """An epoch begins, with a batch or without."""
+        self._began_s = self._clock_s()
+
+    def end(self) -> None:
+        self._ended_s = self._clock_s()
+
+    def ask(self) -> None:
+        """A change is asked for: it takes effect in the next epoch."""
+        self._asked_s = self._clock_s()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no epoch has ended for a moment, whether one is under way or not."""
+        return self._clock_s() >= self._ended_s + SILENCE_S
+
+    @property
+    def is_silent(self) -> bool:
+        next_s = self._began_s + self._interval_s
+        return self._clock_s() >= max(next_s, self._ended_s + min(self._interval_s, SILENCE_S))
+
+    @property
+    def is_long_silent(self) -> bool:
+        """A batch more is missing: this one was not just slow to come."""
+        return (
+            self._clock_s() >= max(self._began_s, self._ended_s) + 2 * self._interval_s + SILENCE_S
+        )
+
+    @property
+    def is_change_overdue(self) -> bool:
+        return self._clock_s() >= self._asked_s + max(self._interval_s, CHANGE_S)
+
+
+class Ticker:
+    """Calls `tick` from a thread of its own, ten times an interval, until it is stopped."""
+
+    def __init__(self, tick: Callable[[], None], interval_ms: int, name: str) -> None:
+        self._tick = tick
+        self._look_s = min(max(interval_ms / 10_000, LOOK_S_MIN), LOOK_S_MAX)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"cairn-tick-{name}")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._look_s):
+            self._tick()
+
+    def stop(self) -> None:
+        """No tick begins after this; one under way may still run."""
+        self._stopped.set()

@@ -1,0 +1,143 @@
+"""What `job.start` is told, and what of it cannot work."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from cairn.driver.coordinator.guarantees import Guarantee, check_guarantee
+from cairn.driver.serving import Serve
+from cairn.errors import PlanError
+from cairn.functions import ERRORS, PartialProcess
+from cairn.plan.graph import Graph, Port
+from cairn.plan.sources import check_replayable
+from cairn.protocol.letters import SCHEMA as LETTERS
+from cairn.protocol.letters import OnError, check_on_error
+from cairn.session import check_session
+from cairn.types import schema_ddl
+from cairn.types.durations import duration_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OnStop = Literal["retain", "delete"]
+
+BACKEND_MEMORY_MB_MIN = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `job.start` was told; see there."""
+
+    checkpoint: str
+    parallelism: int | None = None
+    backend: str = "heap"
+    backend_memory_mb: int = 512
+    trigger: str = "1 second"
+    savepoint: str | None = None
+    reset_sources: tuple[str, ...] = ()
+    allow_dropped_state: bool = False
+    allow_dropped_output: bool = False
+    retained_epochs: int = 10
+    retained_for: str | None = None
+    on_stop: OnStop = "retain"
+    spark_checkpoint: str | None = None
+    drain: bool = False
+    on_error: OnError = "fail"
+    guarantee: Guarantee = "exactly-once"
+    checkpoint_every: int = 1
+    commit_timeout: str | None = None
+    serve: Serve | None = None
+
+
+def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
+    """Refuse, before anything is written, what cannot work; the parallelism to start with."""
+    from cairn.backends import BACKENDS
+    from cairn.driver.spark_driver import trigger_ms
+
+    check_session(spark)
+    if options.backend not in BACKENDS:
+        raise PlanError(f"no backend {options.backend!r}\n  found: {', '.join(BACKENDS)}")
+    if options.backend_memory_mb < BACKEND_MEMORY_MB_MIN:
+        raise PlanError(
+            f"backend_memory_mb must be at least {BACKEND_MEMORY_MB_MIN}, "
+            f"found {options.backend_memory_mb}"
+        )
+    if options.on_stop not in ("retain", "delete"):
+        raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
+    check_guarantee(options.guarantee, options.checkpoint_every)
+    if options.commit_timeout is not None:
+        duration_ms(options.commit_timeout, "commit_timeout")
+    if options.checkpoint_every > 1 and options.guarantee != "at-most-once":
+        check_replayable(graph)
+    check_on_error(options.on_error)
+    if options.on_error == "dead-letter":
+        check_letters(graph)
+    check_memory(options.checkpoint, spark.sparkContext.master)
+    trigger_ms(spark, options.trigger)
+    if options.drain and options.trigger != "available-now":
+        raise PlanError(
+            f"drain=True needs an input that ends, found trigger {options.trigger!r}\n"
+            "  next: pass trigger='available-now' with it"
+        )
+    if options.retained_epochs < 1:
+        raise PlanError(f"retained_epochs must be at least 1, found {options.retained_epochs}")
+    if options.retained_for is not None:
+        duration_ms(options.retained_for, "retained_for")
+    names = [source.name for source in graph.sources]
+    unknown = [name for name in options.reset_sources if name not in names]
+    if unknown:
+        raise PlanError(
+            f"reset_sources names {unknown[0]!r}, which is no source of the job\n"
+            f"  found: {', '.join(names)}"
+        )
+    cores = spark.sparkContext.defaultParallelism
+    parallelism = options.parallelism
+    if parallelism is None:
+        parallelism = min(cores, graph.group_count)
+    check_parallelism(parallelism, graph.group_count)
+    return parallelism
+
+
+def check_memory(checkpoint: str, master: str) -> None:
+    """Refuse a checkpoint in the memory of one machine for executors that may be on others."""
+    if checkpoint.startswith("memory:") and not master.startswith("local"):
+        raise PlanError(
+            f"checkpoint {checkpoint!r} lies in the memory of the driver's machine, which "
+            f"executors of {master!r} may not see\n"
+            "  next: pass a place that driver and executors share: a bucket or a mounted folder"
+        )
+
+
+def check_parallelism(parallelism: int, group_count: int) -> None:
+    if not 1 <= parallelism <= group_count:
+        raise PlanError(
+            f"parallelism must be between 1 and max_parallelism ({group_count}), "
+            f"found {parallelism}"
+        )
+
+
+def check_letters(graph: Graph) -> None:
+    """Refuse side outputs of that name with rows of another kind; warn of letters that get lost."""
+    consumed = [port for node in graph.operators for port in node.inputs]
+    consumed += [port for node in graph.sinks for port in node.inputs]
+    taken = {origin for port in consumed for origin in graph.origins(port)}
+    lost = []
+    for node in graph.operators:
+        schema = dict(node.sides).get(ERRORS)
+        if schema is not None and schema != LETTERS:
+            raise PlanError(
+                f"side output {ERRORS!r} of {node.uid!r} is for rows that the function fails on, "
+                "with on_error='dead-letter'\n"
+                f"  found: {schema_ddl(schema)}\n  expected: {schema_ddl(LETTERS)}\n"
+                "  next: give your own rows another tag"
+            )
+        if Port(node.uid, ERRORS) not in taken and not isinstance(node.function, PartialProcess):
+            lost.append(node.uid)
+    if lost:
+        warnings.warn(
+            f"on_error='dead-letter': rows that {', '.join(lost)} fail on are counted and logged, "
+            f"but kept nowhere; take .side({ERRORS!r}) to a sink",
+            stacklevel=5,
+        )

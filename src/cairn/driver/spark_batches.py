@@ -1,0 +1,149 @@
+"""The batches of Spark's query: where the log of them is, and which of them is an epoch already.
+
+Always true here:
+- a batch whose epoch is committed does not run again;
+- while another driver writes to Spark's folder, this one goes on in a folder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.rewind import Position
+from cairn.errors import EpochError
+from cairn.storage.manifest import SparkPosition
+from cairn.storage.source_logs import advance
+from cairn.storage.spark_log import (
+    lay_out_for,
+    leave_unread,
+    moved_logs,
+    read_offsets,
+    same_offsets,
+    spark_folder,
+)
+from cairn.storage.store import Store
+
+
+class StoppingError(Exception):
+    """Raised in Spark's thread to keep it from starting another epoch.
+
+    Spark takes an error of this text for the interruption it caused itself by stopping
+    the query, and does not report it as a failure.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling stop.\n"
+            ": java.lang.InterruptedException"
+        )
+
+
+class BatchFailedError(Exception):
+    """Raised in Spark's thread to end the query: the run itself has the error, and raises it.
+
+    Spark writes what it gets to its log, with the traces of all it came through.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error).partition("\n")[0])
+
+
+class SparkBatches:
+    """Those of one run."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        position: Position,
+        sources: Sequence[str],
+        *,
+        gives_up: bool,
+        reset_sources: Sequence[str] = (),
+        compact_interval: int | None = None,
+    ) -> None:
+        """`gives_up`: what was read once is not read again, whatever became of it.
+
+        `compact_interval` is that of Spark's file sources, in the session that runs the query.
+        """
+        self.stand = position.stand
+        """Where Spark stood when the run began."""
+        self._coordinator = coordinator
+        self._store = store
+        self._folder = position.folder
+        self._sources = list(sources)
+        self._gives_up = gives_up
+        self._reset_sources = reset_sources
+        self._compact_interval = compact_interval
+        newest = coordinator.newest
+        self._logs = {} if newest is None else moved_logs(newest.spark, sources, reset_sources)
+        """Return what the sources keep, as of the epoch from which the folder was laid out."""
+
+    @property
+    def url(self) -> str:
+        """Of Spark's folder."""
+        return f"{self._store.url}/{self._folder}"
+
+    def to_run(self, batch_id: int) -> SparkPosition | None:
+        """What a batch is made of. None: it was committed before a crash, and its sinks again
+        when the run began."""
+        offsets = read_offsets(self._store, self._folder, batch_id)
+        newest = self._coordinator.newest
+        logs = self._logs
+        if newest is not None and newest.spark.folder == self._folder:
+            last, logs = newest.spark, newest.spark.logs
+            if last.batch_id == batch_id and same_offsets(last.offsets, offsets):
+                return None
+            if batch_id != last.batch_id + 1 and not self._gives_up:
+                raise EpochError(
+                    f"Spark runs batch {batch_id} of {self._folder} after epoch {newest.number}, "
+                    f"which is batch {last.batch_id}\n"
+                    f"  expected: batch {last.batch_id + 1}\n"
+                    "  next: start the job again; it goes on after the newest epoch"
+                )
+        position = SparkPosition(
+            folder=self._folder, batch_id=batch_id, offsets=offsets, sources=self._sources
+        )
+        coordinator = self._coordinator
+        return advance(
+            logs, self._store, position, checkpoint=coordinator.store, term=coordinator.term
+        )
+
+    def leave_unread(self, batch_id: int) -> None:
+        """Spark has planned a batch that nobody processes: the next run is to read it."""
+        if self._gives_up:
+            leave_unread(self._store, self._folder, batch_id)
+
+    def go_elsewhere(self) -> bool:
+        """A driver we have fenced still writes to Spark's folder: leave it that one.
+
+        False when there is nothing to go on with, or this driver was fenced itself.
+        """
+        coordinator = self._coordinator
+        if coordinator.newest is None or self._gives_up:
+            return False
+        if not coordinator.log.is_leading():
+            return False
+        folder = f"{spark_folder(coordinator.term)}-{coordinator.newest.number}"
+        if folder == self._folder:
+            return False
+        # An epoch of this run has them behind it: a reset is done once.
+        # One without a batch may have come before, and has not.
+        is_ours = (
+            coordinator.newest.term == coordinator.term
+            and coordinator.newest.spark.folder == self._folder
+        )
+        reset = () if is_ours else self._reset_sources
+        newest = coordinator.newest.spark
+        lay_out_for(
+            newest,
+            folder,
+            self._store,
+            self._sources,
+            reset,
+            checkpoint=coordinator.store,
+            compact_interval=self._compact_interval,
+        )
+        self._folder, self._logs = folder, moved_logs(newest, self._sources, reset)
+        return True

@@ -1,0 +1,366 @@
+"""Spark's side of the driver: the streaming query, and an epoch as one Spark action.
+
+Always true here:
+- an epoch is one action, whose result is the acknowledgements;
+- what fails in a subtask arrives here as the CairnError it was raised as;
+- after executors came or went, the pin table is laid out anew when subtasks are crowded.
+"""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cairn.driver.coordinator.partials import PartialChoice
+from cairn.driver.coordinator.rounds import Outcome
+from cairn.driver.roster import Attempt, Roster, SlotInfo
+from cairn.driver.spark_failure import as_cairn_error
+from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
+from cairn.driver.spark_tasks import SparkTasks
+from cairn.errors import PlanError
+from cairn.logs import logger
+from cairn.plan.dataframe import Planner, lay_pin, no_input, plan_pin, streaming_input
+from cairn.plan.graph import Graph
+from cairn.protocol.messages import (
+    Begin,
+    Report,
+    ack_decoder,
+    begin_encoder,
+    report_decoder,
+)
+from cairn.protocol.spec import JobSpec, envelope_schema
+from cairn.session import EPOCH_CONFIG
+from cairn.slot.door import DoorSpec, this_host
+from cairn.slot.process import end_slots, start_slot
+from cairn.worker.forward import BEGIN_PROPERTY, Forward
+
+DESCRIPTION = "spark.job.description"
+PIN_PATIENCE_S = 10.0
+
+
+class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
+    def zero(self, value: list[bytes]) -> list[bytes]:
+        return []
+
+    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:
+        value1 += value2
+        return value1
+
+
+class SparkDriver:
+    """Runs the epochs of one job on one Spark session."""
+
+    def __init__(
+        self, graph: Graph, spec: JobSpec, spark: SparkSession, *, parallelism: int, run_id: str
+    ) -> None:
+        self.graph = graph
+        self.spark = spark
+        self.run_id = run_id
+        leave_out_failures(spark)
+        self._reports = spark.sparkContext.accumulator([], _Reports())
+        self._planner: Planner | None = None
+        self._partials = PartialChoice()
+        self._tasks = SparkTasks(spark.sparkContext)
+        self._last_stage = -1
+        """Of the epochs before."""
+        self._prepared: dict[int, DataFrame] = {}
+        """Pin tables of a parallelism to come."""
+        self._laid: Future[None] | None = None
+        """The first pin table, while it is being laid out."""
+        self.door = DoorSpec(
+            secrets.token_bytes(32), this_host(), spark.conf.get("spark.driver.host", "") or ""
+        )
+        self.doors: dict[int, str] = {}
+        """Per subtask, where its slot is asked for state: as of the last epoch that ran."""
+        self._roster = Roster(self.door.key)
+        self._ending = threading.Lock()
+        self.deploy(spec, parallelism)
+        self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
+            spark.sparkContext.master != "local"
+        )
+        self._session: SparkSession | None = None
+        """The one that epochs are planned in, with settings of its own."""
+        self._no_input: DataFrame | None = None
+        self._crowded_epochs = 0
+        self.repinned = 0
+
+    def deploy(self, spec: JobSpec, parallelism: int) -> None:
+        """Plan the epochs to come: with these functions, on this many subtasks."""
+        self._wait_for_pin()
+        spec_id, pickled = replace(spec, door=self.door).pickled()
+        forwards = [
+            Forward(
+                self.run_id,
+                level.index,
+                tuple(edge.index for edge in self.graph.levels[level.index].edges),
+                envelope_schema(level.lanes),
+                spec_id,
+                pickled,
+                self._reports,
+            )
+            for level in spec.levels
+        ]
+        pin = self._prepared.pop(parallelism, None)
+        if self._planner is not None:
+            self._prepared.setdefault(self._planner.parallelism, self._planner.pin)
+            pin = pin or self._prepared.pop(parallelism, None)
+        for unused in self._prepared.values():
+            unused.unpersist()
+        self._prepared.clear()
+        if pin is None:
+            is_first = self._planner is None
+            pin = (plan_pin if is_first else lay_pin)(self.spark, parallelism)
+        self._planner = Planner(self.graph, parallelism, forwards, pin)
+        self.parallelism = parallelism
+        self.placement: dict[int, str] = {}
+
+    def lay_first_pin(self, slots: Sequence[int]) -> None:
+        """Lay the first pin table out and start the slots on its places, in the background.
+
+        Meanwhile Spark starts the query, and the first epoch finds its workers and slots there.
+        """
+        pin, run_id, laid = self.planner.pin, self.run_id, Future[None]()
+        self._laid = laid
+
+        def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import cairn.worker.forward  # noqa: F401  # The first epoch's tasks will need it.
+
+            for batch in batches:
+                for subtask in batch["pin"].to_pylist():
+                    # A forwarder that finds no slot starts one, and says why it cannot.
+                    with suppress(Exception):
+                        start_slot(run_id, slots[subtask])
+                yield batch
+
+        def lay() -> None:
+            try:
+                self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, subtasks")
+                pin.mapInArrow(start, "pin int").collect()
+                laid.set_result(None)
+            except BaseException as error:
+                laid.set_exception(error)
+
+        threading.Thread(target=lay, daemon=True, name=f"cairn-{self.graph.name}-pin").start()
+
+    def _wait_for_pin(self) -> None:
+        """Wait for the first pin table. Raises why it failed once: the next action lays it out."""
+        if self._laid is not None:
+            try:
+                self._laid.result()
+            finally:
+                # Where it failed, the next attempt lays the table out itself.
+                self._laid = None
+
+    def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
+        """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""
+        run_id = self.run_id
+        if not self._is_cluster:
+            # One place only, and we are there: no need to wait for the table.
+            executor = self.spark._jvm.java.lang.ProcessHandle.current().pid()
+            with ThreadPoolExecutor() as pool:
+                started = [pool.submit(start_slot, run_id, slot, executor) for slot in slots]
+                self._prepared[parallelism] = lay_pin(self.spark, parallelism)
+                for each in started:
+                    each.result()
+            return
+
+        def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for subtask in batch["pin"].to_pylist():
+                    start_slot(run_id, slots[subtask])
+                yield batch
+
+        pin = lay_pin(self.spark, parallelism)
+        pin.mapInArrow(start, "pin int").collect()
+        self._prepared[parallelism] = pin
+
+    @property
+    def planner(self) -> Planner:
+        assert self._planner is not None, "deployed when made"
+        return self._planner
+
+    def start_query(
+        self, folder_url: str, trigger: str, run_epoch: Callable[[DataFrame, int], None]
+    ) -> StreamingQuery:
+        writer = (
+            streaming_input(self.graph)
+            .writeStream.foreachBatch(run_epoch)
+            .option("checkpointLocation", folder_url)
+            .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}")
+        )
+        if trigger == "available-now":
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=trigger)
+        return writer.start()
+
+    def execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
+        """One attempt at an epoch: one Spark action. Without `rows` it is one without a batch.
+
+        Rounds after the first have none either: they run on what the first one sent back.
+        """
+        is_batch = rows is not None and begin.round == 0
+        if rows is None or not is_batch:
+            rows = self._no_rows()
+        else:
+            self._use(rows.sparkSession)
+        session = rows.sparkSession
+        context = session.sparkContext
+        context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
+        context.setLocalProperty(TASK_PROPERTY, "true")
+        attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
+        if begin.round:
+            attempt += f", round {begin.round + 1}"
+        # The thread may be Spark's, whose query has a description, or the user's.
+        described = context.getLocalProperty(DESCRIPTION)
+        context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
+        before = len(self._reports.value)
+        self.planner.grouped = self._partials.chosen(begin.epoch)
+        failure: Exception | None = None
+        try:
+            self._wait_for_pin()
+            planned = self.planner.epoch(rows, observed=is_batch)
+            acks = planned.collect()
+            event_times = self.planner.latest_times(planned)
+        except Exception as error:
+            failure = error
+        finally:
+            context.setLocalProperty(DESCRIPTION, described)
+            context.setLocalProperty(BEGIN_PROPERTY, None)
+            context.setLocalProperty(TASK_PROPERTY, None)
+        if failure is not None:
+            raise as_cairn_error(failure, begin.epoch)
+        decoded = [report_decoder.decode(r) for r in self._reports.value]
+        # A task of an attempt before may have ended only now.
+        reports = [r for r in decoded[before:] if (r.epoch, r.step) == (begin.epoch, begin.step)]
+        self._reports.value = []
+        self._watch_placement(reports)
+        outcome = Outcome(
+            [ack_decoder.decode(row.ack) for row in acks],
+            reports,
+            event_times,
+            self._sources_ms(reports) if is_batch else 0,
+        )
+        self._partials.learn(outcome.acks)
+        reported = {(report.level, report.subtask) for report in reports}
+        if all((ack.level, ack.subtask) in reported for ack in outcome.acks):
+            # Reports of attempts that failed as a whole count too: their slots are there.
+            self._roster.update(reports, decoded, (begin.term, begin.epoch, begin.step))
+        return outcome
+
+    def _sources_ms(self, reports: Sequence[Report]) -> int | None:
+        """From the first to the last of the tasks that read the sources to finish."""
+        first = next((r.stage for r in reports if r.level == 0), None)
+        spread_ms = self._tasks.spread_before_ms(first, self._last_stage)
+        self._last_stage = max((r.stage for r in reports if r.stage is not None), default=-1)
+        return spread_ms
+
+    def _use(self, session: SparkSession) -> None:
+        """Plan epochs in this session: Spark makes one for each query, a copy of the user's."""
+        known = self._session
+        if known is not None and known._jsparkSession.equals(session._jsparkSession):
+            return
+        for setting, value in EPOCH_CONFIG.items():
+            session.conf.set(setting, value)
+        self._session, self._no_input = session, None
+
+    def _no_rows(self) -> DataFrame:
+        if self._session is None:
+            # No batch has come yet. Not in the user's own: our settings would be theirs.
+            self._use(
+                SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+            )
+        assert self._session is not None
+        if self._no_input is None:
+            self._no_input = no_input(self.graph, self._session)
+        return self._no_input
+
+    def _watch_placement(self, reports: Sequence[Report]) -> None:
+        """Spread subtasks out again when they crowd on the executors that survived a loss."""
+        for report in reports:
+            self.placement[report.subtask] = report.executor
+        # Anew: whoever asks meanwhile has the ones of before.
+        doors = self.doors | {report.subtask: report.door for report in reports}
+        # One that could open no door has none, whatever the slot before it had.
+        self.doors = {at: door for at, door in doors.items() if door and at < self.parallelism}
+        if not self._is_cluster:
+            return
+        executors = self._executor_count()
+        per_executor = collections.Counter(self.placement.values())
+        fair = -(-self.parallelism // max(1, executors))
+        crowded = executors > len(per_executor) and max(per_executor.values(), default=0) > fair
+        # Twice in a row: an executor that is only late for an epoch is no reason to move.
+        self._crowded_epochs = self._crowded_epochs + 1 if crowded else 0
+        if self._crowded_epochs >= 2:
+            self.planner.repin(self.spark)
+            self._crowded_epochs = 0
+            self.repinned += 1
+
+    def _executor_count(self) -> int:
+        # One of them is the driver itself.
+        status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
+        return int(status.size()) - 1
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """Return where the subtasks of the newest epoch ran, and where they log."""
+        return self._roster.slots
+
+    def end_left_behind(self) -> None:
+        """End the slots that the newest attempt has not used, beside the epochs to come."""
+        if self._roster.has_left_behind:
+            # Not waited for: one may be stuck.
+            threading.Thread(target=self._end_left_behind, daemon=True, name="cairn-slots").start()
+
+    def _end_left_behind(self) -> None:
+        if not self._ending.acquire(blocking=False):
+            return  # The thread of an epoch before is still at it; a later one looks again.
+        try:
+            self._roster.end_left_behind(self._end_slots)
+        except Exception:
+            job = {"job": self.graph.name}
+            logger.warning("slots that are not in use could not be ended", exc_info=True, extra=job)
+        finally:
+            self._ending.release()
+
+    def say_goodbye(self) -> None:
+        """End the slots on every executor; those that are not reached end by themselves."""
+        if self._laid is not None:
+            with suppress(Exception):
+                self._laid.result(PIN_PATIENCE_S)
+        if self._is_cluster:
+            # Also where no subtask is any more.
+            self._roster.end_all()
+        self._end_slots()
+        self.planner.pin.unpersist()
+
+    def _end_slots(self, keep: Collection[str] = (), as_of: Attempt | None = None) -> None:
+        """Look for slots of the run on all machines that have subtasks, and end them."""
+        run_id = self.run_id
+        end_slots(run_id, keep, as_of)
+        if self._is_cluster:
+            self.planner.pin.foreach(lambda _: end_slots(run_id, keep, as_of) and None)
+
+
+def trigger_ms(spark: SparkSession, trigger: str) -> int:
+    """The interval of a trigger. Refuses, before anything is written, what Spark would later."""
+    if trigger == "available-now":
+        return 0
+    try:
+        made = spark._jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(trigger)
+        return int(made.intervalMs())
+    except Exception as error:
+        raise PlanError(
+            f"trigger {trigger!r} is no interval\n"
+            "  expected: an interval such as '1 second' or '500 milliseconds', or 'available-now'"
+        ) from error

@@ -1,0 +1,267 @@
+"""From a job and its options to a leader that may run epochs: checked, taken over, settled.
+
+    check      the program against the newest epoch, or the savepoint
+    take over  everybody before is fenced
+    settle     Spark's folder is brought to the newest epoch; its output is published again
+
+Always true here:
+- a program that does not fit is refused before it stops the one that runs;
+- a program leads only from an epoch that it was checked against;
+- a start that fails leaves no sink open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from cairn.crash import crash_point
+from cairn.driver import progress
+from cairn.driver.coordinator.epoch import Coordinator, clock_ms
+from cairn.driver.coordinator.resume import check_resume, check_sources
+from cairn.driver.coordinator.rewind import Position, give_up, settle
+from cairn.driver.options import Options, check_options
+from cairn.errors import CommitConflictError, PlanError
+from cairn.ids import new_id
+from cairn.logs import logger
+from cairn.plan.deploy import job_spec
+from cairn.plan.explain import explained
+from cairn.plan.graph import Graph
+from cairn.sinks.base import Sink, SinkContext, closed_on_error, reached_at_start
+from cairn.snapshots.load import load_savepoint, open_job
+from cairn.snapshots.savepoint import Savepoint, open_savepoint
+from cairn.storage.endings import write_ending
+from cairn.storage.failures import Failures
+from cairn.storage.graphs import write_graph
+from cairn.storage.log import check_job
+from cairn.storage.manifest import Epoch, JobInfo
+from cairn.storage.source_logs import for_setting
+from cairn.storage.spark_log import COMPACT_SETTING, lay_out_from, spark_folder
+from cairn.storage.store import Store, open_store
+from cairn.types.durations import duration_ms
+
+
+class Started(NamedTuple):
+    """What a run goes on with."""
+
+    store: Store
+    spark_store: Store
+    """Has Spark's folder."""
+    coordinator: Coordinator
+    position: Position
+    """Where Spark is to go on."""
+    failures: Failures
+
+
+def start(graph: Graph, options: Options) -> Started:
+    """Become the leader of the job, at its newest epoch."""
+    opened: list[Sink] = []
+    with closed_on_error(opened):
+        return _start(graph, options, opened)
+
+
+def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
+    spark = graph.sources[0].dataframe.sparkSession
+    parallelism = check_options(graph, options, spark)
+    # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
+    retained = max(100, 2 * options.retained_epochs * options.checkpoint_every)
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
+    with _usable(options.checkpoint):
+        store = open_store(options.checkpoint)
+    spark_store = store
+    if options.spark_checkpoint:
+        with _usable(options.spark_checkpoint):
+            spark_store = open_store(options.spark_checkpoint)
+    savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
+    with _usable(store.url):
+        job = open_job(store, graph.name, graph.group_count, savepoint)
+    spec = job_spec(
+        graph,
+        job_id=job.job_id,
+        checkpoint=store.url,
+        backend=options.backend,
+        backend_memory_bytes=options.backend_memory_mb << 20,
+        on_error=options.on_error,
+    )
+    for sink in graph.sinks:
+        opened.append(sink.sink)  # One that fails may hold something already.
+        context = SinkContext(
+            job.job_id,
+            graph.name,
+            sink.uid,
+            graph.input_schema(sink),
+            checkpoint=store.url,
+            spark=spark,
+        )
+        with reached_at_start(sink.uid, sink.sink):
+            sink.sink.open(context)
+    commit_ms = options.commit_timeout and duration_ms(options.commit_timeout, "commit_timeout")
+    keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
+    coordinator = Coordinator(
+        spec,
+        store,
+        {sink.uid: sink.sink for sink in graph.sinks},
+        parallelism=parallelism,
+        retained_epochs=options.retained_epochs,
+        retained_s=None if keep_ms is None else int(keep_ms) / 1000,
+        spark_store=spark_store,
+        run_id=new_id(),
+        origins=graph.watermarks,
+        guarantee=options.guarantee,
+        checkpoint_every=options.checkpoint_every,
+        commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
+        allow_dropped_output=options.allow_dropped_output,
+    )
+    _take_over(graph, options, coordinator, job)
+    progress.say(f"job {graph.name!r} is taken over on {store.url}")
+    failures = Failures(store, graph.name)
+    with noted_on_error(coordinator, failures):
+        rewrite: frozenset[str] = frozenset()
+        if coordinator.newest is not None:
+            # Again: until it was fenced, the driver before may have committed epochs of another
+            # program.
+            rewrite = _check(coordinator.newest, graph, options, coordinator)
+        elif savepoint is not None:
+            rewrite = _load(savepoint, graph, options, coordinator, spark_store)
+        coordinator.deploy(spec, rewrite=rewrite)
+        position = _settled(graph, options, coordinator, spark_store)
+        crash_point("driver.rewind.laid")
+        coordinator.recover()
+    newest = coordinator.newest
+    progress.say("no epoch yet" if newest is None else f"going on from epoch {newest.number}")
+    _write_graph(store, coordinator.term, graph, options.trigger)
+    coordinator.on_failure = failures.note
+    return Started(store, spark_store, coordinator, position, failures)
+
+
+def _take_over(graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo) -> None:
+    """Become the leader, unless the program does not fit: then it stops nobody.
+
+    RestoreError when somebody has removed the checkpoint meanwhile.
+    """
+    newest = coordinator.log.newest_epoch()
+    if newest is not None:
+        _check(newest, graph, options, coordinator)
+    with _usable(coordinator.store.url):
+        coordinator.take_over()
+    check_job(coordinator.store, job)
+
+
+@contextmanager
+def noted_on_error(coordinator: Coordinator, failures: Failures) -> Iterator[None]:
+    """Note a start that fails after the takeover.
+
+    The job is led by this driver, and does not run: whoever looks at it should see why.
+    """
+    try:
+        yield
+    except Exception as error:
+        newest = coordinator.newest
+        failures.ended(error, 0 if newest is None else newest.number + 1)
+        if not isinstance(error, CommitConflictError):
+            write_ending(coordinator.store, coordinator.term, "failed", error)
+        raise
+
+
+@contextmanager
+def _usable(url: str) -> Iterator[None]:
+    """The first that is written: a folder that nobody may write to is known here."""
+    try:
+        yield
+    except OSError as error:
+        raise PlanError(
+            f"checkpoint {url} cannot be used: {error}\n"
+            "  next: pass a folder that this program may write to, or see to its permissions",
+            checkpoint=url,
+        ) from error
+
+
+def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:
+    try:
+        write_graph(store, term, {**explained(graph), "trigger": trigger})
+    except Exception:
+        # It is for people who look later; the job itself is fine.
+        logger.warning("what the job looks like could not be written down", exc_info=True)
+
+
+def _settled(
+    graph: Graph, options: Options, coordinator: Coordinator, spark_store: Store
+) -> Position:
+    """Where Spark is to go on."""
+    newest, term = coordinator.newest, coordinator.term
+    sources, reset, checkpoint = graph.source_names, options.reset_sources, coordinator.store
+    interval = compact_interval(graph)
+    if options.guarantee == "at-most-once":
+        return give_up(
+            newest,
+            term,
+            store=spark_store,
+            checkpoint=checkpoint,
+            sources=sources,
+            reset_sources=reset,
+            since=coordinator.log.restored_by() or 0,
+            compact_interval=interval,
+        )
+    return settle(
+        newest,
+        term,
+        store=spark_store,
+        checkpoint=checkpoint,
+        sources=sources,
+        reset_sources=reset,
+        compact_interval=interval,
+    )
+
+
+def compact_interval(graph: Graph) -> int:
+    """Return the interval at which Spark's file sources compact their lists in this session."""
+    return int(graph.sources[0].dataframe.sparkSession.conf.get(COMPACT_SETTING))
+
+
+def _check(
+    epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator
+) -> frozenset[str]:
+    """May this program go on from there? The operators whose state gets another form."""
+    url = coordinator.store.url
+    check_sources(
+        epoch,
+        graph.source_names,
+        reset_sources=options.reset_sources,
+        job_name=graph.name,
+        url=url,
+        allow_dropped_state=options.allow_dropped_state,
+    )
+    coordinator.check_output(epoch)
+    return check_resume(
+        epoch,
+        coordinator.entries,
+        job_name=graph.name,
+        url=url,
+        allow_dropped_state=options.allow_dropped_state,
+    )
+
+
+def _load(
+    savepoint: Savepoint,
+    graph: Graph,
+    options: Options,
+    coordinator: Coordinator,
+    spark_store: Store,
+) -> frozenset[str]:
+    """A savepoint becomes the first epoch of an empty checkpoint."""
+    folder = f"{spark_folder(coordinator.term)}-savepoint"
+    loaded = load_savepoint(
+        savepoint,
+        coordinator.store,
+        term=coordinator.term,
+        number=coordinator.term + 1,
+        parallelism=coordinator.parallelism,
+        spark_folder=folder,
+        wall_ms=clock_ms(),
+    )
+    rewrite = _check(loaded, graph, options, coordinator)
+    files = for_setting(savepoint.source_files(), loaded.spark, compact_interval(graph))
+    lay_out_from(loaded.spark, files, folder, target=spark_store)
+    coordinator.adopt(loaded)
+    return rewrite

@@ -1,0 +1,1 @@
+"""Ready-made functions: windows, joins, deduplication, aggregates."""

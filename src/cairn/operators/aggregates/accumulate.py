@@ -1,0 +1,213 @@
+"""The accumulators of an aggregation: a struct of columns per key, merged and turned to results.
+
+Types and nulls are Spark's: a count is never null, everything else is while there was
+no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cairn.errors import PlanError
+from cairn.operators.aggregates import hll
+from cairn.operators.aggregates.objects import (
+    DecimalSum,
+    Distinct,
+    Edge,
+    ObjectExtreme,
+    quotient,
+    rounded,
+)
+from cairn.operators.aggregates.parse import Call
+from cairn.operators.aggregates.parts import (
+    Columns,
+    Count,
+    Extreme,
+    Ints,
+    Moments,
+    Part,
+    Sum,
+    is_number,
+)
+from cairn.types import type_ddl
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A call, what Spark says of its types, and the parts it is computed from."""
+
+    call: Call
+    argument_type: pa.DataType
+    type: pa.DataType
+    """Of the result."""
+    parts: tuple[Part, ...]
+
+    @property
+    def field(self) -> pa.Field:
+        counts = self.call.function in ("count", "approx_count_distinct")
+        return pa.field(self.call.name, self.type, nullable=not counts)
+
+
+def make_aggregate(
+    call: Call, argument_type: pa.DataType, type_: pa.DataType, *, is_timed: bool
+) -> Aggregate:
+    """`is_timed`: first and last go by event time."""
+    function = call.function
+    parts: tuple[Part, ...]
+    if function == "count":
+        parts = (Count(),)
+    elif function == "sum":
+        parts = (_sum(call, type_),)
+    elif function == "avg":
+        parts = (_sum(call, _average_sum(argument_type, type_)), Count())
+    elif function in ("min", "max"):
+        parts = (_extreme(call, type_, is_max=function == "max"),)
+    elif function in ("first", "last"):
+        parts = (Edge(type_, is_last=function == "last", is_timed=is_timed),)
+    elif function == "approx_count_distinct":
+        parts = (Distinct(),)
+    else:
+        parts = (Moments(),)
+    return Aggregate(call, argument_type, type_, parts)
+
+
+def _sum(call: Call, type_: pa.DataType) -> Part:
+    if pa.types.is_decimal(type_):
+        return DecimalSum(type_)
+    if type_ in (pa.int64(), pa.float64()):
+        return Sum(type_)
+    raise _unfit(call, type_, "a number")
+
+
+def _average_sum(argument: pa.DataType, result: pa.DataType) -> pa.DataType:
+    if not pa.types.is_decimal(result):
+        return result
+    return pa.decimal128(min(38, argument.precision + 10), argument.scale)
+
+
+def _extreme(call: Call, type_: pa.DataType, *, is_max: bool) -> Part:
+    is_ = pa.types
+    if is_.is_string(type_) or is_.is_binary(type_) or is_.is_decimal(type_):
+        return ObjectExtreme(type_, is_max=is_max)
+    if is_.is_nested(type_) or is_.is_null(type_):
+        raise _unfit(call, type_, "a number, a boolean, a time, text or bytes")
+    return Extreme(type_, is_max=is_max)
+
+
+def _unfit(call: Call, type_: pa.DataType, expected: str) -> PlanError:
+    return PlanError(
+        f"aggregate {call.name!r}: {call.sql} is {type_ddl(type_)}\n  expected: {expected}",
+        column=call.name,
+    )
+
+
+class Accumulators:
+    """The parts of several aggregates side by side."""
+
+    def __init__(self, aggregates: Sequence[Aggregate]) -> None:
+        self.aggregates = tuple(aggregates)
+        self.parts = [part for aggregate in aggregates for part in aggregate.parts]
+        self.fields = [
+            pa.field(f"{aggregate.call.name}__{name}", type_)
+            for aggregate in aggregates
+            for part in aggregate.parts
+            for name, type_ in zip(part.names, part.types, strict=True)
+        ]
+        names = [field.name for field in self.fields]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise PlanError(
+                f"two aggregates keep state under the name {min(twice)!r}\n"
+                "  next: give one of them another name"
+            )
+
+    def zeros(self, count: int) -> list[Columns]:
+        return [part.zeros(count) for part in self.parts]
+
+    def read(self, arrays: Sequence[pa.Array]) -> list[Columns]:
+        """From what Spark sends: the columns of all parts, in order."""
+        return self._of(arrays, "read")
+
+    def load(self, arrays: Sequence[pa.Array]) -> list[Columns]:
+        """From the fields of state; null where a key is new."""
+        return self._of(arrays, "load")
+
+    def _of(self, arrays: Sequence[pa.Array], how: str) -> list[Columns]:
+        rest = iter(arrays)
+        return [getattr(part, how)([next(rest) for _ in part.names]) for part in self.parts]
+
+    def merge(self, into: list[Columns], at: Ints, columns: list[Columns]) -> None:
+        """Row i of `columns` into row at[i]."""
+        for part, held, fresh in zip(self.parts, into, columns, strict=True):
+            part.merge(held, at, fresh)
+
+    def grouped(self, at: Ints, count: int, columns: list[Columns]) -> list[Columns]:
+        """The rows of each number as one."""
+        into = self.zeros(count)
+        self.merge(into, at, columns)
+        return into
+
+    def take(self, columns: list[Columns], rows: Ints) -> list[Columns]:
+        return [p.take(held, rows) for p, held in zip(self.parts, columns, strict=True)]
+
+    def joined(self, first: list[Columns], second: list[Columns]) -> list[Columns]:
+        return [p.joined(a, b) for p, a, b in zip(self.parts, first, second, strict=True)]
+
+    def store(self, columns: list[Columns]) -> list[pa.Array]:
+        return [
+            array.cast(type_)
+            for part, held in zip(self.parts, columns, strict=True)
+            for array, type_ in zip(part.store(held), part.types, strict=True)
+        ]
+
+    def results(self, columns: list[Columns]) -> list[pa.Array]:
+        """A column per aggregate."""
+        rest = iter(zip(self.parts, columns, strict=True))
+        return [
+            _result(aggregate, [next(rest) for _ in aggregate.parts])
+            for aggregate in self.aggregates
+        ]
+
+
+def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
+    function, type_ = aggregate.call.function, aggregate.type
+    part, columns = held[0]
+    if function == "avg":
+        return _average(part, columns, held[1][1][0], type_)
+    if function in ("first", "last"):
+        return columns[2].cast(type_)
+    if function == "approx_count_distinct":
+        return pa.array([hll.estimate(s) for s in columns[0]], pa.int64())
+    if isinstance(part, Moments):
+        return _spread(function, *columns)
+    return part.store(columns)[0].cast(type_)
+
+
+def _average(part: Part, columns: Columns, n: Ints, type_: pa.DataType) -> pa.Array:
+    if isinstance(part, DecimalSum):
+        values: list[Any] = [
+            None if total is None else rounded(quotient(total, count), type_)
+            for total, count in zip(columns[0].tolist(), n.tolist(), strict=True)
+        ]
+        return pa.array(values, type_)
+    return pa.array(columns[0] / np.maximum(n, 1), mask=n == 0)
+
+
+def _spread(
+    function: str, n: npt.NDArray[Any], mean: npt.NDArray[Any], m2: npt.NDArray[Any]
+) -> pa.Array:
+    degrees = n - 1 if function.endswith("_samp") else n
+    values = m2 / np.maximum(degrees, 1)
+    if function.startswith("stddev"):
+        with np.errstate(invalid="ignore"):
+            values = np.sqrt(values)
+    return pa.array(values, mask=degrees <= 0)
+
+
+__all__ = ["Accumulators", "Aggregate", "is_number", "make_aggregate"]

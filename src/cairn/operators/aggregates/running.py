@@ -1,0 +1,85 @@
+"""Running aggregates: an accumulator per key, and a row per changed key and epoch.
+
+There is nothing to close here, so rows behind the watermark count like all others.
+
+Always true here:
+- a key is emitted once per epoch in which a row of it came, with all rows so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.functions import PartialProcess
+from cairn.operators.aggregates.accumulate import Accumulators
+from cairn.operators.aggregates.grouping import first_rows, numbered
+from cairn.operators.aggregates.partial import Layout
+from cairn.operators.aggregates.parts import Columns
+from cairn.state import Declaration, Value
+
+
+class Aggregation(PartialProcess):
+    """What aggregations have in common: they are fed partials."""
+
+    wants_order = False
+    handles_late: ClassVar[bool] = True
+
+    def __init__(self, accumulators: Accumulators, layout: Layout, schema: pa.Schema) -> None:
+        self.accumulators = accumulators
+        self.layout = layout
+        self.schema = schema
+        """Of the results."""
+        self.groups = 0
+
+    def begin_epoch(self, ctx: Any) -> None:
+        self.groups = 0
+
+    def read(self, batch: pa.RecordBatch) -> list[Columns]:
+        """The partials of a batch."""
+        return self.accumulators.read([batch[name] for name in self.layout.parts])
+
+    def row_count(self, rows: pa.StructArray) -> int:
+        return int(pc.sum(rows.field(self.layout.count)).as_py() or 0)
+
+    def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:
+        if self.layout.row is None:
+            return None
+        return pa.RecordBatch.from_struct_array(rows.field(self.layout.row))
+
+    def key_columns(self, keys: pa.Array) -> list[pa.Array]:
+        return [keys] if len(self.layout.keys) == 1 else keys.flatten()
+
+    def result(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        arrays = [c.cast(f.type) for c, f in zip(columns, self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class RunningAggregate(Aggregation):
+    aggregates: Any
+
+    def made_state(self) -> dict[str, Declaration]:
+        declaration: Value[Any] = Value(pa.struct(self.accumulators.fields))
+        declaration.name = "aggregates"
+        return {"aggregates": declaration}
+
+    def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
+        at, count = numbered(ctx.keys)
+        keys = ctx.keys if count == len(at) else ctx.keys.take(pa.array(first_rows(at, count)))
+        held = self.aggregates.get_many(keys)
+        columns = self.accumulators.load(held.flatten())
+        self.accumulators.merge(columns, at, self.read(batch))
+        stored = self.accumulators.store(columns)
+        struct = pa.StructArray.from_arrays(stored, fields=self.accumulators.fields)
+        self.aggregates.put_many(keys, struct)
+        self.groups += count
+
+    def end_epoch(self, ctx: Any) -> pa.RecordBatch | None:
+        keys, values = self.aggregates.set_in_epoch()
+        if not len(keys):
+            return None
+        columns = self.accumulators.load(values.flatten())
+        return self.result([*self.key_columns(keys), *self.accumulators.results(columns)])

@@ -1,0 +1,58 @@
+"""Sessions found and merged for many keys at once.
+
+Always true here:
+- rows of a key no further apart than the gap are in one session, touching ones too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cairn.operators.aggregates.parts import Ints
+
+
+class Spans(NamedTuple):
+    """Stretches of time, each of a numbered key."""
+
+    keys: Ints
+    starts: Ints
+    ends: Ints
+
+
+def united(spans: Spans) -> tuple[Ints, Spans]:
+    """(the number of each span's union, the unions): spans of a key that overlap or touch."""
+    keys, starts, ends = spans
+    count = len(keys)
+    if not count:
+        return np.zeros(0, np.int64), spans
+    order = np.lexsort((starts, keys))
+    keys, starts, ends = keys[order], starts[order], ends[order]
+    # How far spans reach so far, per key: as ranks, which leave room for the key above them.
+    ranked, ranks = np.unique(ends, return_inverse=True)
+    reach = ranked[np.maximum.accumulate(ranks + keys * len(ranked)) % len(ranked)]
+    is_first = np.ones(count, np.bool_)
+    is_first[1:] = (keys[1:] != keys[:-1]) | (starts[1:] > reach[:-1])
+    firsts = np.flatnonzero(is_first)
+    lasts = np.append(firsts[1:], count) - 1
+    numbers = np.empty(count, np.int64)
+    numbers[order] = np.cumsum(is_first) - 1
+    return numbers, Spans(keys[firsts], starts[firsts], reach[lasts])
+
+
+def touching(spans: Spans, others: Spans) -> npt.NDArray[np.bool_]:
+    """Which spans overlap or touch one of the others; those of a key are apart from each other."""
+    # Few rows are late, and few keys have any.
+    others = Spans(*(column[np.isin(others.keys, spans.keys)] for column in others))
+    by_key: dict[int, list[tuple[int, int]]] = {}
+    for key, start, end in zip(*(column.tolist() for column in others), strict=True):
+        by_key.setdefault(key, []).append((start, end))
+    return np.array(
+        [
+            any(s <= end and start <= e for s, e in by_key.get(key, ()))
+            for key, start, end in zip(*(column.tolist() for column in spans), strict=True)
+        ],
+        np.bool_,
+    )

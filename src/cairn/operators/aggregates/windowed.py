@@ -1,0 +1,363 @@
+"""Aggregates of windows: an accumulator per key and window, merged by the batch.
+
+    windows    per key: the end of a window -> its start, accumulators, and what it has emitted
+
+A window is emitted at the end of the epoch that runs with a watermark at or behind its end,
+and again at the end of an epoch that brought it rows within the allowed lateness. Early
+triggers are looked at when an epoch ends, too.
+
+Always true here:
+- a row is judged by its windows: it is late when all of them are gone;
+- a window is removed when the watermark has passed its end by the allowed lateness;
+- sessions of a key neither overlap nor touch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cairn.functions import LATE
+from cairn.operators.aggregates import assign
+from cairn.operators.aggregates.accumulate import Accumulators
+from cairn.operators.aggregates.grouping import first_rows, numbered, together
+from cairn.operators.aggregates.partial import Layout
+from cairn.operators.aggregates.parts import Columns, Ints, plain
+from cairn.operators.aggregates.running import Aggregation
+from cairn.operators.aggregates.sessions import Spans, touching, united
+from cairn.operators.window_process import WindowPlan
+from cairn.state import Declaration, Map
+from cairn.types.durations import MAX_MS
+from cairn.windows import Global, Session, Sliding, complete_ms
+
+NEVER = 2**63 - 1
+_META = [
+    pa.field("start", pa.int64()),
+    pa.field("rows", pa.int64()),
+    pa.field("fired", pa.bool_()),
+    pa.field("early_at", pa.int64()),
+]
+
+
+class Held(NamedTuple):
+    """Windows in columns."""
+
+    starts: Ints
+    rows: Ints
+    """That came since it was emitted last."""
+    fired: npt.NDArray[np.bool_]
+    """It is complete and what it came to is emitted."""
+    early_at: Ints
+    """When it is to be emitted early, in milliseconds; NEVER where it is not."""
+    columns: list[Columns]
+
+
+class WindowAggregate(Aggregation):
+    windows: Any
+
+    def __init__(
+        self, plan: WindowPlan, accumulators: Accumulators, layout: Layout, schema: pa.Schema
+    ) -> None:
+        super().__init__(accumulators, layout, schema)
+        self.plan = plan
+        self.result_time = None if isinstance(plan.windows, Global) else "window_end"
+        self._spec = plan.windows
+        self._is_global = isinstance(plan.windows, Global)
+        self._by_event = plan.windows.time == "event" and not self._is_global
+        self._lateness_us = plan.allowed_lateness_ms * 1000
+        # A row at the very end of a session is in it: complete is one whose end has passed.
+        self._past_us = 1 if isinstance(plan.windows, Session) else 0
+        self.result_shift_us = self._past_us - 1
+        self._fields = [*_META, *accumulators.fields]
+
+    def made_state(self) -> dict[str, Declaration]:
+        declaration: Map[int, Any] = Map("bigint", pa.struct(self._fields))
+        declaration.name = "windows"
+        return {"windows": declaration}
+
+    def begin_epoch(self, ctx: Any) -> None:
+        super().begin_epoch(ctx)
+        self._touched: list[tuple[pa.Array, pa.Array]] = []
+
+    # Rows
+
+    def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
+        counts = plain(batch[self.layout.count])
+        now_us = ctx.now_ms * 1000
+        times = plain(ctx.times) if self._by_event else np.full(batch.num_rows, now_us)
+        if isinstance(self._spec, Session):
+            self._take_sessions(self._spec, batch, ctx, times, counts)
+        else:
+            self._take(batch, ctx, times, counts)
+
+    def _gone_us(self, ctx: Any) -> int | None:
+        """Windows that end here or before are gone."""
+        if not self._by_event or ctx.late_ms is None:
+            return None
+        return int(ctx.late_ms * 1000 - self._lateness_us - self._past_us)
+
+    def _take(self, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints) -> None:
+        assert not isinstance(self._spec, Session)
+        keys, panes = ctx.keys, assign.panes(self._spec, times)
+        gone_us = self._gone_us(ctx)
+        if gone_us is not None:
+            is_late = assign.last_ends(self._spec, panes) <= gone_us
+            if is_late.any():
+                self._put_aside(batch, ctx, is_late, counts)
+                in_time = pa.array(~is_late)
+                batch, keys = batch.filter(in_time), keys.filter(in_time)
+                panes, counts = panes[~is_late], counts[~is_late]
+        if not len(panes):
+            return
+        key_at, key_count = numbered(keys)
+        at, count = together(key_at, key_count, *numbered(pa.array(panes)))
+        self.groups += count
+        first = first_rows(at, count)
+        columns, starts = self.read(batch), panes[first]
+        ends = assign.last_ends(self._spec, starts)
+        if isinstance(self._spec, Sliding):
+            # A pane is in several windows: merged once, then given to each of them.
+            columns = self.accumulators.grouped(at, count, columns)
+            counts = _summed(at, counts, count)
+            pane_at, starts, ends = assign.windows(self._spec, starts)
+            if gone_us is not None and (ends <= gone_us).any():
+                is_open = ends > gone_us
+                pane_at, starts, ends = pane_at[is_open], starts[is_open], ends[is_open]
+            columns, counts = self.accumulators.take(columns, pane_at), counts[pane_at]
+            at, count = together(key_at[first][pane_at], key_count, *numbered(pa.array(ends)))
+            one = first_rows(at, count)
+            first, starts, ends = first[pane_at[one]], starts[one], ends[one]
+        window_keys = keys.take(pa.array(first))
+        entries = pa.array(ends)
+        held = self._load(self.windows.get_many(window_keys, entries))
+        self.accumulators.merge(held.columns, at, columns)
+        more = _summed(at, counts, count)
+        self._keep(ctx, window_keys, entries, held._replace(starts=starts), more)
+
+    def _take_sessions(
+        self, spec: Session, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints
+    ) -> None:
+        gap_us = spec.gap_ms * 1000
+        key_at, key_count = numbered(ctx.keys)
+        keys = ctx.keys.take(pa.array(first_rows(key_at, key_count)))
+        indices, entries, values = self.windows.of_keys(keys)
+        known = Spans(plain(indices), plain(values.field("start")), plain(entries))
+        gone_us = self._gone_us(ctx)
+        if gone_us is not None:
+            is_late = times + gap_us <= gone_us
+            if is_late.any():
+                alone = np.flatnonzero(is_late)
+                spans = Spans(key_at[alone], times[alone], times[alone] + gap_us)
+                is_open = known.ends > gone_us
+                is_late[alone] = ~touching(spans, Spans(*(c[is_open] for c in known)))
+            if is_late.any():
+                self._put_aside(batch, ctx, is_late, counts)
+                batch = batch.filter(pa.array(~is_late))
+                key_at, times, counts = key_at[~is_late], times[~is_late], counts[~is_late]
+        if not len(times):
+            return
+        at, sessions = united(Spans(key_at, times, times + gap_us))
+        self.groups += len(sessions.keys)
+        columns = self.accumulators.grouped(at, len(sessions.keys), self.read(batch))
+        rows = _summed(at, counts, len(sessions.keys))
+        # What is known and what is new, together.
+        held = self._load(values)
+        both = Spans(*(np.concatenate(pair) for pair in zip(known, sessions, strict=True)))
+        number, unions = united(both)
+        count = len(unions.keys)
+        merged = self.accumulators.grouped(
+            number, count, self.accumulators.joined(held.columns, columns)
+        )
+        is_changed = np.zeros(count, np.bool_)
+        is_changed[number[len(known.keys) :]] = True
+        replaced = np.flatnonzero(is_changed[number[: len(known.keys)]])
+        early_at = np.full(count, NEVER)
+        np.minimum.at(early_at, number[: len(known.keys)], held.early_at)
+        before = _summed(number[: len(known.keys)], held.rows, count)
+        more = _summed(number[len(known.keys) :], rows, count)
+        changed = np.flatnonzero(is_changed)
+        at_replaced = pa.array(replaced)
+        self._remove(keys.take(indices.take(at_replaced)), entries.take(at_replaced))
+        taken = Held(
+            unions.starts[changed],
+            before[changed],
+            np.zeros(len(changed), np.bool_),
+            early_at[changed],
+            self.accumulators.take(merged, changed),
+        )
+        session_keys = keys.take(pa.array(unions.keys[changed]))
+        self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
+
+    def _put_aside(
+        self, batch: pa.RecordBatch, ctx: Any, is_late: npt.NDArray[np.bool_], counts: Ints
+    ) -> None:
+        ctx.count_late(int(counts[is_late].sum()))
+        if self.layout.row is not None and LATE in ctx.sides:
+            rows = batch[self.layout.row].filter(pa.array(is_late))
+            ctx.output(LATE, pa.RecordBatch.from_struct_array(rows))
+
+    # State
+
+    def _load(self, values: pa.Array) -> Held:
+        starts, rows, fired, early_at, *columns = values.flatten()
+        return Held(
+            plain(starts),
+            plain(rows),
+            plain(fired.fill_null(False)),
+            plain(early_at.fill_null(NEVER)),
+            self.accumulators.load(columns),
+        )
+
+    # Entries are passed on as the very arrays that were asked for: state knows where those are.
+
+    def _keep(self, ctx: Any, keys: pa.Array, entries: pa.Array, held: Held, more: Ints) -> None:
+        """Windows that got so many rows more."""
+        early_at = held.early_at
+        if self.plan.early_ms is not None:
+            early_at = np.minimum(early_at, ctx.now_ms + self.plan.early_ms)
+        fired = np.zeros(len(entries), np.bool_)
+        rows = held.rows + more
+        self._put(keys, entries, held._replace(rows=rows, fired=fired, early_at=early_at))
+        if self.plan.early_rows is not None:
+            self._touched.append((keys, entries))
+
+    def _put(self, keys: pa.Array, entries: pa.Array, held: Held) -> None:
+        arrays = [
+            pa.array(held.starts),
+            pa.array(held.rows),
+            pa.array(held.fired),
+            pa.array(held.early_at, mask=held.early_at == NEVER),
+            *self.accumulators.store(held.columns),
+        ]
+        struct = pa.StructArray.from_arrays(arrays, fields=self._fields)
+        self.windows.put_many(keys, entries, struct)
+
+    def _remove(self, keys: pa.Array, entries: pa.Array) -> None:
+        if len(entries):
+            nulls = pa.nulls(len(entries), pa.struct(self._fields))
+            self.windows.put_many(keys, entries, nulls)
+
+    # Results
+
+    def end_epoch(self, ctx: Any) -> Any:
+        results = [self._complete(ctx)]
+        if self.plan.early_rows is not None or self.plan.early_ms is not None:
+            results.append(self._early(ctx))
+        return [batch for batch in results if batch is not None]
+
+    def _due_us(self, ctx: Any) -> int | None:
+        """Windows that end here or before are complete."""
+        if ctx.watermark_ms == MAX_MS:
+            # The job is drained: no row says that time has ended.
+            return NEVER
+        if self._is_global:
+            return None
+        if self._by_event:
+            return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000 - self._past_us
+        return int(ctx.now_ms * 1000 - self._past_us)
+
+    def _complete(self, ctx: Any) -> pa.RecordBatch | None:
+        due_us = self._due_us(ctx)
+        if due_us is None:
+            return None
+        keys, entries, values = self.windows.between(None, due_us)
+        if not len(entries):
+            return None
+        ends, held = plain(entries), self._load(values)
+        # The global window stays: rows may come after a drain.
+        is_new = held.rows > 0 if self._is_global else ~held.fired
+        is_gone = np.zeros(len(ends), np.bool_)
+        if not self._is_global:
+            is_gone = ends <= due_us - self._lateness_us
+        if is_gone.all():
+            self._remove(keys, entries)
+        else:
+            gone = pa.array(is_gone)
+            self._remove(keys.filter(gone), entries.filter(gone))
+            kept = np.flatnonzero(is_new & ~is_gone)
+            self._mark(keys, entries, held, kept, fired=not self._is_global)
+        return self._emitted(keys, entries, held, np.flatnonzero(is_new))
+
+    def _early(self, ctx: Any) -> pa.RecordBatch | None:
+        due_us = self._due_us(ctx)
+        if self.plan.early_ms is not None:
+            # By the clock any window may be due, not only those that got rows.
+            keys, entries, values = self.windows.between(due_us, None)
+        elif self._touched:
+            keys = pa.concat_arrays([keys for keys, _ in self._touched])
+            entries = pa.concat_arrays([entries for _, entries in self._touched])
+            once = pa.array(first_rows(*together(*numbered(keys), *numbered(entries))))
+            keys, entries = keys.take(once), entries.take(once)
+            values = self.windows.get_many(keys, entries)
+        else:
+            return None
+        if not len(entries):
+            return None
+        held = self._load(values)
+        is_due = held.early_at <= ctx.now_ms
+        if self.plan.early_rows is not None:
+            is_due |= held.rows >= self.plan.early_rows
+        # Complete ones have been emitted, and merged sessions are not there any more.
+        is_due &= (held.rows > 0) & ~held.fired
+        rows = np.flatnonzero(is_due)
+        self._mark(keys, entries, held, rows, fired=False)
+        return self._emitted(keys, entries, held, rows)
+
+    def _mark(
+        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints, *, fired: bool
+    ) -> None:
+        """These have been emitted."""
+        if len(rows):
+            emitted = Held(
+                held.starts[rows],
+                np.zeros(len(rows), np.int64),
+                np.full(len(rows), fired),
+                np.full(len(rows), NEVER),
+                self.accumulators.take(held.columns, rows),
+            )
+            taken = pa.array(rows)
+            self._put(keys.take(taken), entries.take(taken), emitted)
+
+    def _emitted(
+        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints
+    ) -> pa.RecordBatch | None:
+        if not len(rows):
+            return None
+        columns, starts = held.columns, held.starts
+        if len(rows) < len(entries):
+            taken = pa.array(rows)
+            keys, entries, starts = keys.take(taken), entries.take(taken), starts[rows]
+            columns = self.accumulators.take(columns, rows)
+        bounds = [pa.array(starts), entries]
+        if self._is_global:
+            bounds = [pa.nulls(len(rows), pa.int64())] * 2
+        return self.result([*self.key_columns(keys), *bounds, *self.accumulators.results(columns)])
+
+    def next_timer(self, ctx: Any) -> tuple[int | None, int | None]:
+        """(by event time, by the clock): when something is to be emitted without a row."""
+        event_ms: int | None = None
+        clock_ms: int | None = None
+        if self._is_global:
+            # Draining is what completes it, and leaves nothing to emit. Whether there is anything
+            # before is not worth a look at every window in every epoch.
+            if ctx.watermark_ms != MAX_MS and self.windows.entry_above(None) is not None:
+                clock_ms = MAX_MS
+        elif (end_us := self.windows.entry_above(self._due_us(ctx))) is not None:
+            at_ms = complete_ms(self._spec, end_us)
+            event_ms, clock_ms = (at_ms, None) if self._by_event else (None, at_ms)
+        if self.plan.early_ms is not None:
+            _, _, values = self.windows.between(self._due_us(ctx), None)
+            early = plain(values.field("early_at").fill_null(NEVER))
+            early_ms = int(early.min()) if len(early) else NEVER
+            if early_ms != NEVER:
+                clock_ms = early_ms if clock_ms is None else min(clock_ms, early_ms)
+        return event_ms, clock_ms
+
+
+def _summed(at: Ints, values: Ints, count: int) -> Ints:
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, at, values)
+    return sums

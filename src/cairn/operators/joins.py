@@ -1,0 +1,375 @@
+"""Rows of two streams that belong together: of one key, and not too far apart in time.
+
+    left             the rows of the left stream that may still find others, by pane and number
+    left_panes       how many rows there are in each pane
+    left_waiting     of rows that must not be lost and have found none yet: how many there are
+                     for each time at which it is certain that they will not
+    left_unmatched   where these rows are
+
+and the same for the right stream. A pane is a stretch of time as long as the join reaches: a row
+looks at two panes of the other side, however many rows its key has.
+
+Always true here:
+- a row is kept until the watermark says that no other can come for it, and no longer;
+- two rows meet once: when the second of them comes, whichever that is;
+- a row that waits is in `unmatched`, until another one is found or its time is over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cairn.errors import PlanError
+from cairn.functions import Context, KeyedProcess
+from cairn.operators.window_process import named
+from cairn.state import Declaration, Map
+from cairn.types.durations import MAX_MS, duration_ms
+
+HOW = ("inner", "left", "right", "full")
+
+
+@dataclass(frozen=True)
+class JoinPlan:
+    """Which rows of two streams belong together, and what becomes of those that are alone."""
+
+    left: pa.Schema
+    right: pa.Schema
+    on: tuple[tuple[str, str], ...]
+    """The columns that are equal, of the left stream and of the right."""
+    low_ms: int
+    high_ms: int
+    """The right row's time less the left row's is at least and at most this."""
+    how: str
+    suffix: str = "_right"
+
+    @property
+    def left_keys(self) -> tuple[str, ...]:
+        return tuple(left for left, _ in self.on)
+
+    @property
+    def right_keys(self) -> tuple[str, ...]:
+        return tuple(right for _, right in self.on)
+
+    @property
+    def keeps_left(self) -> bool:
+        return self.how in ("left", "full")
+
+    @property
+    def keeps_right(self) -> bool:
+        return self.how in ("right", "full")
+
+    @property
+    def right_rest(self) -> list[str]:
+        """The columns of the right stream that are in the result."""
+        return [name for name in self.right.names if name not in self.right_keys]
+
+    def right_name(self, column: str) -> str:
+        """What a column of the right stream is called in the result."""
+        return f"{column}{self.suffix}" if column in self.left.names else column
+
+    def schema(self, key_types: Sequence[pa.DataType]) -> pa.Schema:
+        """Of the result: all of left, then right without its key columns.
+
+        `key_types` are wide enough for the keys of both. Of a right row that is alone, the
+        key stands in the columns of left.
+        """
+        fields = []
+        keys = dict(zip(self.left_keys, zip(self.right_keys, key_types, strict=True), strict=True))
+        for field in self.left:
+            if self.keeps_right and field.name in keys:
+                other, type_ = keys[field.name]
+                nullable = field.nullable or self.right.field(other).nullable
+                fields.append(pa.field(field.name, type_, nullable))
+            else:
+                fields.append(field.with_nullable(field.nullable or self.keeps_right))
+        for name in self.right_rest:
+            field, called = self.right.field(name), self.right_name(name)
+            if called in (other.name for other in fields):
+                raise PlanError(
+                    f"join: the result would have two columns {called!r}\n"
+                    "  next: give suffix= another value, or rename a column before the join",
+                    column=called,
+                )
+            nullable = field.nullable or self.keeps_left
+            fields.append(field.with_name(called).with_nullable(nullable))
+        return pa.schema(fields)
+
+
+def join_plan(
+    left: pa.Schema, right: pa.Schema, on: Any, within: Any, how: str, suffix: str
+) -> JoinPlan:
+    """What was asked for, checked."""
+    if how not in HOW:
+        raise PlanError(f"join: how={how!r}\n  expected: one of {', '.join(HOW)}")
+    pairs = _pairs(on)
+    for column, schema, side in (
+        *((column, left, "left") for column, _ in pairs),
+        *((column, right, "right") for _, column in pairs),
+    ):
+        if column not in schema.names:
+            raise PlanError(
+                f"join: the {side} stream has no column {column!r}\n"
+                f"  found: {', '.join(schema.names)}",
+                column=column,
+            )
+    return JoinPlan(left, right, pairs, *_bounds_ms(within), how, suffix)
+
+
+def _pairs(on: Any) -> tuple[tuple[str, str], ...]:
+    if isinstance(on, str):
+        on = [on]
+    pairs = list(on.items()) if isinstance(on, Mapping) else [(c, c) for c in _listed(on)]
+    if not pairs or not all(isinstance(column, str) for pair in pairs for column in pair):
+        raise PlanError(
+            f"join: on={on!r}\n"
+            "  expected: a column, a list of columns, or {left column: right column}"
+        )
+    return tuple(pairs)
+
+
+def _listed(on: Any) -> list[Any]:
+    return list(on) if isinstance(on, Iterable) else [on]
+
+
+def _bounds_ms(within: Any) -> tuple[int, int]:
+    """From a span, or from a pair of them that may be negative."""
+    if isinstance(within, str):
+        span_ms = duration_ms(within, "within of join")
+        return -span_ms, span_ms
+    if not isinstance(within, Sequence) or len(within) != 2:
+        raise PlanError(
+            f"join: within={within!r}\n"
+            "  expected: a span of time such as '10 minutes', or a pair of them such as "
+            "('-5 minutes', '10 minutes'): how much later the right row may be"
+        )
+    low_ms, high_ms = (_signed_ms(bound) for bound in within)
+    if low_ms > high_ms:
+        raise PlanError(
+            f"join: within={within!r} is empty\n"
+            "  next: give the earlier bound first; the right row's time less the left row's is "
+            "between them"
+        )
+    return low_ms, high_ms
+
+
+def _signed_ms(bound: Any) -> int:
+    text = bound.strip() if isinstance(bound, str) else bound
+    if isinstance(text, str) and text.startswith("-"):
+        return -duration_ms(text[1:], "within of join")
+    return duration_ms(text, "within of join")
+
+
+_PANE = re.compile(r"\bpane_(minus)?\d+_(minus)?\d+\b")
+
+
+def readable(ddl: str) -> str:
+    """A type of the state of a join, without the `within` that is in it."""
+    return _PANE.sub("pane", ddl)
+
+
+class Side:
+    """One of the two streams: its rows of the key at hand, and which others they look for."""
+
+    rows: Map[tuple[int, int], tuple[int, int | None, Any]]
+    panes: Map[int, int]
+    waiting: Map[int, int]
+    unmatched: Map[tuple[int, int], tuple[int, int]]
+
+    def __init__(
+        self, name: str, schema: pa.Schema, low_ms: int, high_ms: int, *, is_kept: bool
+    ) -> None:
+        self.name = name
+        self.is_kept = is_kept
+        """Rows that find no other are in the result."""
+        self.low_us, self.high_us = low_ms * 1000, high_ms * 1000
+        """From the time of a row here to those of the rows that it looks for."""
+        self._step_us = max(high_ms - low_ms, 1) * 1000
+        # The panes and timers that are in state are of one `within` only. It is in the type, so
+        # that state of another one is refused.
+        span = f"{low_ms}_{high_ms}".replace("-", "minus")
+        self._place = pa.struct([(f"pane_{span}", pa.int64()), ("number", pa.int64())])
+        self._row = pa.struct(
+            [("time", pa.int64()), ("waiting", pa.int64()), ("row", pa.struct(list(schema)))]
+        )
+
+    def states(self) -> dict[str, Declaration]:
+        states: dict[str, Declaration] = {
+            self.name: Map(self._place, self._row),
+            f"{self.name}_panes": Map("bigint", "bigint"),
+        }
+        if self.is_kept:
+            at = pa.struct([("at", pa.int64()), ("number", pa.int64())])
+            states[f"{self.name}_waiting"] = Map("bigint", "bigint")
+            states[f"{self.name}_unmatched"] = Map(at, self._place)
+        return named(states)
+
+    def bind(self, function: Any) -> None:
+        """Take the state that the function was given."""
+        self.rows = getattr(function, self.name)
+        self.panes = getattr(function, f"{self.name}_panes")
+        if self.is_kept:
+            self.waiting = getattr(function, f"{self.name}_waiting")
+            self.unmatched = getattr(function, f"{self.name}_unmatched")
+
+    def meet(self, low_us: int, high_us: int) -> list[Any]:
+        """The rows of this time, which have now found another."""
+        step, rows = self._step_us, self.rows
+        met = []
+        for pane in range(low_us - low_us % step, high_us + 1, step):
+            if pane not in self.panes:
+                continue
+            for number in range(self.panes[pane]):
+                time_us, waiting, row = rows[(pane, number)]
+                if low_us <= time_us <= high_us:
+                    met.append(row)
+                    if waiting is not None:
+                        self.unmatched.pop((self._over_ms(time_us), waiting), None)
+        return met
+
+    def keep(self, time_us: int, row: Any, ctx: Any, *, is_matched: bool) -> None:
+        pane = time_us - time_us % self._step_us
+        number = self.panes.get(pane, 0)
+        if not number:
+            ctx.timers.event(self._gone_ms(pane))
+        self.panes[pane] = number + 1
+        waiting = None
+        if self.is_kept and not is_matched:
+            at_ms = self._over_ms(time_us)
+            waiting = self.waiting.get(at_ms, 0)
+            if not waiting:
+                ctx.timers.event(at_ms)
+            self.waiting[at_ms] = waiting + 1
+            self.unmatched[(at_ms, waiting)] = (pane, number)
+        self.rows[(pane, number)] = (time_us, waiting, row)
+
+    def alone(self, time_ms: int) -> list[Any]:
+        """The rows for which it is certain now that there are no others."""
+        if not self.is_kept:
+            return []
+        places = (
+            self.unmatched.pop((time_ms, number), None)
+            for number in range(self.waiting.pop(time_ms, 0))
+        )
+        return [self.rows[place][2] for place in places if place is not None]
+
+    def remove(self, time_ms: int) -> None:
+        """The panes whose rows have all been waited for long enough."""
+        if -MAX_MS < time_ms < MAX_MS:  # There is one at most, and where is known.
+            gone = [time_ms * 1000 - self.high_us - self._step_us]
+        else:
+            gone = [pane for pane in self.panes if self._gone_ms(pane) == time_ms]
+        for pane in gone:
+            for number in range(self.panes.pop(pane, 0)):
+                del self.rows[(pane, number)]
+
+    def is_over(self, time_us: int, late_ms: int | None) -> bool:
+        """Whether every other row that a row of this time looks for would be late."""
+        return late_ms is not None and time_us + self.high_us < late_ms * 1000
+
+    def _over_ms(self, time_us: int) -> int:
+        """The watermark that says so."""
+        return _in_calendar((time_us + self.high_us) // 1000 + 1)
+
+    def _gone_ms(self, pane: int) -> int:
+        return _in_calendar((pane + self._step_us + self.high_us) // 1000)
+
+
+def _in_calendar(time_ms: int) -> int:
+    return max(-MAX_MS, min(time_ms, MAX_MS))
+
+
+class IntervalJoin(KeyedProcess[Any]):
+    """Joins two connected streams, `left` and `right`."""
+
+    forgets = True
+    reads_times_us = True
+
+    def __init__(self, plan: JoinPlan) -> None:
+        self.plan = plan
+        low, high = plan.low_ms, plan.high_ms
+        self._left = Side("left", plan.left, low, high, is_kept=plan.keeps_left)
+        self._right = Side("right", plan.right, -high, -low, is_kept=plan.keeps_right)
+        self._rest = [plan.right.names.index(name) for name in plan.right_rest]
+        self._no_right = (None,) * len(self._rest)
+        right_key = dict(plan.on)
+        self._key_at = [
+            plan.right.names.index(right_key[name]) if name in right_key else None
+            for name in plan.left.names
+        ]
+        """For each column of left: where its value is in a right row that is alone."""
+        self._has_one_key = len(plan.on) == 1
+
+    def tell_time(self, left: tuple[str, int], right: tuple[str, int]) -> None:
+        """Say by which column, and what is added to it, the two streams tell their time.
+
+        The result has the time of the stream of which each of its rows has one. A pair comes
+        with the later of its rows, a row alone when it has waited long enough; as long as that
+        may take, the result is behind the watermark.
+        """
+        plan = self.plan
+        after_left_ms, after_right_ms = max(plan.high_ms, 0), max(-plan.low_ms, 0)
+        if plan.how == "full":
+            self.result_time = ""
+            self.result_delay_ms = max(after_left_ms, after_right_ms)
+        elif plan.how == "right":
+            column, self.result_shift_us = right
+            left_key = {theirs: mine for mine, theirs in plan.on}
+            self.result_time = left_key.get(column) or plan.right_name(column)
+            self.result_delay_ms = after_right_ms
+        else:
+            self.result_time, self.result_shift_us = left
+            self.result_delay_ms = after_left_ms
+
+    def made_state(self) -> dict[str, Declaration]:
+        return self._left.states() | self._right.states()
+
+    def open(self, ctx: Context) -> None:
+        self._left.bind(self)
+        self._right.bind(self)
+
+    def on_left(self, row: Any, ctx: Any) -> Any:
+        met = self._met(self._left, self._right, row, ctx)
+        if met is None:
+            return self._left_alone(row)
+        return [self._joined(row, other) for other in met] if met else None
+
+    def on_right(self, row: Any, ctx: Any) -> Any:
+        met = self._met(self._right, self._left, row, ctx)
+        if met is None:
+            return self._right_alone(row)
+        return [self._joined(other, row) for other in met] if met else None
+
+    def _met(self, side: Side, others: Side, row: Any, ctx: Any) -> list[Any] | None:
+        """The rows that a new one finds; None: it is in the result alone."""
+        time_us = next(ctx.times_us)
+        # Null equals nothing.
+        if ctx.key is None or (not self._has_one_key and None in ctx.key):
+            return None if side.is_kept else []
+        met = others.meet(time_us + side.low_us, time_us + side.high_us)
+        if not side.is_over(time_us, ctx.late_ms):
+            side.keep(time_us, row, ctx, is_matched=bool(met))
+        elif not met and side.is_kept:
+            return None
+        return met
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        alone = [self._left_alone(row) for row in self._left.alone(time_ms)]
+        alone += [self._right_alone(row) for row in self._right.alone(time_ms)]
+        self._left.remove(time_ms)
+        self._right.remove(time_ms)
+        return alone or None
+
+    def _joined(self, left: Any, right: Any) -> tuple[Any, ...]:
+        return (*left, *[right[at] for at in self._rest])
+
+    def _left_alone(self, left: Any) -> tuple[Any, ...]:
+        return (*left, *self._no_right)
+
+    def _right_alone(self, right: Any) -> tuple[Any, ...]:
+        keys = [None if at is None else right[at] for at in self._key_at]
+        return (*keys, *[right[at] for at in self._rest])

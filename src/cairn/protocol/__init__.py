@@ -1,0 +1,1 @@
+"""What driver, worker and slot send each other."""

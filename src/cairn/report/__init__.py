@@ -1,0 +1,1 @@
+"""What was measured and planned, as text, HTML and drawings."""

@@ -1,0 +1,183 @@
+"""What a codec is, and the pieces that codecs of all types are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from cairn.types import type_ddl
+
+Values = list[Any]
+
+
+class ValueTypeError(TypeError):
+    """A value does not fit its type. `path` says where, as in `items[3].price`."""
+
+    def __init__(self, reason: str, steps: tuple[str, ...] = (), index: int | None = None) -> None:
+        super().__init__(reason, steps, index)
+        self.reason = reason
+        self.steps = steps
+        self.index = index
+
+    @property
+    def path(self) -> str:
+        return "".join(self.steps).removeprefix(".")
+
+    def within(self, *steps: str, index: int | None = None) -> ValueTypeError:
+        """The same error, seen from the value around it."""
+        return ValueTypeError(self.reason, (*steps, *self.steps), index)
+
+    def inner(self) -> ValueTypeError:
+        """The same error without the first step of its path."""
+        return ValueTypeError(self.reason, self.steps[1:])
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}" if self.steps else self.reason
+
+
+class FrozenMap(dict[Any, Any]):
+    """A dict that refuses to change; `dict(m)` gives a copy that can."""
+
+    __slots__ = ()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a map read from state cannot change; copy it with dict(m) and set that")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> Any:
+        return FrozenMap, (dict(self),)
+
+    def __repr__(self) -> str:
+        return dict.__repr__(self)
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Codec:
+    """How values of one type are checked, stored and read back.
+
+    `normalise`, `canonical` and `restore` are plain functions held in slots, as
+    they run once per record. `normalise` refuses None: whether a place may be
+    null is known to the place, not to the type.
+    """
+
+    type: Any
+    arrow: pa.DataType
+    normalise: Callable[[Any], Any]
+    read: Callable[[pa.Array], Values]
+    read_keys: Callable[[pa.Array], Values]
+    write: Callable[[Values], pa.Array]
+    # From the in-memory form to the form used as a dict key.
+    canonical: Callable[[Any], Any] = same
+    restore: Callable[[Any], Any] = same
+    # From the in-memory form to what msgpack holds, and back; `same` where msgpack has the type.
+    pack: Callable[[Any], Any] = same
+    unpack: Callable[[Any], Any] = same
+    # Instances of exactly this class need no check; None when there is no such class.
+    exact: Any = None
+    # Stands under a null struct in a field that may not be null; nobody reads it.
+    blank: Any = None
+
+    def decode(self, array: pa.Array | pa.ChunkedArray) -> Values:
+        """In-memory values of an Arrow column; nulls are None."""
+        return _by_chunk(self.read, array)
+
+    def decode_keys(self, array: pa.Array | pa.ChunkedArray) -> Values:
+        """Like decode, in the form used as dict keys: one NaN object, no -0.0."""
+        return _by_chunk(self.read_keys, array)
+
+    def encode(self, values: Values) -> pa.Array:
+        """The Arrow column of normalised values; None is null."""
+        return self.write(values)
+
+    def normalise_key(self, value: Any) -> Any:
+        """A user's value as the dict key that decode_keys would give."""
+        return self.canonical(self.normalise(value))
+
+    def pack_key(self, value: Any) -> Any:
+        """Like pack, equal for equal keys; a key may be None."""
+        return None if value is None else self.pack(self.canonical(value))
+
+    def __reduce__(self) -> Any:
+        from cairn.types.codec.registry import codec
+
+        return codec, (self.type,)
+
+
+def misfit(type: Any, value: Any, why: str = "") -> ValueTypeError:
+    shown = "None" if value is None else f"{value.__class__.__name__} {reprlib.repr(value)}"
+    return ValueTypeError(f"expected {type_ddl(type)}, found {shown}{why and ': ' + why}")
+
+
+def _by_chunk(read: Callable[[pa.Array], Values], array: pa.Array | pa.ChunkedArray) -> Values:
+    if isinstance(array, pa.ChunkedArray):
+        return list(chain.from_iterable(map(read, array.chunks)))
+    return read(array)
+
+
+def cast_to(type: pa.DataType, array: pa.Array) -> pa.Array:
+    # Spark and files hand over large strings, dictionaries and other time zones.
+    return array if array.type == type else array.cast(type)
+
+
+def null_indices(array: pa.Array) -> list[int]:
+    if not array.null_count:
+        return []
+    found: list[int] = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist()
+    return found
+
+
+def put_nulls(values: Values, array: pa.Array) -> Values:
+    for index in null_indices(array):
+        values[index] = None
+    return values
+
+
+def integers(array: pa.Array, width: pa.DataType) -> Any:
+    """The numbers behind a column of times, as numpy; nulls are zeros."""
+    numbers = array.view(width)
+    return (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy()
+
+
+def write_leaf(type: pa.DataType, to_arrow: Callable[[Values], Any]) -> Any:
+    """An encoder that names the first value that does not fit."""
+
+    def write(values: Values) -> pa.Array:
+        try:
+            array = to_arrow(values)
+        except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
+            for index, value in enumerate(values):
+                try:
+                    to_arrow([value])
+                except (pa.ArrowException, ArithmeticError, TypeError, ValueError) as error:
+                    found = misfit(type, value, str(error))
+                    raise found.within(f"[{index}]", index=index) from error
+            raise
+        if isinstance(array, pa.ChunkedArray):
+            raise ValueTypeError(
+                f"{len(values)} values of {type_ddl(type)} exceed 2 GiB; encode fewer at once"
+            )
+        return array
+
+    return write
+
+
+def write_plain(type: pa.DataType) -> Any:
+    return write_leaf(type, lambda values: pa.array(values, type))
+
+
+def leaf(type: pa.DataType, normalise: Any, read: Any, **more: Any) -> Codec:
+    more.setdefault("write", write_plain(type))
+    more.setdefault("read_keys", read)
+    return Codec(type=type, arrow=type, normalise=normalise, read=read, **more)

@@ -1,0 +1,163 @@
+"""Slots that a subtask has moved away from are told to end, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.driver import roster
+from cairn.driver.roster import Roster, SlotInfo
+from cairn.protocol.messages import End, Report
+from cairn.slot.door import Door, DoorSpec, Told, open_door, this_host
+
+KEY = b"k" * 32
+
+
+class Slot:
+    """The door of a slot, and what it has begun."""
+
+    def __init__(self, folder: Path, slot_id: str, *, host: str = "") -> None:
+        (folder / slot_id).mkdir()
+        spec = DoorSpec(KEY, host or this_host(), "127.0.0.1")
+        self.slot_id = slot_id
+        self.begun = (1, 1, 0)
+        self.orders: list[End] = []
+        self.door: Door = open_door(spec, str(folder / slot_id), lambda ask: Told(None), self.end)
+
+    def end(self, order: End) -> bool:
+        self.orders.append(order)
+        return order.as_of is None or self.begun <= order.as_of
+
+    def report(self, subtask: int, *, level: int = 0, door: str | None = None) -> Report:
+        return Report(
+            level=level,
+            subtask=subtask,
+            executor="host:1",
+            log=f"/logs/{self.slot_id}",
+            started_ms=0,
+            finished_ms=0,
+            begin_ms=0,
+            restored=False,
+            process_ms=0,
+            snapshot_ms=0,
+            door=self.door.address if door is None else door,
+            slot_id=self.slot_id,
+        )
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[Any]:
+    made: list[Slot] = []
+
+    def make(slot_id: str, **options: Any) -> Slot:
+        made.append(Slot(tmp_path, slot_id, **options))
+        return made[-1]
+
+    yield make
+    for slot in made:
+        slot.door.close()
+
+
+class Scan:
+    """Records the orders for slots that have no door."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[frozenset[str], Any]] = []
+
+    def __call__(self, keep: frozenset[str], as_of: Any) -> None:
+        self.calls.append((keep, as_of))
+
+
+@pytest.mark.parametrize("host", ["", "another machine"])
+def test_slot_that_a_subtask_has_moved_away_from_is_told_to_end_once(slots: Any, host: str) -> None:
+    known, scan = Roster(KEY), Scan()
+    stays, before, after = slots("a"), slots("b", host=host), slots("c")
+    known.update([stays.report(0), before.report(1)], (), (1, 2, 0))
+    known.end_left_behind(scan)
+    assert not known.has_left_behind
+    known.update([stays.report(0), after.report(1)], (), (1, 3, 0))
+    known.end_left_behind(scan)
+    known.end_left_behind(scan)
+    assert before.orders == [End((1, 3, 0))]
+    assert stays.orders == after.orders == [] and not scan.calls
+    assert known.slots == [SlotInfo(0, "host:1", "/logs/a"), SlotInfo(1, "host:1", "/logs/c")]
+
+
+def test_slots_of_other_levels_of_the_same_subtask_are_in_use(slots: Any) -> None:
+    known, scan = Roster(KEY), Scan()
+    first, second = slots("a"), slots("b")
+    known.update([first.report(0), second.report(0, level=1)], (), (1, 2, 0))
+    known.end_left_behind(scan)
+    assert first.orders == second.orders == []
+
+
+def test_slot_of_an_attempt_that_failed_elsewhere_is_left_behind(slots: Any) -> None:
+    known, scan = Roster(KEY), Scan()
+    failed, used = slots("a"), slots("b")
+    known.update([used.report(0)], [failed.report(0), used.report(0)], (1, 2, 1))
+    known.end_left_behind(scan)
+    assert failed.orders == [End((1, 2, 1))] and used.orders == []
+
+
+def test_slot_that_has_begun_something_since_stays_and_is_asked_nothing_more(slots: Any) -> None:
+    known, scan = Roster(KEY), Scan()
+    moved, other = slots("a"), slots("b")
+    known.update([moved.report(0)], (), (1, 2, 0))
+    known.update([other.report(0)], (), (1, 3, 0))
+    moved.begun = (1, 4, 0)
+    known.end_left_behind(scan)
+    known.update([moved.report(0)], (), (1, 4, 0))
+    known.end_left_behind(scan)
+    assert moved.orders == [End((1, 3, 0))]
+    assert other.orders == [End((1, 4, 0))]
+
+
+def test_slot_that_is_gone_is_forgotten(slots: Any, tmp_path: Path) -> None:
+    known, scan = Roster(KEY), Scan()
+    gone, other = slots("a"), slots("b")
+    gone.door.close()
+    known.update([gone.report(0)], (), (1, 2, 0))
+    known.update([other.report(0)], (), (1, 3, 0))
+    known.end_left_behind(scan)
+    assert not known.has_left_behind and not scan.calls
+
+
+def test_slot_without_a_door_is_looked_for_a_few_times_and_left_to_its_lease(slots: Any) -> None:
+    known, scan = Roster(KEY), Scan()
+    silent, other = slots("a"), slots("b")
+    known.update([silent.report(0, door="")], (), (1, 2, 0))
+    for number in range(3, 3 + 2 * roster.TRIES_MAX):
+        known.update([other.report(0)], (), (1, number, 0))
+        known.end_left_behind(scan)
+    tries = [(frozenset({"b"}), (1, 3 + at, 0)) for at in range(roster.TRIES_MAX)]
+    assert scan.calls == tries and not known.has_left_behind
+
+
+def test_a_search_that_fails_is_repeated_a_few_times_only(slots: Any) -> None:
+    def scan(keep: frozenset[str], as_of: Any) -> None:
+        calls.append(as_of)
+        raise ConnectionError("Spark is gone")
+
+    calls: list[Any] = []
+    known = Roster(KEY)
+    silent, other = slots("a"), slots("b")
+    known.update([silent.report(0, door="")], (), (1, 2, 0))
+    for number in range(3, 3 + 2 * roster.TRIES_MAX):
+        known.update([other.report(0)], (), (1, number, 0))
+        if known.has_left_behind:
+            with pytest.raises(ConnectionError):
+                known.end_left_behind(scan)
+    assert len(calls) == roster.TRIES_MAX and not known.has_left_behind
+
+
+def test_at_the_end_every_slot_is_told(slots: Any) -> None:
+    known = Roster(KEY)
+    first, second = slots("a"), slots("b")
+    known.update([first.report(0)], (), (1, 2, 0))
+    known.update([second.report(0)], (), (1, 3, 0))
+    second.begun = (1, 9, 0)
+    known.end_all()
+    assert first.orders == second.orders == [End()]

@@ -1,0 +1,77 @@
+"""What an aggregate may ask for, and how it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.errors import PlanError
+from cairn.operators.aggregates.parse import Call, parse_calls
+
+
+def parsed(text: str) -> Call:
+    (call,) = parse_calls({"x": text}, [])
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "argument"),
+    [
+        ("count(*)", "count", None),
+        (" COUNT ( * ) ", "count", None),
+        ("count(v)", "count", "v"),
+        ("sum(amount * rate)", "sum", "amount * rate"),
+        ("mean(v)", "avg", "v"),
+        ("stddev(v)", "stddev_samp", "v"),
+        ("variance(v)", "var_samp", "v"),
+        ("max(coalesce(a, (b + 1)))", "max", "coalesce(a, (b + 1))"),
+        ("max(if(t = 'a)b', 1, 2))", "max", "if(t = 'a)b', 1, 2)"),
+        (r"max(concat(t, '\'),('))", "max", r"concat(t, '\'),(')"),
+        ("min(`odd ) name`)", "min", "`odd ) name`"),
+        ("sum(m[f(1, 2)])", "sum", "m[f(1, 2)]"),
+        ("approx_count_distinct(user)", "approx_count_distinct", "user"),
+    ],
+)
+def test_a_call_is_read_with_its_argument(text: str, function: str, argument: str | None) -> None:
+    assert parsed(text) == Call("x", function, argument)
+
+
+@pytest.mark.parametrize(
+    "text", ["first(v, true)", "first(v IGNORE NULLS)", "first(v ignore  nulls)"]
+)
+def test_first_can_be_told_to_skip_nulls(text: str) -> None:
+    assert parsed(text) == Call("x", "first", "v", skips_nulls=True)
+    assert parsed(text).sql == "first(v, true)"
+
+
+def test_first_takes_nulls_when_not_told() -> None:
+    assert parsed("last(v, false)") == parsed("last(v)") == Call("x", "last", "v")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("median(v)", "no aggregate 'median'"),
+        ("v", "no call"),
+        ("sum(v) + 1", "behind the call"),
+        ("sum(v", "not closed"),
+        ("sum('v)", "not closed"),
+        ("sum()", "one argument"),
+        ("count(a, b)", "one argument"),
+        ("count(DISTINCT a)", "approx_count_distinct"),
+        ("sum(v) FILTER (WHERE v > 1)", "behind the call"),
+        (7, "no call"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(text: str, why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        parsed(text)
+
+
+def test_no_aggregates_at_all_are_refused() -> None:
+    with pytest.raises(PlanError, match="names no aggregates"):
+        parse_calls({}, ["k"])
+
+
+def test_the_name_of_a_key_column_is_refused() -> None:
+    with pytest.raises(PlanError, match="name of another column"):
+        parse_calls({"k": "sum(v)"}, ["k"])

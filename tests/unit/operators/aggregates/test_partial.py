@@ -1,0 +1,77 @@
+"""The SQL of partials: both plans give the same columns, and clash with no key."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from cairn.operators.aggregates.accumulate import make_aggregate
+from cairn.operators.aggregates.parse import parse_calls
+from cairn.operators.aggregates.partial import Partials, make_partials
+
+SCHEMA = pa.schema([("_k", pa.int64()), ("at", pa.int64()), ("v", pa.list_(pa.int64()))])
+
+
+def made(text: str, type_: pa.DataType, is_timed: bool = False, **more: object) -> Partials:
+    calls = parse_calls({"n": "count(*)", "x": text}, ["_k"])
+    aggregates = [make_aggregate(c, type_, type_, is_timed=is_timed) for c in calls]
+    return make_partials(SCHEMA, ["_k"], aggregates, order="at", **more)  # type: ignore[arg-type]
+
+
+def names(columns: tuple[str, ...]) -> list[str]:
+    return [column.rsplit(" AS ", 1)[1].strip("`") for column in columns]
+
+
+def test_both_plans_give_the_same_columns_in_the_same_order() -> None:
+    partials = made("avg(v)", pa.float64(), time="at", pane="at - 1")
+    assert partials.grouping is not None
+    assert names(partials.rows) == names(partials.grouping + partials.grouped)
+    assert names(partials.rows) == partials.schema.names
+
+
+def test_columns_have_names_that_no_key_begins_with() -> None:
+    assert made("max(v)", pa.int64()).schema.names == ["_k", "__count", "__p1"]
+
+
+def test_counting_rows_needs_no_column_of_its_own() -> None:
+    layout = made("max(v)", pa.int64()).layout
+    assert layout.parts == ("__count", "__p1")
+
+
+def test_whole_rows_cannot_be_grouped() -> None:
+    partials = made("max(v)", pa.int64(), carries_rows=True)
+    assert partials.grouping is None
+    assert partials.layout.row == "__row"
+    assert partials.schema.field("__row").type == pa.struct(list(SCHEMA))
+
+
+def test_first_of_lists_by_time_is_left_to_the_slot() -> None:
+    lists = SCHEMA.field("v").type
+    assert made("first(v)", lists, is_timed=True).grouping is None
+    assert made("first(v)", lists).grouping is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "type_", "may_group"),
+    [
+        ("sum(v)", pa.int64(), False),
+        ("sum(v)", pa.decimal128(20, 2), False),
+        ("avg(v)", pa.decimal128(20, 2), False),
+        ("sum(v)", pa.float64(), True),
+        ("avg(v)", pa.float64(), True),
+        ("max(v)", pa.int64(), True),
+    ],
+)
+def test_sums_that_spark_would_let_overflow_are_left_to_the_slot(
+    text: str, type_: pa.DataType, may_group: bool
+) -> None:
+    assert made(text, type_).grouping is not None
+    found = made(text, type_, checks_overflow=False)
+    assert (found.grouping is not None) == may_group
+
+
+def test_distinct_values_are_left_to_the_slot() -> None:
+    """Of a group they would be a set of any size, in one row."""
+    partials = made("approx_count_distinct(v)", pa.int64())
+    assert partials.grouping is None
+    assert not any("collect_set" in column for column in partials.grouped)
