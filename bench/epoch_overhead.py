@@ -24,7 +24,7 @@ from pyspark.util import PythonEvalType
 
 import cairn
 from cairn import sinks
-from cairn.session import EPOCH_CONFIG
+from cairn.driver.spark_config import EPOCH_CONFIG
 
 WARM_UP = 10
 

@@ -3,6 +3,7 @@
 from cairn import logs, sinks, state, windows
 from cairn.client import client
 from cairn.driver.serving import Serve
+from cairn.driver.spark_config import spark_config
 from cairn.errors import (
     CairnError,
     CommitConflictError,
@@ -25,7 +26,7 @@ from cairn.job import Job
 from cairn.operators.window_functions import WindowFunction
 from cairn.query.reader import diff_state, read_state
 from cairn.savepoint_writer import SavepointWriter
-from cairn.session import session, spark_config
+from cairn.session import session
 
 __version__ = "0.1.0"
 

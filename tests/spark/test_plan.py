@@ -8,12 +8,12 @@ import re
 import pytest
 
 from cairn import Job, KeyedProcess, sinks
+from cairn.driver.spark_config import EPOCH_CONFIG
 from cairn.driver.spark_driver import _Reports
 from cairn.key_groups import key_group, subtask_of
 from cairn.plan.dataframe import Planner, lay_pin
 from cairn.plan.deploy import job_spec
 from cairn.protocol.spec import envelope_schema
-from cairn.session import EPOCH_CONFIG
 from cairn.worker.forward import Forward
 from tests.spark.support import epochs, finish
 

@@ -20,7 +20,7 @@ from cairn import (
     state,
 )
 from cairn.driver.coordinator.epoch import Coordinator
-from cairn.session import check_session
+from cairn.driver.spark_config import check_session
 from tests.spark.support import epochs, finish, published, stored_state
 
 

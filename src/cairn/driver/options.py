@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from cairn.driver.coordinator.guarantees import Guarantee, check_guarantee
 from cairn.driver.serving import Serve
+from cairn.driver.spark_config import check_session
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, PartialProcess
 from cairn.plan.graph import Graph, Port
 from cairn.plan.sources import check_replayable
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.protocol.letters import OnError, check_on_error
-from cairn.session import check_session
 from cairn.types import schema_ddl
 from cairn.types.durations import duration_ms
 

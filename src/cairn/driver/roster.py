@@ -19,8 +19,9 @@ from typing import Final
 
 import msgspec
 
+from cairn.protocol.channel import knock
+from cairn.protocol.lookups import ended_decoder
 from cairn.protocol.messages import End, Report
-from cairn.slot.door import ended_decoder, knock
 
 TIMEOUT_S: Final = 2.0
 TRIES_MAX: Final = 5

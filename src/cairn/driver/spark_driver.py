@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.driver.roster import Attempt, Roster, SlotInfo
+from cairn.driver.spark_config import EPOCH_CONFIG
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
 from cairn.driver.spark_tasks import SparkTasks
@@ -31,6 +32,7 @@ from cairn.errors import PlanError
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner, lay_pin, no_input, plan_pin, streaming_input
 from cairn.plan.graph import Graph
+from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Begin,
     Report,
@@ -39,8 +41,6 @@ from cairn.protocol.messages import (
     report_decoder,
 )
 from cairn.protocol.spec import JobSpec, envelope_schema
-from cairn.session import EPOCH_CONFIG
-from cairn.slot.door import DoorSpec, this_host
 from cairn.slot.process import end_slots, start_slot
 from cairn.worker.forward import BEGIN_PROPERTY, Forward
 

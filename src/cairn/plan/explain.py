@@ -46,6 +46,7 @@ from cairn.plan.graph import (
     key_types,
 )
 from cairn.plan.sources import limits
+from cairn.report.state_text import join_text, state_text
 from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.types import schema_ddl, type_ddl
 from cairn.types.durations import span_text
@@ -429,30 +430,6 @@ def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
     yield from _folded(f"{margin}emits", facts["schema"])
     for side in facts["sides"]:
         yield from _folded(f"{margin}side {side['tag']}", side["schema"])
-
-
-def join_text(join: Facts) -> str:
-    low, high = (
-        f"{'-' if bound < 0 else ''}{span_text(abs(bound))}"
-        for bound in (join["from_ms"], join["to_ms"])
-    )
-    return f"{join['how']} join within {low} to {high}"
-
-
-def state_text(state: Facts) -> str:
-    entry = "" if state["entry_type"] is None else f"{state['entry_type']} → "
-    text = f"{state['kind'].replace('_', ' ')} {entry}{state['type']}"
-    if state["redistribute"]:
-        text += f", {state['redistribute']}"
-    return text + (f", ttl {ttl_text(state['ttl'])}" if state["ttl"] else "")
-
-
-def ttl_text(ttl: str) -> str:
-    """A declared one as it would be written; what is usual is left out."""
-    span, clock, refresh = ttl.split(", ")
-    text = span_text(int(span.removesuffix(" ms")))
-    text += " of event time" if clock == "event" else ""
-    return text + (" after a read or write" if refresh == "read-write" else "")
 
 
 def port_text(port: Facts) -> str:

@@ -21,8 +21,8 @@ from cairn.functions import Function, late_tag
 from cairn.ids import digest
 from cairn.logs import Format
 from cairn.protocol.letters import OnError
+from cairn.protocol.lookups import DoorSpec
 from cairn.sinks.base import Sink
-from cairn.slot.door import DoorSpec
 from cairn.state import Declaration
 from cairn.types import type_ddl
 

@@ -19,7 +19,8 @@ from typing import Final
 
 import msgspec
 
-from cairn.slot.door import TOLD_BYTES_MAX, Ask, Channel, Told, ask_encoder, knock, told_decoder
+from cairn.protocol.channel import Channel, knock
+from cairn.protocol.lookups import TOLD_BYTES_MAX, Ask, Told, ask_encoder, told_decoder
 
 TIMEOUT_S: Final = 1.0
 IDLE_MAX: Final = 32

@@ -24,9 +24,9 @@ from cairn.backends.base import ABSENT
 from cairn.backends.held import unpack_held
 from cairn.errors import CairnError, EpochError, QueryError, RestoreError
 from cairn.functions import declared_state
+from cairn.protocol.lookups import Ask, Told
 from cairn.protocol.spec import OperatorSpec
 from cairn.query.lookups import Folds, Lookup, Place
-from cairn.slot.door import Ask, Told
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Aggregating
 from cairn.storage.manifest import Epoch

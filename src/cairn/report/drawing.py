@@ -13,8 +13,8 @@ from html import escape
 from math import ceil
 from typing import Any, NamedTuple
 
-from cairn.plan.explain import join_text, state_text
 from cairn.report.layout import PAD, Block, Box, Column, Layout, Link, Tree
+from cairn.report.state_text import join_text, state_text
 from cairn.types.durations import span_text
 
 Facts = dict[str, Any]

@@ -30,8 +30,8 @@ from cairn.backends.rocksdb.packing import Packing
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
+from cairn.protocol.lookups import TOLD_BYTES_MAX
 from cairn.protocol.messages import Begin, Piece
-from cairn.slot.door import TOLD_BYTES_MAX
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
 from cairn.storage.files import StatePart

@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from cairn.protocol.lookups import Ask, Told
 from cairn.protocol.messages import Token
 from cairn.protocol.spec import JobSpec
 from cairn.slot.checkpoint import Open, open_checkpoint, open_existing
 from cairn.slot.compactor import Compactor
-from cairn.slot.door import Ask, Told
 from cairn.slot.feedback import InFlight
 from cairn.slot.holding import Holding
 from cairn.slot.level import LevelRuntime

@@ -10,8 +10,9 @@ import pytest
 
 from cairn.driver import roster
 from cairn.driver.roster import Roster, SlotInfo
+from cairn.protocol.lookups import DoorSpec, Told, this_host
 from cairn.protocol.messages import End, Report
-from cairn.slot.door import Door, DoorSpec, Told, open_door, this_host
+from cairn.slot.door import Door, open_door
 
 KEY = b"k" * 32
 

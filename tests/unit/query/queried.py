@@ -19,10 +19,10 @@ from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.protocol.lookups import Ask, Told, ask_decoder, told_decoder
 from cairn.protocol.messages import Begin
 from cairn.query.live import LiveState
 from cairn.sinks import Collect
-from cairn.slot.door import Ask, Told, ask_decoder, told_decoder
 from cairn.types import parse_schema
 from cairn.types.codec import codec
 from tests.simulation.cluster import Cluster

@@ -13,9 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cairn.protocol import lookups
+from cairn.protocol.channel import Channel, knock
+from cairn.protocol.lookups import Ask, DoorSpec, Told, this_host
 from cairn.query.doors import Doors
 from cairn.slot import door
-from cairn.slot.door import Ask, Door, DoorSpec, Told, knock, open_door, this_host
+from cairn.slot.door import Door, open_door
 
 KEY = b"k" * 32
 ASK = Ask("op", "s", "v", ("value", "bigint", "", ""), [1], [b"\x01"])
@@ -94,7 +97,7 @@ def test_a_guest_that_asks_before_it_has_shown_the_key_gets_nothing(opened: Door
     with raw(opened.address) as guest:
         nonce = guest.recv(100)
         assert len(nonce) == 4 + 32
-        question = door.ask_encoder.encode(ASK)
+        question = lookups.ask_encoder.encode(ASK)
         guest.sendall(struct.pack(">I", len(question)) + question)
         assert guest.recv(100) == b""
 
@@ -119,7 +122,7 @@ def test_a_message_that_is_no_question_ends_the_connection(opened: Door, message
 
 def test_a_frame_beyond_the_largest_size_is_not_read(opened: Door) -> None:
     channel = knock(opened.address, KEY, 5)
-    channel._socket.sendall(struct.pack(">I", door.ASK_BYTES_MAX + 100))
+    channel._socket.sendall(struct.pack(">I", lookups.ASK_BYTES_MAX + 100))
     with pytest.raises(OSError):
         channel.receive(100)
     channel.close()
@@ -319,8 +322,8 @@ def asked_through(port: Door, change: Callable[[int, bytes], bytes]) -> list[boo
     answered = []
     for _ in range(3):
         try:
-            channel.send(door.ask_encoder.encode(ASK))
-            told = door.told_decoder.decode(channel.receive(door.TOLD_BYTES_MAX))
+            channel.send(lookups.ask_encoder.encode(ASK))
+            told = lookups.told_decoder.decode(channel.receive(lookups.TOLD_BYTES_MAX))
             assert told == Told([b"\x01"], 7)
             answered.append(True)
         except OSError:
@@ -376,7 +379,7 @@ def test_silent_slots_are_waited_for_together_and_then_left_alone(
     knocks: list[str] = []
     together = threading.Barrier(4)
 
-    def counted(address: str, key: bytes, timeout_s: float) -> door.Channel:
+    def counted(address: str, key: bytes, timeout_s: float) -> Channel:
         knocks.append(address)
         if len(knocks) <= 4:
             together.wait(5)  # One after the other they would not meet here.

@@ -14,9 +14,10 @@ import msgspec
 import psutil
 import pytest
 
+from cairn.protocol.channel import knock
+from cairn.protocol.lookups import DoorSpec, ended_decoder, this_host
 from cairn.protocol.messages import End, Report, find_failure, report_decoder
 from cairn.protocol.spec import envelope_schema
-from cairn.slot.door import DoorSpec, ended_decoder, knock, this_host
 from cairn.slot.folders import Living
 from cairn.slot.process import end_slots
 from cairn.slot.server import Call

@@ -1,0 +1,81 @@
+"""Settings that cairn needs of Spark.
+
+Some settings are needed for correct results and are refused when wrong; others only cost time and
+are warned about. Settings that must be made before Spark starts are in `spark_config()`; the
+others are made per query, on the session Spark makes for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from cairn.errors import PlanError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FILE_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
+# Settings of the epoch's own session: the user's other queries keep theirs.
+EPOCH_CONFIG = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    # The rows of a single subtask are one partition, whatever size Spark expects them to have.
+    "spark.sql.maxSinglePartitionBytes": str(2**63 - 1),
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
+
+
+def spark_config() -> dict[str, str]:
+    """What to put into your own session before it starts."""
+    return {
+        # Spark would otherwise move a small subtask to where its input lies, away from its slot.
+        "spark.shuffle.reduceLocality.enabled": "false",
+        "spark.speculation": "false",
+        # Spark's default one starts processes to set permissions, twice an epoch.
+        "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+        # Without it the JVM complains loudly when a query is stopped inside an epoch.
+        "spark.driver.extraJavaOptions": "-Xss8m",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+def check_session(spark: SparkSession) -> None:
+    """Refuse what would give wrong results; warn of what costs time."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise PlanError(
+            "cairn needs a classic Spark session; this one is of Spark Connect\n"
+            "  next: start it with cairn.session(name)"
+        )
+    context = spark.sparkContext
+    conf = dict(context.getConf().getAll())
+    if conf.get("spark.speculation", "false").lower() == "true":
+        raise PlanError(
+            "spark.speculation is on: a subtask could run twice at the same time\n"
+            "  next: set it to false (cairn.spark_config() has what is needed)",
+            setting="spark.speculation",
+        )
+    for setting in (s for s in EPOCH_CONFIG if "Checksum" in s):
+        if conf.get(setting, "true").lower() != "true":
+            raise PlanError(
+                f"{setting} is off: Spark could not tell when a stage that runs again differs\n"
+                "  next: leave it at its default, true",
+                setting=setting,
+            )
+    slow = {
+        "spark.shuffle.reduceLocality.enabled": "subtasks will move away from their slots",
+        "spark.sql.streaming.checkpointFileManagerClass": "small epochs take longer",
+    }
+    for setting, cost in slow.items():
+        expected = spark_config()[setting]
+        if conf.get(setting) != expected:
+            warnings.warn(
+                f"{setting} is not {expected}: {cost}; start the session with "
+                "cairn.session(name), or put cairn.spark_config() into yours",
+                stacklevel=3,
+            )

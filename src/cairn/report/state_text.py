@@ -1,0 +1,33 @@
+"""Joins, states and their time to live as text, from the facts of an explained job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cairn.types.durations import span_text
+
+Facts = dict[str, Any]
+
+
+def join_text(join: Facts) -> str:
+    low, high = (
+        f"{'-' if bound < 0 else ''}{span_text(abs(bound))}"
+        for bound in (join["from_ms"], join["to_ms"])
+    )
+    return f"{join['how']} join within {low} to {high}"
+
+
+def state_text(state: Facts) -> str:
+    entry = "" if state["entry_type"] is None else f"{state['entry_type']} → "
+    text = f"{state['kind'].replace('_', ' ')} {entry}{state['type']}"
+    if state["redistribute"]:
+        text += f", {state['redistribute']}"
+    return text + (f", ttl {ttl_text(state['ttl'])}" if state["ttl"] else "")
+
+
+def ttl_text(ttl: str) -> str:
+    """Return a declared time to live as it would be written, without the defaults."""
+    span, clock, refresh = ttl.split(", ")
+    text = span_text(int(span.removesuffix(" ms")))
+    text += " of event time" if clock == "event" else ""
+    return text + (" after a read or write" if refresh == "read-write" else "")
