@@ -13,8 +13,8 @@ from cairn.crash import crash_point
 from cairn.driver import progress
 from cairn.driver.changes import Changes
 from cairn.driver.coordinator.epoch import clock_ms
-from cairn.driver.coordinator.measured import summary
 from cairn.driver.coordinator.publisher import StoppedError
+from cairn.driver.coordinator.reports import report_of
 from cairn.driver.coordinator.ticker import Pace, Ticker
 from cairn.driver.history import History
 from cairn.driver.idle import Host, IdleEpochs, Turn
@@ -36,6 +36,7 @@ from cairn.logs import logger
 from cairn.plan.graph import Graph
 from cairn.query.doors import Doors
 from cairn.query.live import Answer, Answers, LiveState
+from cairn.report.epoch import EpochReport
 from cairn.report.notebook import Plot, RunFacts, run_facts, run_html, timeline
 from cairn.report.status import Ending, Signs, Status, status_of
 from cairn.sinks.base import close_all, closed_on_error
@@ -217,18 +218,16 @@ class Run:
     def _commit_epoch(
         self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
     ) -> None:
-        started = time.perf_counter()
         self._pace.begin()
         self._changes.apply()
-        epoch = self._coordinator.run_epoch(
+        self._coordinator.run_epoch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
-        spent_ms = (time.perf_counter() - started) * 1000
         self._pace.end()
         was_empty = self._history.is_empty
-        self._history.add(epoch.number, spent_ms)
+        self._history.add_newest()
         if was_empty and not self._history.is_empty:
-            progress.say(f"the first epoch is committed: {self._history.epochs()[0]['epoch']}")
+            progress.say(f"the first epoch is committed: {self._history.epochs()[0].epoch}")
         self._driver.end_left_behind()
 
     # Epochs without a batch, on threads of our own
@@ -571,24 +570,25 @@ class Run:
         """State of many keys, all of it as of one committed epoch."""
         return self._live.query_many(operator, state, keys)
 
-    def epochs(self) -> list[dict[str, Any]]:
-        """The retained epochs on the current lineage, newest first."""
-        return [summary(epoch) for epoch in Log(self._store).lineage()]
+    def epochs(self) -> list[EpochReport]:
+        """Return the retained epochs on the current lineage, newest first."""
+        return [report_of(epoch) for epoch in Log(self._store).lineage()]
 
-    def metrics(self) -> dict[str, Any]:
-        """What the newest committed epoch of this run measured; empty before the first.
+    def metrics(self) -> EpochReport | None:
+        """Return the report of the newest committed epoch of this run; None before the first.
 
-        Rows, sizes and times; `["operators"][uid]` has those of an operator, with its rows by
-        subtask and key group, its hot keys, and what its function counted (`user`, in all epochs
-        so far). docs/metrics.md has every name.
+        It has rows, sizes and times; `.operators[uid]` has those of an operator, with its rows by
+        subtask and key group, its hot keys, and the metrics of its function (`user`, over all
+        epochs so far). docs/metrics.md has every name.
         """
         return self._history.newest()
 
-    def history(self) -> list[dict[str, Any]]:
-        """What the last thousand epochs of this run measured, oldest first.
+    def history(self) -> list[EpochReport]:
+        """Return the last thousand epochs of this run, oldest first.
 
-        Longer than `epochs()`, which gives those that are kept. Rows by subtask and key group, hot
-        keys and what functions counted are left out: `metrics()` has those of the newest.
+        These are more than `epochs()` returns, which has the retained ones. Rows by subtask and
+        key group, hot keys and metrics of functions are left out: `metrics()` has those of the
+        newest.
         """
         return self._history.epochs()
 
@@ -605,7 +605,7 @@ class Run:
         return timeline(self._facts())
 
     def _facts(self) -> RunFacts:
-        epochs = map(summary, Log(self._store).lineage())
+        epochs = map(report_of, Log(self._store).lineage())
         return run_facts(self, self._store.url, epochs, self._coordinator.last_commit_ms)
 
     def _repr_html_(self) -> str:

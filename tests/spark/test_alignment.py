@@ -48,4 +48,4 @@ def test_each_operator_tells_how_long_it_waited_for_the_slow_one_before(
     spread = measured["timings"]["alignment_ms"]
     assert waited == {"a": spread["0"], "b": spread["1"], "c": 0}
     (epoch,) = epochs(tmp_path / "ckpt")
-    assert {u: o["alignment_ms"] for u, o in epoch.metrics["operators"].items()} == waited
+    assert {u: o["alignment_ms"] for u, o in epoch.metrics.operators.items()} == waited

@@ -43,7 +43,7 @@ def test_an_epoch_of_several_batches_is_committed_once(spark: Any, ledger: Any, 
     run = finish(job, tmp_path / "checkpoint", checkpoint_every=3)
     made = epochs(tmp_path / "checkpoint")
     assert [epoch.spark.batch_id for epoch in made] == [2, 5, 7]
-    assert [epoch.metrics["operators"]["ledger"]["rows_in"] for epoch in made] == [300, 300, 200]
+    assert [epoch.metrics.operators["ledger"].rows_in for epoch in made] == [300, 300, 200]
     assert by_id(published(tmp_path / "booked")) == ledger.booked()
     assert run.status == "finished"
 

@@ -81,17 +81,17 @@ def test_ten_thousand_queries_see_committed_values_of_one_epoch_each(spark, tmp_
         clients = [Client(run, seed, over) for seed in range(CLIENTS)]
         for client in clients:
             client.start()
-        comes_to(run.metrics()["epoch"] + 3)
+        comes_to(run.metrics().epoch + 3)
         run.rescale(3)
         assert eventually(lambda: run.parallelism == 3)
-        comes_to(run.metrics()["epoch"] + 3)
+        comes_to(run.metrics().epoch + 3)
         os.kill(slot_pids(run._coordinator.run_id)[0], signal.SIGKILL)
-        comes_to(run.metrics()["epoch"] + 3)
+        comes_to(run.metrics().epoch + 3)
         over.set()
         for client in clients:
             client.join(60)
         asked = sum((client.sources for client in clients), Counter())
-        last = run.metrics()["epoch"]
+        last = run.metrics().epoch
         assert run.query("stamp", "number", 7).epoch >= last
     for client in clients:
         assert client.wrong is None, client.wrong

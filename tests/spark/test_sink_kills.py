@@ -46,7 +46,7 @@ def clear_up(spark, chain):
 
 
 def attempts(chain):
-    return [epoch.timings["attempts"] for epoch in epochs(chain.site.checkpoint)]
+    return [epoch.timings.attempts for epoch in epochs(chain.site.checkpoint)]
 
 
 # The driver

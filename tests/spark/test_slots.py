@@ -98,7 +98,7 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
                 process.kill()
             rows.add(*[(k,) for k in range(20)])
             run.process_all_available()
-            attempts.append(run.metrics()["timings"]["attempts"])
+            attempts.append(run.metrics().timings.attempts)
         assert attempts == [1, 1]
         assert slot_pids(run._coordinator.run_id) == living
         for slot in run.slots():

@@ -34,7 +34,7 @@ from cairn.functions import (
     declared_state,
 )
 from cairn.logs import scope as log_scope
-from cairn.metrics import Collected, Metrics
+from cairn.metrics import Metrics, UserMetrics
 from cairn.protocol.entry import own_states, shared_uid
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import OperatorSpec, lane_name
@@ -152,9 +152,9 @@ class Operator:
         return adopted
 
     @property
-    def metrics(self) -> Collected:
-        """What the function has counted in this epoch."""
-        return self.context.metrics.collected()
+    def metrics(self) -> UserMetrics | None:
+        """The metrics of the function in this attempt; None if it has none."""
+        return self.context.metrics.collect()
 
     def open(self, begin: Begin, subtask: int) -> None:
         """Load the function if it is new, and tell it about the epoch."""

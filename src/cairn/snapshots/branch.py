@@ -39,7 +39,7 @@ from cairn.storage import (
 )
 from cairn.storage.holds import Hold, branch_hold_path, write_hold
 from cairn.storage.log import FIRST_NUMBER, JOB_PATH
-from cairn.storage.manifest import encode_record, keys_in
+from cairn.storage.manifest import encode_record, state_measured
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.spark_log import SPARK_FOLDER, lay_out, spark_folder
@@ -139,7 +139,7 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
             timers=parent.timers,
             spark=_adopted_position(parent.spark, parent_url, folder),
             operators=operators,
-            metrics=_metrics(operators),
+            metrics=state_measured(operators),
         )
     )
 
@@ -175,21 +175,6 @@ def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> 
         for index, log in position.logs.items()
     }
     return msgspec.structs.replace(position, folder=folder, logs=logs)
-
-
-def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:
-    nothing = {"rows_in": 0, "rows_out": 0, "entries_changed": 0, "delta_bytes": 0}
-    return {
-        "operators": {
-            uid: {
-                **nothing,
-                "state_keys": keys_in(entry.ranges),
-                "state_entries": sum(part.state_entries for part in entry.ranges),
-            }
-            for uid, entry in operators.items()
-        },
-        "restored": 0,
-    }
 
 
 def _shared(store: Store, files: Iterable[FileRef]) -> dict[str, set[str]]:

@@ -32,8 +32,8 @@ from cairn.storage.manifest import (
     Origin,
     RangeState,
     SparkPosition,
-    keys_in,
     next_version,
+    state_measured,
 )
 from cairn.storage.pack import write_segment_file
 from cairn.storage.source_logs import log_of_files
@@ -137,15 +137,7 @@ def load_savepoint(
         timers=info.timers,
         spark=msgspec.structs.replace(position, logs=logs),
         operators=operators,
-        metrics={
-            "operators": {
-                uid: {
-                    "state_keys": keys_in(entry.ranges),
-                    "state_entries": sum(part.state_entries for part in entry.ranges),
-                }
-                for uid, entry in operators.items()
-            }
-        },
+        metrics=state_measured(operators),
     )
 
 

@@ -11,7 +11,8 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ GRAPHS_FOLDER: Final = "graph"
 FAILURES_FOLDER: Final = "failures"
 SAVEPOINTS_FOLDER: Final = "savepoints"
 ENDINGS_FOLDER: Final = "endings"
+S = TypeVar("S", bound=msgspec.Struct)
 NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDINGS_FOLDER)
 
 
@@ -32,7 +34,7 @@ class Note(NamedTuple):
     facts: Facts
 
 
-def write_note(store: Store, folder: str, name: str, facts: Facts, *, keep: int) -> bool:
+def write_note(store: Store, folder: str, name: str, facts: object, *, keep: int) -> bool:
     """Write it, replacing one of that name; the oldest beyond `keep` go. False when it failed."""
     try:
         store.put(f"{folder}/{name}.json", msgspec.json.encode(facts))
@@ -43,6 +45,15 @@ def write_note(store: Store, folder: str, name: str, facts: Facts, *, keep: int)
         logger.warning("a note for %s/ could not be written: %s", folder, error)
         return False
     return True
+
+
+def read_structs(store: Store, folder: str, type: type[S]) -> list[S]:
+    """Return the notes of a kind as structs, newest first; those that do not fit are left out."""
+    found = []
+    for note in read_notes(store, folder):
+        with suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(note.facts, type))
+    return found
 
 
 def read_notes(store: Store, folder: str, limit: int | None = None) -> list[Note]:

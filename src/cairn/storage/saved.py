@@ -6,24 +6,34 @@ finds here where they are. One that was moved or removed since is still listed.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from cairn.storage.notes import SAVEPOINTS_FOLDER, read_notes, write_note
+import msgspec
+
+from cairn.storage.notes import SAVEPOINTS_FOLDER, read_structs, write_note
 from cairn.storage.store import Store
 
-Facts = dict[str, Any]
-
 SAVED_KEPT: Final = 200
+
+
+class SavedPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint that was taken of the checkpoint."""
+
+    id: str
+    url: str
+    epoch: int
+    created_ms: int
+    bytes: int
 
 
 def note_savepoint(
     store: Store, *, id: str, url: str, epoch: int, created_ms: int, bytes: int
 ) -> None:
     """A savepoint is complete."""
-    facts = {"id": id, "url": url, "epoch": epoch, "created_ms": created_ms, "bytes": bytes}
-    write_note(store, SAVEPOINTS_FOLDER, f"{created_ms:013d}-{id}", facts, keep=SAVED_KEPT)
+    point = SavedPoint(id=id, url=url, epoch=epoch, created_ms=created_ms, bytes=bytes)
+    write_note(store, SAVEPOINTS_FOLDER, f"{created_ms:013d}-{id}", point, keep=SAVED_KEPT)
 
 
-def saved_points(store: Store) -> list[Facts]:
-    """Newest first."""
-    return [note.facts for note in read_notes(store, SAVEPOINTS_FOLDER)]
+def saved_points(store: Store) -> list[SavedPoint]:
+    """Return the savepoints, newest first."""
+    return read_structs(store, SAVEPOINTS_FOLDER, SavedPoint)

@@ -211,7 +211,7 @@ def assert_noted(options: Options, message: str) -> None:
     store = open_store(options.checkpoint)
     ending = ending_of(store, Log(store).newest_number() or 0)
     assert ending is not None and (ending.status, ending.message) == ("failed", message)
-    assert [each["message"] for each in read_failures(store)] == [message]
+    assert [each.message for each in read_failures(store)] == [message]
 
 
 def test_a_savepoint_that_cannot_be_loaded_after_the_takeover_is_noted(

@@ -27,8 +27,8 @@ def test_the_checkpoint_knows_which_savepoints_were_taken_of_it() -> None:
     checkpoint = shop()
     savepoint = saved(checkpoint, 3)
     (found,) = saved_points(checkpoint.store)
-    assert (found["url"], found["epoch"]) == (savepoint.url, 3)
-    assert (found["id"], found["bytes"]) == (savepoint.info.id, savepoint.info.bytes)
+    assert (found.url, found.epoch) == (savepoint.url, 3)
+    assert (found.id, found.bytes) == (savepoint.info.id, savepoint.info.bytes)
 
 
 def test_the_epoch_is_held_while_it_is_written_and_no_longer() -> None:

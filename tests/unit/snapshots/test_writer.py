@@ -268,4 +268,4 @@ def test_the_savepoint_that_was_written_is_noted_and_no_other(tmp_path: Path) ->
     info = SavepointWriter.of(None, str(tmp_path / "ckpt")).write(str(tmp_path / "saved"))
     (noted,) = saved_points(job.store)
     url = open_store(str(tmp_path / "saved")).url
-    assert (noted["id"], noted["url"], noted["bytes"]) == (info.id, url, info.bytes)
+    assert (noted.id, noted.url, noted.bytes) == (info.id, url, info.bytes)

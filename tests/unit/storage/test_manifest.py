@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError, RestoreError
+from cairn.report.epoch import Measured, Timings
 from cairn.storage import manifest
 from cairn.storage.manifest import (
     EMPTY_VERSION,
@@ -41,7 +42,7 @@ def epoch(number: int, parent: int | None, operators: dict[str, OperatorEntry]) 
         watermarks={"pays": None, "täg": 7},
         spark=SparkPosition(folder="spark/0", batch_id=number, offsets='v1\n{"a":1}\n'),
         operators=operators, committables={"out": [{"file": "x", "rows": 3}, "y", None]},
-        timings={"commit_ms": 1.5}, metrics={"rows": 12},
+        timings=Timings(run_ms=1.5), metrics=Measured(restored=12),
         watermark_ms=7, passed_ms=-3, seen_ms={"pays": 6}, timers={"a": (8, None)},
     )  # fmt: skip
 

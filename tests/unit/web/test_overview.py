@@ -8,9 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.driver.coordinator.measured import summary
+from cairn.driver.coordinator.reports import report_of
 from cairn.errors import FunctionError
-from cairn.report.epoch_time import PARTS, parts_ms
+from cairn.report.epoch import (
+    NOTHING_MEASURED,
+    PARTS,
+    LetterSample,
+    Measured,
+    Timings,
+    split_time,
+)
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
@@ -156,16 +163,16 @@ def test_of_a_long_log_only_the_newest_records_are_read_for_its_points(
     monkeypatch.setattr(Log, "read", counted)
     monkeypatch.setattr(overview, "POINTS_MAX", 5)
     found = overview.points(checkpoint.store, Log(checkpoint.store))
-    assert [each["epoch"] for each in found["rolled_back"]] == [23]
-    assert [each["kind"] for each in found["records"]] == ["restore"]
+    assert [each.epoch for each in found.rolled_back] == [23]
+    assert [type(each).__name__ for each in found.records] == ["RestoreReport"]
     assert min(read) == 19, "the one before the five says that it is"
 
 
 def test_an_epoch_that_was_rolled_back_leaves_the_trail(checkpoint: Checkpoint) -> None:
     trail, log = Trail(), Log(checkpoint.store)
-    assert [e["epoch"] for e in trail.newest(log, 10)] == [3, 2]
+    assert [e.epoch for e in trail.newest(log, 10)] == [3, 2]
     rollback(checkpoint.store, 2)
-    assert [e["epoch"] for e in trail.newest(log, 10)] == [2]
+    assert [e.epoch for e in trail.newest(log, 10)] == [2]
 
 
 def test_a_trail_remembers_what_the_log_has_retired() -> None:
@@ -176,16 +183,18 @@ def test_a_trail_remembers_what_the_log_has_retired() -> None:
         checkpoint.collector.after_epoch()
         trail.newest(Log(checkpoint.store), 1)
     assert len(Trail().newest(Log(checkpoint.store), 100)) < 30
-    found = [e["epoch"] for e in trail.newest(Log(checkpoint.store), 100)]
+    found = [e.epoch for e in trail.newest(Log(checkpoint.store), 100)]
     assert found == list(range(31, 1, -1))
 
 
 def test_the_parts_of_an_epoch_are_all_of_its_time() -> None:
-    timings = {"begin_ms": 5, "process_ms": 30, "snapshot_ms": 10, "alignment_ms": {"0": 900}}
-    parts = parts_ms({"epoch_ms": 100.0, "timings": timings}, 7.0)
-    assert sum(parts.values()) == pytest.approx(107.0)
+    timings = Timings(
+        run_ms=100, begin_ms=5, process_ms=30, snapshot_ms=10, alignment_ms={"0": 900}
+    )
+    parts = split_time(timings, 7.0)
+    assert sum(ms for _, ms in parts.items()) == pytest.approx(107.0)
     # More than the rest of the epoch it cannot have waited.
-    assert (parts["alignment"], parts["other"], parts["commit"]) == (55.0, 0.0, 7.0)
+    assert (parts.alignment, parts.other, parts.commit) == (55.0, 0.0, 7.0)
 
 
 def test_an_epoch_has_the_same_parts_told_by_its_run_and_read_from_the_log(
@@ -193,14 +202,13 @@ def test_an_epoch_has_the_same_parts_told_by_its_run_and_read_from_the_log(
 ) -> None:
     epoch = Log(checkpoint.store).newest_epoch()
     assert epoch is not None
-    epoch = msgspec.structs.replace(epoch, timings={"run_ms": 100.0, "process_ms": 60.0})
-    by_run, by_log = Trail(), Trail()
-    # A run measures until its sinks have published.
-    by_run.remember([{**summary(epoch, 120.0), "commit_ms": 20.0}])
-    by_log.remember([{**summary(epoch), "commit_ms": 20.0}])
-    told, read = (trail.newest(Log(checkpoint.store), 1)[0] for trail in (by_run, by_log))
-    assert told["parts"] == read["parts"]
-    assert sum(told["parts"].values()) == told["epoch_ms"] == 120.0
+    epoch = msgspec.structs.replace(epoch, timings=Timings(run_ms=100.0, process_ms=60.0))
+    trail = Trail()
+    trail.remember([report_of(epoch, 20.0)])
+    (told,), read = trail.newest(Log(checkpoint.store), 1), report_of(epoch)
+    assert told.epoch_ms == read.epoch_ms == 100.0 and told.rows_per_s == read.rows_per_s
+    assert told.parts == read.with_commit(20.0).parts
+    assert sum(ms for _, ms in told.parts.items()) == 120.0
 
 
 def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) -> None:
@@ -219,16 +227,19 @@ def test_rows_put_aside_are_shown_with_error_and_row_and_only_with_the_token(
 ) -> None:
     newest = checkpoint.newest
     assert newest is not None
-    sample = [{"error": "ValueError: bad", "key": "7", "row": '{"k": 7}', "at": "job.py:1 in f"}]
-    measured = {"rows_in": 9, "error_rows": 3, "error_sample": sample}
+    sample = LetterSample("ValueError: bad", "7", '{"k": 7}', at="job.py:1 in f")
+    measured = msgspec.structs.replace(
+        NOTHING_MEASURED, rows_in=9, error_rows=3, error_sample=[sample]
+    )
+    metrics = Measured(operators={UID: measured})
     checkpoint.log.append(
         lambda number: msgspec.structs.replace(
-            newest, number=number, parent=newest.number, metrics={"operators": {UID: measured}}
+            newest, number=number, parent=newest.number, metrics=metrics
         )
     )
     (found,) = ask(checkpoint, "/api/failures")["put_aside"]
     assert (found["operator"], found["error_rows"]) == (UID, 3)
-    assert found["sample"] == [{**sample[0], "input": None}]
+    assert found["sample"] == [msgspec.to_builtins(sample)]
     guarded = client(site_of(checkpoint, token=TOKEN))
     assert guarded.get("/api/failures").status_code == 401, "like state"
 
