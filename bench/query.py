@@ -189,7 +189,7 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
     http: dict[str, Any] = {}
     with started as run:
         ask: Ask = lambda key: run.query(UID, STATE, key).source  # noqa: E731
-        while run.metrics().get("epoch") is None:
+        while run.metrics() is None:
             run.wait(0.1)
         run.process_all_available()
         idle = [ask_for(ask, keys, clients, seconds) for clients in CLIENTS]

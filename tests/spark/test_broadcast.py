@@ -95,4 +95,4 @@ def test_rules_change_at_the_same_point_in_five_subtasks_one_of_which_dies(
         rows = [row for batch in reader.rows("rules-of-keys", "rules") for row in batch.to_pylist()]
     assert [(row["key"], row["value"]) for row in rows] == [("a", 124)]
     counted = committed[-1].metrics.operators["rules-of-keys"]
-    assert counted["rows_in"] == KEYS + 1, "a broadcast row counts once"
+    assert counted.rows_in == KEYS + 1, "a broadcast row counts once"

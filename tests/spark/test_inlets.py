@@ -123,7 +123,7 @@ def test_functions_without_keys_give_the_same_chained_or_behind_shuffles(
     )
     assert len(zero.rows) == 2 * sum(k % 7 == 0 for k in range(100))
     counted = epochs(tmp_path / "checkpoint")[-1].metrics.operators
-    assert {uid: counted[uid]["rows_in"] for uid in ("tag", "ten", "hundred")} == {
+    assert {uid: counted[uid].rows_in for uid in ("tag", "ten", "hundred")} == {
         "tag": 100, "ten": 100, "hundred": 100,
     }  # fmt: skip
 

@@ -166,7 +166,7 @@ def test_upgrading_a_running_query_keeps_state_and_restores_nothing(
         live.run.upgrade("ledger", Doubled())
         after = live.feed(3)
         assert slot_pids(live.run._coordinator.run_id) == pids
-        assert live.run.epochs()[2]["restored"] == 0, "the slots have it all"
+        assert live.run.epochs()[2].restored == 0, "the slots have it all"
         versions = [epoch.operators["ledger"].function_version for epoch in (before, after)]
         assert versions[0] != versions[1]
         assert before.operators["spread"].function_version == (

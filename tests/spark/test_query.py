@@ -12,7 +12,7 @@ import pytest
 
 import cairn
 from cairn import Job, KeyedProcess, sinks, state
-from tests.spark.support import eventually, slot_pids
+from tests.spark.support import epoch_of, eventually, slot_pids
 
 KEYS = 50_000
 CLIENTS = 4
@@ -74,7 +74,7 @@ def test_ten_thousand_queries_see_committed_values_of_one_epoch_each(spark, tmp_
     with job.start(checkpoint=str(tmp_path), parallelism=2, trigger="0 seconds") as run:
 
         def comes_to(epoch: int) -> None:
-            assert eventually(lambda: run.metrics().get("epoch", 0) >= epoch, within_s=60)
+            assert eventually(lambda: epoch_of(run) >= epoch, within_s=60)
 
         comes_to(2)
         over = threading.Event()

@@ -76,7 +76,7 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
             found = asking.sql("select sum(value) as s from accounts_total")
             assert found.to_pylist() == [{"s": 6.0}]
             assert asking.job()["name"] == "served"
-            assert asking.epochs()[0]["epoch"] >= first.epoch
+            assert asking.epochs()[0].epoch >= first.epoch
 
             asking.rescale(1)
             rows.add(("ann", "c", 5.0))

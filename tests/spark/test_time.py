@@ -101,7 +101,7 @@ def test_rows_in_text_and_numbers_are_ordered_and_unreadable_ones_put_aside(
     assert [(row.id, row.at) for row in out["numbers"].rows] == [(6, ms(1)), (4, ms(9))]
     (epoch,) = epochs(tmp_path / "c")
     assert epoch.watermarks == {"texts": ms(8), "numbers": ms(8)}
-    untimed = {uid: found["untimed_rows"] for uid, found in epoch.metrics.operators.items()}
+    untimed = {uid: found.untimed_rows for uid, found in epoch.metrics.operators.items()}
     assert untimed == {"of-texts": 1, "of-numbers": 1}
 
 
@@ -132,11 +132,11 @@ def test_late_and_untimed_rows_go_to_the_side_and_are_counted(spark, make_input,
     assert [epoch.watermark_ms for epoch in found] == [ms(10), ms(20), ms(20)]
     assert [epoch.passed_ms for epoch in found] == [None, ms(10), ms(20)]
     counted = [epoch.metrics.operators["seen"] for epoch in found]
-    assert [c["late_rows"] for c in counted] == [0, 1, 1]
-    assert [c["untimed_rows"] for c in counted] == [1, 0, 1]
+    assert [c.late_rows for c in counted] == [0, 1, 1]
+    assert [c.untimed_rows for c in counted] == [1, 0, 1]
     metrics = run.metrics()
-    assert (metrics["late_rows"], metrics["untimed_rows"]) == (1, 1)
-    assert metrics["watermark_ms"] == ms(20)
+    assert (metrics.late_rows, metrics.untimed_rows) == (1, 1)
+    assert metrics.watermark_ms == ms(20)
     # The next run goes on with it.
     rows.add((11, 0, at(19)), (12, 0, at(21)))
     finish(build(), tmp_path / "c")

@@ -125,7 +125,7 @@ def _about(epoch: EpochDetail) -> Table:
         uid: entry.alignment_ms for uid, entry in epoch.operators.items() if entry.subtask_rows
     }
     if waited:
-        texts = [f"{uid} {'?' if ms is None else ms} ms" for uid, ms in waited.items()]
+        texts = [f"{uid} {'?' if ms is None else millis(ms)}" for uid, ms in waited.items()]
         about.add_row("alignment", ", ".join(texts))
     about.add_row("attempts", f"{epoch.attempts}, {many(epoch.restored, 'slot')} restored")
     for uid, number in epoch.committables.items():

@@ -35,7 +35,6 @@ from cairn.storage.manifest import (
 )
 from cairn.storage.store import Store
 
-
 Offset = Any
 """The position of a source: JSON where it is JSON, else text."""
 

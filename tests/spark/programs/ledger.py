@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn import Job, KeyedProcess, crash, sinks, state
-from tests.spark.support import Input
+from tests.spark.support import Input, epoch_of
 
 SCHEMA = "id bigint, account string, amount bigint"
 
@@ -211,7 +211,7 @@ def main() -> None:
             report(run=run._coordinator.run_id)
             newest = 0
             while not run._ended.wait(0.02):
-                now = run.metrics().get("epoch", 0)
+                now = epoch_of(run)
                 # An epoch counts when it is committed; its sinks publish after that.
                 if now != newest and run._coordinator.is_published:
                     newest = now
@@ -233,7 +233,7 @@ def main() -> None:
         end=run.status,
         error=None if error is None else type(error).__name__,
         text=str(error),
-        epoch=run.metrics().get("epoch"),
+        epoch=epoch_of(run) or None,
     )
     spark.stop()
 

@@ -24,7 +24,7 @@ from cairn import Job, KeyedProcess, crash, state
 from cairn.sinks.base import Sink
 from tests.soak.events import IN, OUT
 from tests.soak.targets import Site, Target, targets
-from tests.spark.support import Input
+from tests.spark.support import Input, epoch_of
 
 
 class Account(KeyedProcess[Any]):
@@ -162,14 +162,14 @@ def main() -> None:
 def watch(run: Any) -> None:
     newest, status = 0, "running"
     while not run._ended.wait(0.02):
-        now = run.metrics().get("epoch", 0)
+        now = epoch_of(run)
         if now != newest:
             newest = now
             report(epoch=now)
         if run.status != status:
             status = run.status
             report(status=status)
-    now = run.metrics().get("epoch", 0)
+    now = epoch_of(run)
     if now != newest:
         report(epoch=now)
 
