@@ -201,6 +201,7 @@ def test_exported_names_are_these() -> None:
         "Committable",
         "Console",
         "Delta",
+        "Execution",
         "Files",
         "Foreach",
         "Noop",

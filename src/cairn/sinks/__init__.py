@@ -1,6 +1,6 @@
 """Where streams end."""
 
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.sinks.delta.sink import Delta
 from cairn.sinks.driver import Collect, Console, Noop
 from cairn.sinks.files.published import published
@@ -16,6 +16,7 @@ __all__ = [
     "Committable",
     "Console",
     "Delta",
+    "Execution",
     "Files",
     "Foreach",
     "Noop",

@@ -53,6 +53,7 @@ from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
@@ -445,7 +446,7 @@ class Harness:
             run_id=UID,
             term=self._checkpoint.term,
             epoch=self.epoch,
-            attempt=0,
+            execution=Execution(),
             parent=self._checkpoint.parent,
             now_ms=max(self.clock(), self._checkpoint.now_ms),
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,

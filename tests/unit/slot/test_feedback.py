@@ -16,6 +16,7 @@ from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
 from cairn.protocol.messages import Begin, OperatorAck, Stored
 from cairn.protocol.spec import FeedbackSpec, InletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
 from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
@@ -58,11 +59,13 @@ def group_of(key: int | None) -> int:
     return key_hasher([pa.int64()])([key]) % GROUPS
 
 
-def begin(versions: list[str], **more: Any) -> Begin:
-    given: dict[str, Any] = {"epoch": 5, "attempt": 0, "parent": None, **more}
+def begin(
+    versions: list[str], *, epoch: int = 5, parent: int | None = None, **execution: int
+) -> Begin:
     return Begin(
         run_id="r", term=1, now_ms=0, watermark_ms=None, parallelism=len(versions),
-        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, **given,
+        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, epoch=epoch,
+        execution=Execution(**execution), parent=parent,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def timings_of(
     rounds phases count together, and subtasks are those of the first. `last_commit_ms` is of the
     epoch before: its sinks publish after its record is written.
     """
-    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
+    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.execution.attempt + 1}
     timings["rounds"] = len(rounds)
     timings["last_commit_ms"] = round(last_commit_ms, 1)
     for name in ("begin_ms", "process_ms", "snapshot_ms"):

@@ -57,7 +57,7 @@ def run_rounds(
     inlined_bytes = 0
     while True:
         # Known before: what the last round sends back is stored, and nothing of the others.
-        is_last = begin.round + 1 >= spec.rounds_max or is_stopping()
+        is_last = begin.execution.round + 1 >= spec.rounds_max or is_stopping()
         begin = msgspec.structs.replace(begin, is_last_round=is_last)
         outcome = execute(begin)
         acks = complete(outcome.acks, spec, begin.parallelism)
@@ -85,7 +85,7 @@ def following(
     left = max(0, INLINE_BYTES_MAX - inlined_bytes) // shares
     return msgspec.structs.replace(
         begin,
-        round=begin.round + 1,
+        execution=msgspec.structs.replace(begin.execution, round=begin.execution.round + 1),
         inline_bytes_max=min(begin.inline_bytes_max, left),
         versions=versions,
         compactions={},

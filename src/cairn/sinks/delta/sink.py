@@ -6,7 +6,7 @@
 
 Slots write files, the driver commits: with `mode="append"` it names them in the table's log,
 with `mode="merge"` it merges their rows by key. Either way the commit carries an application
-transaction: who commits (job and sink) and which epoch and part. That is the mark.
+transaction: who commits (job and sink) and which epoch and batch. That is the mark.
 
 Always true here:
 - rows and mark are one entry of the table's log, so a reader sees a whole epoch or nothing
@@ -42,11 +42,11 @@ from cairn.ids import digest
 from cairn.logs import logger
 from cairn.sinks.base import (
     Committable,
+    Execution,
     Sink,
     SinkContext,
     Writer,
     causes,
-    round_of,
     without_password,
 )
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
@@ -58,7 +58,7 @@ from cairn.sinks.delta.schema import (
 )
 from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
-PART_BITS = 20
+BATCH_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
@@ -170,16 +170,16 @@ class Delta(Sink):
     def staged(self, name: str) -> str:
         return f"_cairn/{self.home}/{name}"
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         kind = AppendWriter if self.mode == "append" else MergeWriter
-        return kind(self, epoch, subtask, round_of(attempt))
+        return kind(self, epoch, subtask, execution)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         prepared = self._read_prepared(epoch, committables)
         if not prepared.files:
             return
-        assert part < 1 << PART_BITS, "an epoch has fewer parts"
-        mark = epoch << PART_BITS | part
+        assert batch < 1 << BATCH_BITS, "an epoch has fewer batches"
+        mark = epoch << BATCH_BITS | batch
         if self._on_newest(lambda table: self._publish_once(table, epoch, mark, prepared)):
             self.store.delete(self.staged(file["name"]) for file in prepared.files)
 
@@ -201,7 +201,7 @@ class Delta(Sink):
 
     def newest_mark(self) -> int | None:
         committed = self._committed(self._refreshed())
-        return None if committed == NOTHING_COMMITTED else committed >> PART_BITS
+        return None if committed == NOTHING_COMMITTED else committed >> BATCH_BITS
 
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch, so those of earlier ones compare lower.
@@ -236,7 +236,7 @@ class Delta(Sink):
             # Long done, or abandoned by then: `recover` can tell by the log.
             logger.warning(
                 "sink %r: %s has epoch %d already, so epoch %d is taken for published before it",
-                self.context.uid, self.path, committed >> PART_BITS, epoch,
+                self.context.uid, self.path, committed >> BATCH_BITS, epoch,
             )  # fmt: skip
             return False
         if committed == mark:

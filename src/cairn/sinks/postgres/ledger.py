@@ -1,13 +1,15 @@
 """What a sink keeps in the database beside the rows: four small tables in the target's schema.
 
     cairn_sinks    one row per job and sink: which epochs are closed, from where marks are kept
-    cairn_marks    one row per published epoch and part: the proof
+    cairn_marks    one row per published epoch and batch: the proof
     cairn_staged   one row per staged piece: where a subtask's rows of an epoch wait
     cairn_proofs   one row per transaction that is committed in two phases, written inside it
 
-A piece is named by its place (epoch, pass, subtask) and the digest of its content, and lies
+A piece is named by its place (epoch, batch, round, subtask) and the digest of its content, and lies
 in a table of its own: publishing never waits for an abandoned session that still writes, and
 dropping it leaves no dead rows behind but in the catalog, some thirty, for autovacuum.
+
+Two columns have old names: `part` of a mark is its batch, `pass` of a piece is its `ordinal`.
 
 Always true here:
 - the rows of an epoch and its mark are one transaction, and that is one statement: a driver
@@ -34,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CommitError
 from cairn.ids import digest, new_id
-from cairn.sinks.base import Committable, SinkContext
+from cairn.sinks.base import ROUNDS_MAX, Committable, Execution, SinkContext
 from cairn.sinks.postgres.table import quoted, quoted_list
 
 if TYPE_CHECKING:
@@ -160,7 +162,7 @@ class Ledger:
         )
 
     def publish(
-        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
+        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, batch: int,
         pieces: Sequence[Committable],
     ) -> str:  # fmt: skip
         """Everything of an epoch into the table, with its mark, as one statement.
@@ -196,7 +198,7 @@ class Ledger:
                 return;
               end if;
               insert into {self.marks} (job, sink, epoch, part)
-                values ({self._who}, {epoch}, {part}) on conflict do nothing;
+                values ({self._who}, {epoch}, {batch}) on conflict do nothing;
               if not found then
                 return;
               end if;
@@ -206,14 +208,14 @@ class Ledger:
                 {take};
                 if not found then
                   raise exception using errcode = '{MISSING}', message =
-                    format('what subtask %s staged in pass %s is gone', piece.subtask, piece.pass);
+                    format('rows that subtask %s staged are gone', piece.subtask);
                 end if;
                 {move}
                 {count}
                 if rows_ is distinct from piece.rows then
                   raise exception using errcode = '{MISSING}', message = format(
-                    'subtask %s staged %s rows in pass %s, of which %s are there',
-                    piece.subtask, piece.rows, piece.pass, rows_);
+                    'subtask %s staged %s rows, of which %s are there',
+                    piece.subtask, piece.rows, rows_);
                 end if;
                 {drop}
               end loop;
@@ -257,10 +259,10 @@ class Ledger:
             with suppress(errors.LockNotAvailable):
                 connection.execute(statement.encode())
 
-    def is_published(self, connection: Connection[Any], epoch: int, part: int) -> bool:
+    def is_published(self, connection: Connection[Any], epoch: int, batch: int) -> bool:
         found = connection.execute(
             f"select exists (select from {self.marks} where {self._mine} and epoch = {epoch}"
-            f" and part = {part}) or exists (select from {self.sinks} where {self._mine}"
+            f" and part = {batch}) or exists (select from {self.sinks} where {self._mine}"
             f" and marks_from > {epoch})".encode()
         ).fetchone()
         return bool(found and found[0])
@@ -278,11 +280,11 @@ class Ledger:
         ).fetchone()
         return bool(found and found[0])
 
-    def mark(self, epoch: int, part: int) -> str:
+    def mark(self, epoch: int, batch: int) -> str:
         """The mark of an epoch whose transactions are all committed."""
         return (
             f"insert into {self.marks} (job, sink, epoch, part)"
-            f" values ({self._who}, {epoch}, {part}) on conflict do nothing;"
+            f" values ({self._who}, {epoch}, {batch}) on conflict do nothing;"
             f" {self.close_epochs(epoch)}"
         )
 
@@ -334,6 +336,11 @@ class Ledger:
             f" and substring(application_name from '^cairn:{self.key}:([0-9]+):')::bigint"
             f" < {before_epoch}"
         )
+
+
+def ordinal(execution: Execution) -> int:
+    """Return one number for batch and round, which rises in the order in which they run."""
+    return execution.batch * ROUNDS_MAX + execution.round
 
 
 def _place(piece: Committable) -> str:
