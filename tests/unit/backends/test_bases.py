@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cairn.backends import BACKENDS, BaseCancelledError
 from cairn.backends.base import ABSENT
-from cairn.backends.heap.backend import backend as heap_module
+from cairn.backends.heap import backend as heap_module
 from cairn.storage.files import SegmentReader
 from tests.unit.backends.bases import GROUP_COUNT, Slot, no_pace, read_batches, stored
 
