@@ -6,11 +6,11 @@ from cairn.types.declared import (
     TypeLike,
     all_nullable,
     contains_map,
+    format_type,
     parse_schema,
     parse_type,
     row_class,
     schema_ddl,
-    shown_type,
     type_ddl,
 )
 
@@ -20,10 +20,10 @@ __all__ = [
     "TypeLike",
     "all_nullable",
     "contains_map",
+    "format_type",
     "parse_schema",
     "parse_type",
     "row_class",
     "schema_ddl",
-    "shown_type",
     "type_ddl",
 ]

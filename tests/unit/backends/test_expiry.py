@@ -17,7 +17,7 @@ from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import HeapMapRows
 from cairn.backends.overlay import Table
 from cairn.backends.rocksdb.backend import RocksBackend
-from cairn.types.codec.stamped import stamped_codec
+from cairn.types.codec.stamped import stamp_codec
 from tests.unit.backends.bases import GROUP_COUNT, Slot, stored
 
 TTL_MS = 1_000
@@ -353,7 +353,7 @@ def test_entries_are_counted_without_a_walk_through_the_keys(
 
 
 def batch(at: list[int | None]) -> pa.RecordBatch:
-    values = stamped_codec("long").encode([None if a is None else (a, 7) for a in at])
+    values = stamp_codec("long").encode([None if a is None else (a, 7) for a in at])
     return pa.RecordBatch.from_pydict(
         {
             "group": pa.array([0] * len(at), pa.int32()),
@@ -372,4 +372,4 @@ def test_of_a_base_expired_rows_are_left_out_and_of_a_delta_they_delete() -> Non
     deleting = leave_out_expired(rows, "value", 150, keep_rows=True)
     assert deleting["key"].to_pylist() == [0, 1, 2, 3]
     assert deleting["live"].to_pylist() == [False, True, False, False]
-    assert stamped_codec("long").decode(deleting["value"]) == [None, (200, 7), None, None]
+    assert stamp_codec("long").decode(deleting["value"]) == [None, (200, 7), None, None]
