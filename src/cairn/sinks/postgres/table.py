@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.sinks.postgres.copy import is_nested
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -82,14 +81,14 @@ def type_in_table(type: pa.DataType) -> str:
     """The PostgreSQL type of a column made for this type."""
     if pa.types.is_decimal(type):
         return f"numeric({type.precision},{type.scale})"
-    if is_nested(type):
+    if pa.types.is_nested(type):
         return "jsonb"
     return _TYPES[type][0]
 
 
 def _fits(type: pa.DataType, found: str, kind: str) -> bool:
     """Whether every value of the type can be stored in a column of the type found."""
-    if is_nested(type):
+    if pa.types.is_nested(type):
         return found in ("json", "jsonb")
     base, limits = re.sub(r"\([\d,]+\)", "", found), re.search(r"\(([\d,]+)\)", found)
     if pa.types.is_string(type):
