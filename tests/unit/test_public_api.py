@@ -212,7 +212,7 @@ def test_exported_names_are_these() -> None:
         "Spark",
         "Wal",
         "Writer",
-        "published",
+        "list_published",
     ]
     declared = {
         name
