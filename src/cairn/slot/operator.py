@@ -48,7 +48,6 @@ from cairn.slot.runner import Runner, make_runner
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import Scope
 from cairn.types.durations import MAX_MS, MIN_MS
 
@@ -421,7 +420,7 @@ class Operator:
         assert self.runner is not None, "rows come after open"
         return self.runner
 
-    def finish(self) -> list[StatePart]:
+    def finish(self) -> dict[str, pa.RecordBatch]:
         """After the last row: what the epoch changed of its own state."""
         self.end()
         return self.delta()
@@ -435,7 +434,7 @@ class Operator:
         self.flush()
         self._let_write(is_writable=False)
 
-    def delta(self) -> list[StatePart]:
+    def delta(self) -> dict[str, pa.RecordBatch]:
         """What the epoch has changed of its own state, once it has ended."""
         return self.state.delta(self.spec.uid)
 
