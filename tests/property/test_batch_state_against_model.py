@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from cairn import state
 from cairn.backends import make_backend
 from cairn.backends.columnar import table as columns
-from cairn.backends.columnar.handles import make_batch_handle, make_batch_table
+from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import in_order
 from cairn.storage.files import StatePart, encode_segment
 from cairn.types import parse_type

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from cairn.storage.manifest import FileRef
 from cairn.storage.pack import Stored
@@ -38,7 +38,16 @@ class _Absent:
 
 
 ABSENT: Any = _Absent()
-"""Where None would be a value: nothing."""
+"""Stands for "nothing" where None would be a value."""
+
+Content: TypeAlias = Any
+"""Everything held of one key: a value, a mapping of entries, or a sequence of items."""
+Change: TypeAlias = Any
+"""What an epoch changed of one key.
+
+value: the new value, None deletes; map: entry -> value, ABSENT deletes; list: (start, added),
+the first `start` items stay and `added` follow.
+"""
 
 
 class BaseCancelledError(Exception):

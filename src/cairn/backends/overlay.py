@@ -24,10 +24,10 @@ import pyarrow as pa
 
 from cairn.backends.base import ABSENT as ABSENT
 from cairn.backends.base import Backend, Rows
+from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import empty_rows
 from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
-from cairn.backends.ttl import Expiry, leave_out_expired
 from cairn.errors import FunctionError
 from cairn.state import Declaration
 from cairn.storage.manifest import Held

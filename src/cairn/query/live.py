@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT
-from cairn.backends.held import unpack_held
+from cairn.backends.packing import unpack_held
 from cairn.errors import CairnError, EpochError, QueryError, RestoreError
 from cairn.functions import find_states
 from cairn.protocol.lookups import Ask, Told

@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.backends.base import ABSENT
-from cairn.backends.held import Form
 from cairn.backends.overlay import in_order
-from cairn.backends.rocksdb.packing import Packing
+from cairn.backends.packing import Form, Packing
 from cairn.errors import QueryError, StateNotFoundError
 from cairn.key_groups import groups_of, key_hasher
 from cairn.snapshots.columns import StateColumns

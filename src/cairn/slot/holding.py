@@ -23,10 +23,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from cairn.backends.base import Backend
-from cairn.backends.columnar.handles import make_batch_table
-from cairn.backends.held import Form, form_of, pack_held, packing_of
+from cairn.backends.handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.rocksdb.packing import Packing
+from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap

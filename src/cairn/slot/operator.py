@@ -17,13 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import Backend
-from cairn.backends.broadcast import BroadcastHandle
-from cairn.backends.columnar.handles import make_batch_handle
-from cairn.backends.handles import make_handle
+from cairn.backends.handles import make_batch_handle, make_handle, make_journaled_handle
+from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.journal import Journal
-from cairn.backends.journaled_handles import make_journaled_handle
-from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import Table
 from cairn.errors import FunctionError
 from cairn.functions import (

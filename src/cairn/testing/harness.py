@@ -35,8 +35,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
-from cairn.backends.broadcast import BroadcastHandle
-from cairn.backends.operator_list import OperatorListHandle
+from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.connected import named
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import ERRORS, BatchProcess, Function, find_states

@@ -2,6 +2,8 @@
 
 from cairn.types.declared import (
     OBJECT,
+    SchemaLike,
+    TypeLike,
     all_nullable,
     contains_map,
     parse_schema,
@@ -14,6 +16,8 @@ from cairn.types.declared import (
 
 __all__ = [
     "OBJECT",
+    "SchemaLike",
+    "TypeLike",
     "all_nullable",
     "contains_map",
     "parse_schema",

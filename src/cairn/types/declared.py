@@ -24,11 +24,21 @@ import re
 import types
 import typing
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from cairn.errors import PlanError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType as SparkType
+    from pyspark.sql.types import StructType as SparkStruct
+
+TypeLike: TypeAlias = "str | pa.DataType | SparkType | type[Any] | types.UnionType"
+"""A type as users declare it: Spark DDL, a pyspark, Arrow or Python type."""
+SchemaLike: TypeAlias = "str | pa.Schema | pa.StructType | SparkStruct | type[Any]"
+"""Columns as users declare them: Spark DDL ("a bigint, b string"), a pyspark StructType, an Arrow
+schema or struct type, a NamedTuple or a dataclass."""
 
 
 class ObjectType:
@@ -86,7 +96,7 @@ _ACCEPTED = (
 )
 
 
-def parse_type(declared: Any) -> Any:
+def parse_type(declared: TypeLike) -> Any:
     """The canonical Arrow type of a declaration, or OBJECT."""
     try:
         return _parse(declared)
@@ -94,7 +104,7 @@ def parse_type(declared: Any) -> Any:
         raise _refuse(declared, "it contains itself") from None
 
 
-def parse_schema(declared: Any) -> pa.Schema:
+def parse_schema(declared: SchemaLike) -> pa.Schema:
     """The canonical Arrow schema of a declaration of columns."""
     if isinstance(declared, pa.Schema):
         struct = _struct((f.name, f.type, f.nullable) for f in declared)

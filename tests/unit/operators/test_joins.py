@@ -296,6 +296,18 @@ def test_what_cannot_be_joined_is_refused(options: Any, message: str) -> None:
         join_plan(LEFT, RIGHT, **asked)
 
 
+def test_within_is_text_or_timedelta_one_of_them_or_a_pair() -> None:
+    def bounds_ms(within: Any) -> tuple[int, int]:
+        plan = join_plan(LEFT, RIGHT, {"k": "id"}, within, "inner", "_right")
+        return plan.low_ms, plan.high_ms
+
+    minute = dt.timedelta(minutes=1)
+    assert bounds_ms("1 minute") == bounds_ms(minute) == (-60_000, 60_000)
+    assert bounds_ms(("-1 minute", minute)) == bounds_ms((-minute, "1 minute")) == (-60_000, 60_000)
+    with pytest.raises(PlanError, match="within of join must not be negative"):
+        bounds_ms(-minute)
+
+
 def test_two_columns_of_one_name_are_refused() -> None:
     left, right = parse_schema("k int, v int, v_right int"), parse_schema("k int, v int")
     with pytest.raises(PlanError, match="two columns 'v_right'"):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.types import type_ddl
 
-Values = list[Any]
+Key: TypeAlias = Hashable
+"""A key or map entry as dicts hold it: one NaN, no -0.0."""
+Datum: TypeAlias = Any
+"""A value in the form its codec gives it; its Python class depends on the declared type."""
+Values = list[Datum]
+Convert = Callable[[Datum], Datum]
 
 
 class ValueTypeError(TypeError):

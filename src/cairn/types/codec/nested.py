@@ -11,14 +11,22 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.types import all_nullable, row_class
-from cairn.types.codec.base import Codec, FrozenMap, Values, ValueTypeError, misfit, put_nulls, same
+from cairn.types.codec.base import (
+    Codec,
+    Convert,
+    FrozenMap,
+    Values,
+    ValueTypeError,
+    misfit,
+    put_nulls,
+    same,
+)
 
 # Codecs call their type `type`, as users do; the builtin needs another name beside it.
 builtin_type = type
 _OFFSET_MAX = 2**31 - 1
 
 CodecOf = Callable[[Any], Codec]
-Convert = Callable[[Any], Any]
 
 
 def _if_some(convert: Convert) -> Convert:

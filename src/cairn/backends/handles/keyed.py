@@ -15,13 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cairn.backends.broadcast import BroadcastHandle
-from cairn.backends.entries import Entries
-from cairn.backends.operator_list import OperatorListHandle
+from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.entries import Entries
+from cairn.backends.handles.expiring import (
+    ExpiringListHandle,
+    ExpiringMapHandle,
+    ExpiringValueHandle,
+)
+from cairn.backends.handles.operator_list import OperatorListHandle
+from cairn.backends.handles.scope import Scope as Scope
+from cairn.backends.handles.scope import name_state as _name_state
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
-from cairn.backends.scope import Scope as Scope
-from cairn.backends.scope import name_state as _name_state
-from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.state import (
     Aggregating,
     Broadcast,

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cairn.backends.entries import Entries
+from cairn.backends.handles.entries import Entries
+from cairn.backends.handles.scope import Scope, name_state
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
-from cairn.backends.scope import Scope, name_state
 from cairn.state import TTL, List, Value
 from cairn.types.codec import ValueTypeError
 from cairn.types.durations import MIN_MS
