@@ -236,6 +236,13 @@ class List(Declaration, Generic[T]):
     def __len__(self) -> int:
         raise _unbound(self)
 
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        raise _unbound(self)
+
     def append(self, value: T) -> None:
         raise _unbound(self)
 
