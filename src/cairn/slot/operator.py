@@ -29,7 +29,8 @@ from cairn.functions import (
     Function,
     PartialProcess,
     bind_state,
-    declared_state,
+    find_states,
+    hooks_of,
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
@@ -230,7 +231,7 @@ class Operator:
     @property
     def _forgets(self) -> bool:
         """Whether rows behind the watermark would find no state any more."""
-        return self.function is not None and self.function.forgets
+        return self.function is not None and hooks_of(self.function).forgets
 
     def _begin_handles(self, subtask: int) -> None:
         """What they have kept of the state may be of another attempt."""
@@ -272,7 +273,7 @@ class Operator:
             # No user's code runs there: what fails is no fault of a row.
             self.letters = None
         by_batch = isinstance(function, BatchProcess)
-        declared = declared_state(function)
+        declared = find_states(function)
         self.declare()
         self.state.declare(own_states(function), by_batch=by_batch)
         self._lists, self._broadcast = [], None
