@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cairn import Job, KeyedProcess
-from cairn.sinks import Files, published
+from cairn.sinks import Files, list_published
 from cairn.sinks.base import Execution, SinkContext
 from cairn.types import parse_schema, type_ddl
 from tests.spark.support import finish
@@ -94,7 +94,7 @@ def test_spark_reads_the_very_rows_that_were_written(
     expected = rows_of(pa.Table.from_pylist(by_name, schema=schema), schema)
     of_folder = reader.format(settings["format"]).load(str(folder)).toArrow()
     assert rows_of(of_folder, schema) == expected
-    of_files = reader.format(settings["format"]).load(published(str(folder))).toArrow()
+    of_files = reader.format(settings["format"]).load(list_published(str(folder))).toArrow()
     assert rows_of(of_files, schema) == expected
 
 
@@ -142,7 +142,7 @@ def test_spark_reads_the_list_and_nothing_else(spark: Any, tmp_path: Path) -> No
     assert count() == 28
     sink.commit(26, [prepared or {}])
     assert count() == 29
-    assert len(published(str(folder))) == 26 + len(list(folder.glob("part-*-c000.*.parquet")))
+    assert len(list_published(str(folder))) == 26 + len(list(folder.glob("part-*-c000.*.parquet")))
 
 
 class Echo(KeyedProcess):
@@ -186,4 +186,4 @@ def test_spark_reads_merged_files_instead_of_their_sources(spark: Any, tmp_path:
     sink._compacting().round()
     found = spark.read.parquet(str(folder)).collect()
     assert sorted(map(tuple, found)) == [(n, "a") for n in range(11)]
-    assert len(published(str(folder))) == 3 == len(list(folder.glob("*.parquet")))
+    assert len(list_published(str(folder))) == 3 == len(list(folder.glob("*.parquet")))

@@ -20,8 +20,8 @@ import msgspec
 
 from cairn.protocol.letters import LetterSample
 from cairn.sinks.base import Execution
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import Held
-from cairn.storage.pack import Stored as Stored
 
 
 class Token(NamedTuple):
@@ -125,7 +125,7 @@ class Compacted(msgspec.Struct, frozen=True):
     """The epoch whose state, or whose files, it was made from."""
     replaced: tuple[str, ...]
     """The deltas it stands for as they are listed, in order. A base stands for all to `as_of`."""
-    stored: Stored
+    stored: StateFile
     ms: float
 
 
@@ -134,7 +134,7 @@ class OperatorAck(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     keys_changed: int
-    delta: Stored | None
+    delta: StateFile | None
     late_rows: int = 0
     untimed_rows: int = 0
     """Rows without an event time; like late ones they are not processed."""

@@ -1,9 +1,9 @@
-"""Where streams end."""
+"""Sinks: the targets that streams are published to."""
 
 from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.sinks.delta.sink import Delta
 from cairn.sinks.driver import Collect, Console, Noop
-from cairn.sinks.files.published import published
+from cairn.sinks.files.published import list_published
 from cairn.sinks.files.sink import Files
 from cairn.sinks.foreach import Foreach
 from cairn.sinks.postgres.sink import Postgres
@@ -28,5 +28,5 @@ __all__ = [
     "Spark",
     "Wal",
     "Writer",
-    "published",
+    "list_published",
 ]

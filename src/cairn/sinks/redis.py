@@ -20,7 +20,6 @@ The fence and the keys must be on one server: a Redis Cluster is refused.
 
 from __future__ import annotations
 
-import os
 import string
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.logs import logger
 from cairn.sinks.base import SinkContext
+from cairn.sinks.environment import read_setting
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
 from cairn.types.durations import duration_ms
@@ -223,7 +223,7 @@ class Redis(Staged):
             ) from None
         try:
             self._client = redis.Redis.from_url(
-                self._resolved_url(),
+                read_setting(self._url, f"the url of sink {self.context.uid!r}"),
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=ANSWER_TIMEOUT_S,
                 # Once, for a connection that broke while it was idle. The rest is up to who calls.
@@ -252,17 +252,6 @@ class Redis(Staged):
                 "  expected: one server, as a fence must be moved together with all keys\n"
                 "  next: use a single server or a primary with replicas"
             )
-
-    def _resolved_url(self) -> str:
-        if not self._url.startswith("env:"):
-            return self._url
-        name = self._url.removeprefix("env:")
-        if name not in os.environ:
-            raise PlanError(
-                f"sink {self.context.uid!r}: the environment variable {name} is not set\n"
-                "  expected: the url of a Redis server"
-            )
-        return os.environ[name]
 
     def newest_mark(self) -> int | None:
         import redis

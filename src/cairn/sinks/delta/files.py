@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 from cairn.errors import EpochError
 from cairn.ids import digest
 from cairn.sinks.base import Committable, Execution, Writer
+from cairn.sinks.grouping import sort_by
 
 if TYPE_CHECKING:
     from cairn.sinks.delta.sink import Delta
@@ -143,23 +143,15 @@ class AppendWriter(_FilesWriter):
         if not columns or not rows.num_rows:
             yield from super()._split(rows)
             return
-        codes = np.zeros(rows.num_rows, np.int64)
-        values = {name: rows[name].combine_chunks() for name in columns}
-        for column in values.values():
-            encoded = column.dictionary_encode(null_encoding="encode")
-            codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
-            # Small again, whatever the number of columns.
-            codes = np.unique(codes, return_inverse=True)[1]
-        order = np.argsort(codes, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, len(order))
-        # Sorted once: a partition is then a slice.
-        rest = rows.drop_columns(list(columns)).take(pa.array(order))
-        start = 0
-        for end in ends.tolist():
-            first = int(order[start])
-            partition = tuple(self._value(column[first]) for column in values.values())
-            yield partition, rest.slice(start, end - start)
-            start = end
+        values = [rows[name].combine_chunks() for name in columns]
+        order, starts = sort_by(values)
+        rest = rows.drop_columns(list(columns)).take(order)
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            first = order[start].as_py()
+            yield (
+                tuple(self._value(column[first]) for column in values),
+                rest.slice(start, end - start),
+            )
 
     def _value(self, value: pa.Scalar) -> str | None:
         try:

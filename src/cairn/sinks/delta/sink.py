@@ -56,6 +56,7 @@ from cairn.sinks.delta.schema import (
     check_table,
     missing_columns,
 )
+from cairn.sinks.environment import read_setting
 from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
 BATCH_BITS = 20
@@ -136,7 +137,10 @@ class Delta(Sink):
         super().open(context)
         self._delta = _library()
         check_columns(context.schema, self)
-        self._options = {name: _resolved(value) for name, value in self.storage_options.items()}
+        self._options = {
+            name: read_setting(value, f"storage option {name!r} of sink {context.uid!r}")
+            for name, value in self.storage_options.items()
+        }
         self.home = digest(context.job_id.encode(), context.uid.encode())[:16]
         self._app = f"cairn/{context.job_id}/{context.uid}"
         self._table: Any = self._opened()
@@ -433,19 +437,6 @@ def _library() -> Any:
             "  next: pip install 'cairn-state[delta]'"
         ) from None
     return deltalake
-
-
-def _resolved(value: str) -> str:
-    """An option's value; "env:NAME" keeps a secret out of the pickled job."""
-    if not value.startswith("env:"):
-        return value
-    name = value.removeprefix("env:")
-    if name not in os.environ:
-        raise PlanError(
-            f"sinks.Delta: storage_options name the environment variable {name}, which is not set\n"
-            f"  next: set {name} where the driver and the executors run"
-        )
-    return os.environ[name]
 
 
 def _quoted(name: str) -> str:

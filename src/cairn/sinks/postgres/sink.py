@@ -31,7 +31,15 @@ from cairn.sinks.base import (
     away_at_start,
     causes,
 )
-from cairn.sinks.postgres.ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
+from cairn.sinks.postgres.ledger import (
+    DROPS_MAX,
+    MISSING,
+    PIECE,
+    Ledger,
+    create_alone,
+    key_of,
+    literal,
+)
 from cairn.sinks.postgres.session import Dsn, Sessions, check_installed, is_lost, session_name
 from cairn.sinks.postgres.table import (
     Table,
@@ -39,7 +47,7 @@ from cairn.sinks.postgres.table import (
     create_statement,
     find_table,
     parse_name,
-    quoted,
+    quote,
 )
 from cairn.sinks.postgres.writer import (
     PreparedWriter,
@@ -148,7 +156,7 @@ class Postgres(Sink):
         table = find_table(connection, self.table)
         if table is None and self.create:
             statement = create_statement(self.table, schema, self.key)
-            connection.execute(alone(statement).encode())
+            connection.execute(create_alone(statement).encode())
         table = table or self._found(connection)
         check_table(table, schema, self.key)
         ledger = Ledger(self.context, self.schema or table.schema)
@@ -226,7 +234,7 @@ class Postgres(Sink):
         # As it was prepared: this program may have another table, other columns, another key.
         # Committables of older versions name the key only.
         first = pieces[0]
-        into = quoted(*first["table"]) if "table" in first else table.sql
+        into = quote(*first["table"]) if "table" in first else table.sql
         columns = first.get("columns", self.context.schema.names)
         statement = ledger.publish(into, columns, first.get("key", ()), epoch, batch, pieces)
         crash_point("driver.sink.unmarked")
@@ -235,7 +243,7 @@ class Postgres(Sink):
         except psycopg.Error as error:
             why = error.diag.message_primary or ""
             if error.sqlstate == MISSING or (error.sqlstate == "42P01" and PIECE in why):
-                raise ledger.gone(epoch, why) from error
+                raise ledger.missing_error(epoch, why) from error
             raise
         if len(pieces) > DROPS_MAX:
             ledger.drop(connection, epoch, pieces)
@@ -258,7 +266,7 @@ class Postgres(Sink):
                     if ledger.is_published(connection, epoch, batch):
                         return
                     why = f"its prepared transaction {piece['gid']} is gone"
-                    raise ledger.gone(epoch, why) from error
+                    raise ledger.missing_error(epoch, why) from error
             crash_point("driver.sink.piece")
         crash_point("driver.sink.unmarked")
         connection.execute(ledger.mark(epoch, batch).encode())

@@ -29,7 +29,7 @@ from cairn.sinks.base import Committable, Execution, Writer
 from cairn.sinks.postgres.copy import csv_rows
 from cairn.sinks.postgres.ledger import POSITION, Ledger, literal, ordinal
 from cairn.sinks.postgres.session import Sessions, session_name
-from cairn.sinks.postgres.table import Table, quoted, quoted_list
+from cairn.sinks.postgres.table import Table, quote, quote_list
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -180,17 +180,17 @@ class StagedWriter(CopyWriter):
             " with (autovacuum_enabled = off)"
         ]
         made += [
-            f"alter table {self._piece} drop column {quoted(name)} cascade"
+            f"alter table {self._piece} drop column {quote(name)} cascade"
             for name in self._table.extra(self._schema)
         ]
         names = list(self._schema.names)
         if self._key:
-            made.append(f"alter table {self._piece} add column {quoted(POSITION)} bigint")
+            made.append(f"alter table {self._piece} add column {quote(POSITION)} bigint")
             names.append(POSITION)
         connection.execute("; ".join(made).encode())
         # Frozen: the table is new in this transaction, and who reads it later need not ask
         # whether its rows were committed.
-        return f"{self._piece} ({quoted_list(names)}) from stdin (format csv, freeze)"
+        return f"{self._piece} ({quote_list(names)}) from stdin (format csv, freeze)"
 
     def _text(self, batch: pa.RecordBatch) -> bytes:
         for name in self._key:
@@ -224,13 +224,13 @@ class StagedWriter(CopyWriter):
         try:
             listed = connection.execute(
                 f"{self._ledger.list_piece(self._epoch, piece, self._piece)}; commit;"
-                f" {self._ledger.staged_from()}".encode()
+                f" {self._ledger.select_staged_from()}".encode()
             )
         except errors.UniqueViolation:
             # The very same rows are listed already, by an earlier attempt or by a slot that was
             # given up for dead: these are not needed.
             connection.execute("rollback")
-            listed = connection.execute(self._ledger.staged_from().encode())
+            listed = connection.execute(self._ledger.select_staged_from().encode())
         if _last(listed) > self._epoch:
             self._ledger.drop(connection, self._epoch, [piece])
             raise self._closed()
@@ -245,7 +245,7 @@ class PreparedWriter(CopyWriter):
         self._schema = schema
 
     def _begin(self, connection: Connection[Any]) -> str:
-        return f"{self._table.sql} ({quoted_list(self._schema.names)}) from stdin (format csv)"
+        return f"{self._table.sql} ({quote_list(self._schema.names)}) from stdin (format csv)"
 
     def _clear(self, connection: Connection[Any]) -> None:
         """Roll back lower attempts, of which there may be many while a slot waits for the server.
@@ -274,7 +274,7 @@ class PreparedWriter(CopyWriter):
         try:
             told = connection.execute(
                 f"{self._ledger.prove(self._epoch, gid)}; prepare transaction {literal(gid)};"
-                f" {self._ledger.staged_from()}".encode()
+                f" {self._ledger.select_staged_from()}".encode()
             )
         except errors.UniqueViolation as error:
             connection.execute("rollback")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.sinks import Files, published
+from cairn.sinks import Files, list_published
 from cairn.sinks.base import Committable, Execution, SinkContext
 from cairn.types import parse_schema
 from tests.places.base import batch
@@ -44,7 +44,7 @@ class Folder:
         driver.commit(epoch, self.prepared(epoch, *rows, job_id=driver.context.job_id))
 
     def names(self) -> list[str]:
-        return [address.removeprefix(f"{self.path}/") for address in published(str(self.path))]
+        return [address.removeprefix(f"{self.path}/") for address in list_published(str(self.path))]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """By the list, in its order."""

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import PlanError
-from cairn.sinks import Files, published
+from cairn.sinks import Files, list_published
 from cairn.sinks.base import Execution, SinkContext
 from cairn.sinks.files import writer as file_writer
 from cairn.sinks.files.partitions import Partitions, escape
@@ -59,7 +59,7 @@ def test_names_are_escaped_as_spark_does() -> None:
 @pytest.mark.parametrize(
     ("ddl", "columns", "why"),
     [
-        ("a bigint, b string", ["c"], "there is no such column\n  columns: a, b"),
+        ("a bigint, b string", ["c"], "the rows do not have this column\n  columns: a, b"),
         ("a bigint, b double", ["b"], "it is double"),
         ("a bigint, b array<int>", ["b"], "it is list"),
         ("a bigint, b binary", ["b"], "it is binary"),
@@ -126,7 +126,7 @@ def test_a_buffered_row_does_not_keep_its_batch_in_memory(tmp_path: Path) -> Non
 def groups_of(folder: Folder, committable: dict[str, Any]) -> list[int]:
     """The rows in each group of the only file."""
     (file,) = committable["files"]
-    stored = pq.ParquetFile(folder.path / folder.sink().staged(file["name"]))
+    stored = pq.ParquetFile(folder.path / folder.sink().staging_path(file["name"]))
     return [stored.metadata.row_group(i).num_rows for i in range(stored.num_row_groups)]
 
 
@@ -182,7 +182,7 @@ def test_a_full_disk_fails_the_attempt_and_leaves_nothing_local(
     with pytest.raises(OSError, match="No space left"):
         writer.prepare()
     writer.abort()
-    assert os.listdir(folder.scratch) == [] and published(str(folder.path)) == []
+    assert os.listdir(folder.scratch) == [] and list_published(str(folder.path)) == []
 
 
 def test_recovery_finds_staged_files_in_folders(tmp_path: Path) -> None:

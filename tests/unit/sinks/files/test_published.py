@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from cairn.errors import CorruptFileError, PlanError
-from cairn.sinks import Files, published
+from cairn.sinks import Files, list_published
 from cairn.sinks.files.published import spark_url
 from cairn.storage.store import Store
 from tests.places.base import prepared
@@ -18,7 +18,7 @@ from tests.unit.sinks.files.folders import Folder
 
 
 def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:
-    assert published(str(tmp_path / "nothing")) == []
+    assert list_published(str(tmp_path / "nothing")) == []
     assert not (tmp_path / "nothing").exists()
 
 
@@ -58,7 +58,7 @@ def test_a_damaged_mark_is_named(tmp_path: Path, damage: str) -> None:
     assert json.loads(mark.read_text())["files"][0]["rows"] == 1
     mark.write_text(damage)
     with pytest.raises(CorruptFileError, match=mark.name):
-        published(str(folder.path))
+        list_published(str(folder.path))
 
 
 def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_files_in_a_bucket_are_listed_and_merged(tmp_path: Path) -> None:
                 sink._compacting().round()
             sink.commit(epoch, [prepared(sink, epoch, (epoch, "a"))])
         sink._compacting().round()
-        names = [address.removeprefix(f"{place.url}/") for address in published(place.url)]
+        names = [address.removeprefix(f"{place.url}/") for address in list_published(place.url)]
         rows = [row for name in names for row in read_rows(name, sink._store.get(name))]
         assert rows == [(n, "a") for n in range(1, 13)]
         assert len(names) == 4

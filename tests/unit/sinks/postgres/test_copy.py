@@ -139,18 +139,18 @@ def test_nested_values_are_stored_as_json() -> None:
     found = _through("nested", schema, _batch(schema, [row, nothing]))
     assert found == [
         (
-            {"a": None, "t": "2024-02-29T12:00:00.000005+00:00", "n m": {"x": 'é"\\\n'}},
+            {"t": "2024-02-29T12:00:00.000005Z", "n m": {"x": 'é"\\\n'}},
             [1.5, "NaN", "-Infinity", 2.5e10, None],
             {"k\u2028": pytest.approx(123456789012345678.90), "": None},
             {"7": ["2024-01-02"], "-1": []},
             ["AP8="],
-            ["-1000000 microseconds"],
+            ["INTERVAL '-0 00:00:01.000000' DAY TO SECOND"],
             [True, False],
         ),
         nothing,
     ]
-    exact = _asked("select m->>'k\u2028', i->>0 from nested limit 1")
-    assert exact == [("123456789012345678.90", "-1000000 microseconds")]
+    exact = _asked("select m->>'k\u2028' from nested limit 1")
+    assert exact == [("123456789012345678.90",)]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,7 @@ def test_nested_values_are_stored_as_json() -> None:
         ("v array<string>", ["a\x00b"]),
         ("v map<string,int>", [("\x00", 1)]),
         ("v struct<x:string>", {"x": "\x00"}),
+        ("v struct<x:string>", {"x": "\\\x00"}),
     ],
 )
 def test_a_string_with_nul_is_refused_by_name_of_its_column(ddl: str, value: Any) -> None:
@@ -196,4 +197,9 @@ def test_what_is_inside_json_is_json(tmp_path: Path) -> None:
     schema = parse_schema("v array<struct<a:string,b:double>>")
     value = [{"a": '"', "b": 0.1}, {"a": None, "b": None}]
     text = csv_rows(_batch(schema, [(value,)])).decode().rstrip("\n")
-    assert json.loads(text[1:-1].replace('""', '"')) == value
+    assert json.loads(text[1:-1].replace('""', '"')) == [{"a": '"', "b": 0.1}, {}]
+
+
+def test_a_backslash_before_u0000_inside_json_is_no_nul() -> None:
+    schema = parse_schema("v struct<x:string>")
+    assert csv_rows(_batch(schema, [({"x": "\\u0000"},)])) == b'"{""x"":""\\\\u0000""}"\n'
