@@ -7,19 +7,13 @@ is turned into text first: binary into hex, durations into microseconds, nested 
 Always true here:
 - the text depends on the rows and their order, not on how they were cut into batches;
 - a value arrives as it was, NaN and infinities included, or the batch is refused;
-- inside JSON, as with Spark's to_json: NaN and infinities are strings, binary is base64,
-  keys of maps are strings.
+- nested values are JSON as Spark's to_json writes it (see `json_lines`).
 """
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import decimal
-import json
-import math
-from collections.abc import Callable
-from typing import Any
+import re
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from cairn.errors import EpochError
+from cairn.sinks.json_lines import json_values
 
 _OPTIONS = pa.csv.WriteOptions(include_header=False, quoting_style="needed")
-_MICROSECOND = dt.timedelta(microseconds=1)
+# The escape, but not a backslash that is escaped itself, followed by "u0000".
+_NUL_IN_JSON: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def csv_rows(batch: pa.RecordBatch) -> bytes:
@@ -62,9 +58,7 @@ def _writable(column: pa.Array, name: str) -> pa.Array:
     if pa.types.is_decimal(type):
         return column.cast(pa.string())
     if is_nested(type):
-        write = _json_writer(type, name)
-        found = [None if value is None else write(value) for value in column.to_pylist()]
-        return pa.array(found, pa.string())
+        return _json(column, name)
     return column
 
 
@@ -101,59 +95,8 @@ def _nul(name: str) -> EpochError:
     )
 
 
-# --- nested values as JSON --------------------------------------------------------------------
-
-
-def _json_writer(type: pa.DataType, name: str) -> Callable[[Any], str]:
-    """From a value of this type, as to_pylist gives it, to JSON; nulls are left to the caller."""
-
-    def of_string(value: str) -> str:
-        if "\x00" in value:
-            raise _nul(name)
-        return json.dumps(value, ensure_ascii=False)
-
-    if pa.types.is_struct(type):
-        fields = [(f.name, of_string(f.name) + ":", _json_writer(f.type, name)) for f in type]
-        return lambda value: (
-            "{" + ",".join(label + _or_null(w, value[n]) for n, label, w in fields) + "}"
-        )
-    if pa.types.is_map(type):
-        key, item = _json_writer(type.key_type, name), _json_writer(type.item_type, name)
-
-        def of_map(pairs: list[tuple[Any, Any]]) -> str:
-            found = ((key(k), _or_null(item, v)) for k, v in pairs)
-            return (
-                "{"
-                + ",".join(f"{k if k.startswith(chr(34)) else of_string(k)}:{v}" for k, v in found)
-                + "}"
-            )
-
-        return of_map
-    if pa.types.is_nested(type):
-        element = _json_writer(type.value_type, name)
-        return lambda values: "[" + ",".join(_or_null(element, v) for v in values) + "]"
-    if pa.types.is_string(type) or pa.types.is_large_string(type):
-        return of_string
-    return _leaf
-
-
-def _or_null(write: Callable[[Any], str], value: Any) -> str:
-    return "null" if value is None else write(value)
-
-
-def _leaf(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return repr(value)
-        return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
-    if isinstance(value, decimal.Decimal):
-        return format(value, "f")
-    if isinstance(value, bytes):
-        return '"' + base64.b64encode(value).decode() + '"'
-    if isinstance(value, dt.timedelta):
-        return f'"{value // _MICROSECOND} microseconds"'
-    if isinstance(value, (dt.datetime, dt.date)):
-        return '"' + value.isoformat() + '"'
-    return str(value)
+def _json(column: pa.Array, name: str) -> pa.Array:
+    found = json_values(column)
+    if any(value is not None and _NUL_IN_JSON.search(value) for value in found):
+        raise _nul(name)
+    return pa.array(found, pa.binary()).cast(pa.string())
