@@ -72,7 +72,7 @@ from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import records_entry
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -442,7 +442,7 @@ class Coordinator:
             self.feedbacks,
         )
         operators = {
-            uid: OperatorEntry(
+            uid: EpochOperator(
                 uid=uid,
                 function_version=self.operators[entry.operator].function_version,
                 key_types=entry.key_types,

@@ -23,7 +23,7 @@ from cairn.driver.coordinator.acks import check_shared, complete
 from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
 from cairn.protocol.spec import JobSpec
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
 
 INLINE_BYTES_MAX = 32 * 1024 * 1024
 """So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
@@ -127,7 +127,7 @@ def is_pending(epoch: Epoch | None) -> bool:
     )
 
 
-def has_records(entry: OperatorEntry) -> bool:
+def has_records(entry: EpochOperator) -> bool:
     # Not by the keys of a range: those are estimates after a change of parallelism.
     return any(ref.rows for part in entry.ranges for ref in part.files)
 
