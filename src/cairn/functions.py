@@ -9,6 +9,7 @@ from cairn.errors import PlanError
 from cairn.metrics import Metrics
 from cairn.misuse import no_assignment, no_deletion
 from cairn.state import Broadcast, Declaration, Map
+from cairn.types.durations import Duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,15 +40,17 @@ class Timers(Protocol):
     timer per key, kind and time: setting it again changes nothing.
     """
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         """Due when the watermark has come to `at`.
 
-        `after` is a span ("1 minute", or milliseconds) from the row's event time; in
-        `on_timer`, from the timer's.
+        `after` is a duration ("1 minute", a timedelta, or milliseconds) from the row's event
+        time; in `on_timer`, from the timer's.
         """
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         """Due when the epoch's clock has come to `at`; `after` counts from `ctx.now_ms`."""
 
