@@ -344,8 +344,9 @@ def _check_declared(
 
 def has_timers(function: Function) -> bool:
     """True if a function can set timers: it defines `on_timer`."""
-    is_keyed = isinstance(function, KeyedProcess)
-    return is_keyed and type(function).on_timer is not KeyedProcess.on_timer
+    if not isinstance(function, KeyedProcess):
+        return False
+    return type(function).on_timer is not KeyedProcess.on_timer
 
 
 def timer_states() -> dict[str, Declaration]:
