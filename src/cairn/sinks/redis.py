@@ -35,7 +35,7 @@ from cairn.sinks.base import SinkContext
 from cairn.sinks.environment import read_setting
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 
 CHUNK_ROWS: Final = 1000
 CHUNK_BYTES_MAX: Final = 8 << 20
@@ -121,7 +121,7 @@ class Redis(Staged):
         key: str,
         kind: Literal["hash", "string"] = "hash",
         value: str | Sequence[str] | None = None,
-        ttl: str | None = None,
+        ttl: Duration | None = None,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         self._url = url
@@ -136,7 +136,7 @@ class Redis(Staged):
                 f"a string in Redis has one value\n  found: {', '.join(self.value)}\n"
                 "  next: name one column, or none for the whole row as JSON, or use kind='hash'"
             )
-        self.ttl_ms = 0 if ttl is None else int(duration_ms(ttl, "ttl"))
+        self.ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl")
         if chunk_rows < 1:
             raise PlanError(f"chunk_rows must be at least 1, not {chunk_rows}")
         self.chunk_rows = chunk_rows
