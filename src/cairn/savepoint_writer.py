@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import Function, declared_state
+from cairn.functions import Function, find_states
 from cairn.key_groups import key_hasher
 from cairn.plan.check import check_name
 from cairn.plan.graph import MAX_GROUP_COUNT
@@ -218,7 +218,7 @@ def _declared(
                 f"operator {operator!r}: function= is a KeyedProcess, a BatchProcess or a Process, "
                 f"found {made!r}"
             )
-        found |= declared_state(made)
+        found |= find_states(made)
     for name, declaration in (states or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise PlanError(

@@ -12,7 +12,7 @@ import pytest
 
 from cairn import state
 from cairn.backends import BACKENDS, Backend, make_backend
-from cairn.backends.columnar.handles import make_batch_handle, make_batch_table
+from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import Table
 
 GROUP_COUNT = 8

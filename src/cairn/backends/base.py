@@ -21,10 +21,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import FileRef
-from cairn.storage.pack import Stored
 from cairn.storage.store import Store
 from cairn.types.codec import Codec
 
@@ -38,7 +38,16 @@ class _Absent:
 
 
 ABSENT: Any = _Absent()
-"""Where None would be a value: nothing."""
+"""Stands for "nothing" where None would be a value."""
+
+Content: TypeAlias = Any
+"""Everything held of one key: a value, a mapping of entries, or a sequence of items."""
+Change: TypeAlias = Any
+"""What an epoch changed of one key.
+
+value: the new value, None deletes; map: entry -> value, ABSENT deletes; list: (start, added),
+the first `start` items stay and `added` follow.
+"""
 
 
 class BaseCancelledError(Exception):
@@ -110,7 +119,7 @@ class Base(ABC):
     """The state as of `begin_base`, on its way to the store."""
 
     @abstractmethod
-    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
         """Store it; on a background thread, while later epochs are promoted.
 
         Calls `pace` after each piece of work of a few milliseconds; it sleeps, or raises

@@ -24,15 +24,15 @@ import pyarrow as pa
 
 from cairn.backends.base import ABSENT as ABSENT
 from cairn.backends.base import Backend, Rows
+from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import empty_rows
 from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
-from cairn.backends.ttl import Expiry, leave_out_expired
 from cairn.errors import FunctionError
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
 from cairn.types.codec import Codec, codec, strict
-from cairn.types.codec.stamped import stamped_codec
+from cairn.types.codec.stamped import stamp_codec
 
 BASE_BATCH_ROWS = 64 * 1024
 COUNT_SAMPLE_KEYS = 64
@@ -48,7 +48,7 @@ class Table(ABC):
         self.name = declaration.name
         self.keys = codec(key_type)
         ttl = declaration.ttl
-        self.values = codec(declaration.type) if ttl is None else stamped_codec(declaration.type)
+        self.values = codec(declaration.type) if ttl is None else stamp_codec(declaration.type)
         entry_type = declaration.entry_type
         entries = None if entry_type is None else codec(entry_type)
         kind = declaration.layout

@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from cairn.protocol.letters import LetterSample
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import Held
-from cairn.storage.pack import Stored as Stored
 
 ROUNDS_MAX = 1 << 20
 """More rounds than a batch of an epoch can have."""
@@ -138,7 +138,7 @@ class Compacted(msgspec.Struct, frozen=True):
     """The epoch whose state, or whose files, it was made from."""
     replaced: tuple[str, ...]
     """The deltas it stands for as they are listed, in order. A base stands for all to `as_of`."""
-    stored: Stored
+    stored: StateFile
     ms: float
 
 
@@ -147,7 +147,7 @@ class OperatorAck(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     keys_changed: int
-    delta: Stored | None
+    delta: StateFile | None
     late_rows: int = 0
     untimed_rows: int = 0
     """Rows without an event time; like late ones they are not processed."""

@@ -36,7 +36,6 @@ from cairn.slot.outlet import fitted
 from cairn.slot.reader import times_of
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.store import Store
 from cairn.types import type_ddl
@@ -106,10 +105,10 @@ class Feedback:
     def run(self, groups: pa.Array, rows: pa.StructArray) -> None:
         self._parts.append((groups, rows))
 
-    def finish(self) -> StatePart | None:
-        """All rows of the attempt, in an order of their own; None: there are none."""
+    def finish(self) -> dict[str, pa.RecordBatch]:
+        """Return all rows of the attempt in an order that depends on the rows alone, by state."""
         if not self._parts:
-            return None
+            return {}
         groups = pa.concat_arrays([groups for groups, _ in self._parts])
         rows = pa.concat_arrays([rows for _, rows in self._parts])
         self._parts.clear()
@@ -130,7 +129,7 @@ class Feedback:
                 }
             )
         )
-        return StatePart(RECORDS, stored)
+        return {RECORDS: stored}
 
     def finished(self, version: str, begin: Begin) -> None:
         """What `finish` gave goes by this name now."""

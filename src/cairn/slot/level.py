@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
-from cairn.backends.ttl import trim_memory
+from cairn.backends.expiry import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id

@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 
@@ -26,7 +25,6 @@ from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
-    FileRef,
     JobInfo,
     OperatorEntry,
     Origin,
@@ -167,38 +165,21 @@ def _write_base(
     scratch: str | None,
 ) -> RangeState:
     columns = savepoint.columns(saved.uid)
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-", delete=False) as file:
-        try:
-            writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
-            for name, state in sorted(saved.states.items()):
-                writer.begin_state(name, columns[name].stored_schema)
-                for batch in savepoint.read(files, saved.uid, name, groups):
-                    writer.write(columns[name].to_stored(batch))
-                for state_file in state.files:
-                    if state_file.last_group < groups.stop:
-                        files.release(state_file)
-            written = writer.finish()
-            file.flush()
-            refs = []
-            if written.rows:
-                at = write_segment_file(store, file.name, written, term)
-                refs.append(
-                    FileRef(
-                        id=written.id,
-                        path=at.path,
-                        offset=at.offset,
-                        length=at.length,
-                        kind="base",
-                        tier=0,
-                        rows=written.rows,
-                        first_epoch=number,
-                        last_epoch=number,
-                        first_group=groups.start,
-                        group_count=len(groups),
-                    )
-                )
-        finally:
-            os.unlink(file.name)
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-") as file:
+        writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
+        for name, state in sorted(saved.states.items()):
+            writer.begin_state(name, columns[name].stored_schema)
+            for batch in savepoint.read(files, saved.uid, name, groups):
+                writer.write(columns[name].to_stored(batch))
+            for state_file in state.files:
+                if state_file.last_group < groups.stop:
+                    files.release(state_file)
+        written = writer.finish()
+        file.flush()
+        refs = []
+        if written.rows:
+            stored = write_segment_file(store, written, file.name, term)
+            refs = [stored.listed(groups, first_epoch=number, last_epoch=number)]
     return RangeState(
         first_group=groups.start,
         group_count=len(groups),

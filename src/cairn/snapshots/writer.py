@@ -34,9 +34,9 @@ from cairn.snapshots.savepoint import (
     CheckedFiles,
     SavedOperator,
     SavedState,
+    SavedStateFile,
     Savepoint,
     SavepointInfo,
-    StateFile,
     open_savepoint,
     saved_state,
 )
@@ -89,7 +89,7 @@ class StateTask:
 
     def write(
         self, batches: Iterable[pa.RecordBatch], put: Put, folder: str, part: str = ""
-    ) -> list[StateFile]:
+    ) -> list[SavedStateFile]:
         """Staged rows in order (see `TableRows.to_plain`), as files of the savepoint."""
         rows = self.rows
         writer = StateWriter(put, self.uid, rows.columns, folder, part=part)
@@ -105,7 +105,7 @@ class Rewriter(Protocol):
         """A table, of state that is little."""
         ...
 
-    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
         """Write a state of keys; None: it is to be done here."""
         ...
 
@@ -117,7 +117,7 @@ class Here:
         assert isinstance(given, pa.Table), "what is no table is collected by somebody else"
         return given
 
-    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
         return None
 
 
@@ -307,7 +307,7 @@ class _Writing:
             first_rank=PUT if state.is_put else PATCH,
         )
 
-    def _rewritten(self, task: StateTask, given: list[pa.Table]) -> list[StateFile]:
+    def _rewritten(self, task: StateTask, given: list[pa.Table]) -> list[SavedStateFile]:
         rows = task.rows
         staged = list(task.kept_rows())
         for rank, table in enumerate(given, start=task.first_rank):

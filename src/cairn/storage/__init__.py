@@ -1,10 +1,9 @@
 """Where epochs, state files and the log live. See the modules for what each promises."""
 
 from cairn.storage.files import (
-    EncodedSegment,
     SegmentReader,
     SegmentWriter,
-    StatePart,
+    StateFile,
     encode_segment,
     open_segment,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "EMPTY_VERSION",
     "Collected",
     "Collector",
-    "EncodedSegment",
     "Epoch",
     "FileRef",
     "Holds",
@@ -53,7 +51,7 @@ __all__ = [
     "SegmentWriter",
     "SparkPosition",
     "StateDecl",
-    "StatePart",
+    "StateFile",
     "Store",
     "StoredObject",
     "Takeover",

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from cairn.backoff import backoff_s
 from cairn.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -275,7 +276,7 @@ class Log:
         cause: Exception | None = None
         for attempt in range(SETTLE_ATTEMPTS_MAX):
             if attempt:
-                self._sleep(0.05 * 2**attempt)
+                self._sleep(backoff_s(attempt))
             try:
                 won = self.store.put_if_absent(path, data)
             except CommitUnknownError as error:

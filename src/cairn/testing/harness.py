@@ -35,11 +35,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
-from cairn.backends.broadcast import BroadcastHandle
-from cairn.backends.operator_list import OperatorListHandle
+from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.connected import named
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import ERRORS, BatchProcess, Function, declared_state
+from cairn.functions import ERRORS, BatchProcess, Function, find_states
 from cairn.ids import new_id
 from cairn.metrics import Collected, followed
 from cairn.plan.check import (
@@ -123,7 +123,7 @@ class Harness:
             lane = len(inlets)
             self._broadcast = Input(InletSpec(lane, parse_schema(broadcast), way="broadcast"))
             inlets = (*inlets, self._broadcast.inlet)
-        declared = [d for d in declared_state(function).values() if isinstance(d, Broadcast)]
+        declared = [d for d in find_states(function).values() if isinstance(d, Broadcast)]
         if broadcast_state is None:
             broadcast_state = next(iter(declared), None)
         self._broadcast_state = named(broadcast_state)

@@ -29,7 +29,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("cairn.storage.store.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("cairn.storage.store.backoff_s", lambda failures: 0.001)
     yield
 
 

@@ -145,7 +145,7 @@ class Checkpoint:
         by_subtask = {ack.subtask: ack.operators[0] for ack in acks}
         parts = self.ranges()
         for file in compacted:
-            parts = [take_in(part, file, {}) or part for part in parts]
+            parts = [take_in(part, file) or part for part in parts]
         self.settled = [file.stored.id for file in compacted]
         entry = OperatorEntry(
             uid="count",
@@ -154,7 +154,7 @@ class Checkpoint:
             states=entries_of(self.spec.levels[0].operators[0])[0].decls,
             parallelism=self.parallelism,
             ranges=[
-                advance(part, by_subtask[subtask], begin.epoch, {})
+                advance(part, by_subtask[subtask], begin.epoch)
                 for subtask, part in enumerate(parts)
             ],
         )

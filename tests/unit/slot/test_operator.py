@@ -277,7 +277,7 @@ def test_a_state_value_that_cannot_be_stored_fails_the_epoch_with_operator_and_k
 def test_a_function_without_state_has_no_delta() -> None:
     driven = Driven(function(lambda self, row, ctx: None))
     driven.push((1, 1))
-    assert driven.operator.finish() == []
+    assert driven.operator.finish() == {}
     driven.operator.state.finished(None)
     assert driven.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), []) == []
 

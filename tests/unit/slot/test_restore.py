@@ -11,10 +11,10 @@ import pytest
 
 from cairn import KeyedProcess, state
 from cairn.errors import CorruptFileError, RestoreError
-from cairn.protocol.messages import Begin, Compaction, Stored
+from cairn.protocol.messages import Begin, Compaction
 from cairn.slot.operator import Operator
 from cairn.slot.restore import base_work, merge_work, restore
-from cairn.storage.files import open_segment
+from cairn.storage.files import StateFile, open_segment
 from cairn.storage.manifest import Epoch
 from cairn.testing import Harness
 from tests.restored import fresh_operator
@@ -130,7 +130,7 @@ def test_a_small_base_travels_and_a_large_one_is_stored(tmp_path: Path) -> None:
     slot.begin(token_of(begin), begin, 0)
     operator = slot.operators[0]
 
-    def written(begin: Begin) -> Stored:
+    def written(begin: Begin) -> StateFile:
         work = base_work(operator.state, checkpoint.store, begin, str(tmp_path))
         compacted = work.run(lambda: None)
         work.close()

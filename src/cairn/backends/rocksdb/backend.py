@@ -26,12 +26,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.base import Backend, Base
+from cairn.backends.packing import Packing
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb.base import RocksBase
 from cairn.backends.rocksdb.containers import make_rows
 from cairn.backends.rocksdb.database import Database, Op, Tuning
 from cairn.backends.rocksdb.files import RocksIndex, fetch_database, read_index, state_entry
-from cairn.backends.rocksdb.packing import Packing
 from cairn.backends.rocksdb.rows import DIRTY_ENTRY_BYTES, RocksRows
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cairn.backends.base import ABSENT
+from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
 from cairn.backends.rocksdb.database import Op
-from cairn.backends.rocksdb.packing import Packing, decode, encode, sampled_size
 from cairn.backends.rocksdb.rows import (
     CACHED_ENTRY_BYTES,
     DIRTY_ENTRY_BYTES,
@@ -202,7 +202,7 @@ class RocksMapRows(RocksRows):
             merged = {} if word is None else word[1]
             merged.update(changed)
             self.dirty[key] = (view.count, merged)
-            payload = sampled_size(changed.values(), self.packing.value)
+            payload = estimate_value_bytes(changed.values(), self.packing.value)
             size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
         self.cached(2 * size)
         self.memory.changed(size)
@@ -344,7 +344,7 @@ class RocksListRows(RocksMapRows):
             view.change(start, added)
             self.held += (len(view) > 0) - (before > 0)
             self.dirty[key] = _then(self.dirty.get(key), (start, added))
-            payload = sampled_size(added, self.packing.value)
+            payload = estimate_value_bytes(added, self.packing.value)
             size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
         self.cached(size)
         self.memory.changed(size)

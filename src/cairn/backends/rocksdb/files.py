@@ -26,8 +26,8 @@ import pyarrow as pa
 import xxhash
 
 from cairn.backends.layout import Layout, make_layout
+from cairn.backends.packing import Packing
 from cairn.backends.rocksdb.database import Database, StoredSst, Tuning
-from cairn.backends.rocksdb.packing import Packing
 from cairn.backends.rocksdb.rows import scan_rows
 from cairn.errors import CorruptFileError
 from cairn.storage.files import store_of

@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
 from cairn.backends.base import ABSENT
+from cairn.backends.packing import Packing, estimate_value_bytes
 from cairn.backends.rocksdb.database import Database, Op, after
-from cairn.backends.rocksdb.packing import Packing, sampled_size
 
 # What a decoded value costs: its share of the dict, and small objects for key and value.
 CACHED_ENTRY_BYTES: Final = 100
@@ -238,7 +238,7 @@ class RocksRows(dict[Any, Any]):
         cached, unwritten = dict.__len__(self), len(self.dirty)
         self.update(changes)
         self.dirty.update(changes)
-        payload = len(changes) * sampled_size(changes.values(), self.packing.value)
+        payload = len(changes) * estimate_value_bytes(changes.values(), self.packing.value)
         cached = dict.__len__(self) - cached
         self.cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.changed(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)

@@ -50,7 +50,12 @@ from cairn.driver.coordinator.measured import (
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.ranges import slots_for
-from cairn.driver.coordinator.record import advanced_ranges, committables_of, packed, taken_in
+from cairn.driver.coordinator.record import (
+    advanced_ranges,
+    committables_of,
+    pack_small_files,
+    taken_in,
+)
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
 from cairn.driver.coordinator.totals import with_totals
@@ -68,7 +73,6 @@ from cairn.slot.feedback import records_entry
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
-from cairn.storage.pack import Slice
 from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -289,12 +293,12 @@ class Coordinator:
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
                 compacted = announced([r for outcome in rounds for r in outcome.reports])
-                acks = [ack for outcome in rounds for ack in outcome.acks]
-                slices = packed(self.store, acks, compacted, self.term)
+                rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = taken_in(begin, division.ranges, compacted, slices)
+                parts = taken_in(begin, division.ranges, compacted)
+                acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
-                epoch = self._manifest(begin, parts, position, rounds, prepared, slices, ran_ms)
+                epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
                 lost = self._collector.lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -423,7 +427,6 @@ class Coordinator:
         position: SparkPosition,
         rounds: Sequence[Outcome],
         prepared: Mapping[str, list[Committable]],
-        slices: Mapping[str, Slice],
         ran_ms: float,
     ) -> Epoch:
         """The epoch as of this batch: of those before it what they did is counted in."""
@@ -436,7 +439,6 @@ class Coordinator:
             ranges,
             [outcome.acks for outcome in rounds],
             begin.epoch,
-            slices,
             state_held_of(last.reports),
             self.feedbacks,
         )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from cairn.backoff import backoff_s
 from cairn.crash import crash_point
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.output import Output, check_output
@@ -29,7 +30,6 @@ from cairn.storage.published import has_output, is_known_published, note_path, n
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
-BACKOFF_MAX_S = 5.0
 LISTEN_S = 0.2
 """So often a commit that waits looks whether the run is to end."""
 
@@ -197,7 +197,7 @@ class Publisher:
     ) -> None:
         """Until it is time to try again; the job is paused meanwhile. Raises to end it."""
         self._give_up(uid, epoch, error, tries, began_ms, is_start)
-        self._wait(uid, epoch, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 3 ** min(tries - 1, 9)))
+        self._wait(uid, epoch, backoff_s(tries, first_s=BACKOFF_FIRST_S, factor=3))
 
     def _give_up(
         self, uid: str, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool

@@ -12,9 +12,9 @@ from cairn import state
 from cairn.backends import make_backend
 from cairn.backends.columnar import chains
 from cairn.backends.columnar import table as columns
-from cairn.backends.columnar.handles import make_batch_handle, make_batch_table
 from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.table import ColumnTable
+from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.key_groups import key_groups
 from cairn.storage.manifest import Held
 

@@ -16,8 +16,8 @@ import pytest
 from cairn import state
 from cairn.backends.base import ABSENT
 from cairn.backends.files import open_rows
+from cairn.backends.rocksdb import files as rocksdb_files
 from cairn.backends.rocksdb.backend import DATABASES_MAX, RocksBackend
-from cairn.backends.rocksdb.backend import files as rocksdb_files
 from cairn.backends.rocksdb.database import SortedWriter
 from cairn.backends.rocksdb.files import read_index, verify_rocksdb_base
 from cairn.errors import CorruptFileError

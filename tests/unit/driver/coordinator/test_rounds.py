@@ -11,7 +11,8 @@ import cairn.driver.coordinator.epoch as epoch_module
 from cairn.driver.coordinator.rounds import following, in_flight, inlined, is_pending, sends_back
 from cairn.driver.coordinator.ticker import is_due
 from cairn.errors import EpochError
-from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece, Stored
+from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import EMPTY_VERSION, next_version
 from tests.simulation.looping import HopsWorld
 from tests.simulation.world import Driver
@@ -30,7 +31,12 @@ def begin(**more: Any) -> Begin:
 
 def acks(*deltas: tuple[str, int, str | None]) -> list[Ack]:
     return [
-        Ack(0, subtask, [OperatorAck(uid, 1, 1, 1, None if id is None else Stored(id, 1, 1))], {})
+        Ack(
+            0,
+            subtask,
+            [OperatorAck(uid, 1, 1, 1, None if id is None else StateFile(id, "delta", 1, 1))],
+            {},
+        )
         for uid, subtask, id in deltas
     ]
 
@@ -57,7 +63,9 @@ def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -
 
 
 def test_what_travels_with_acknowledgements_is_bounded_over_all_rounds() -> None:
-    large = [Ack(0, 0, [OperatorAck("op", 1, 1, 1, Stored("d", 5, 1, data=b"12345"))], {})]
+    large = [
+        Ack(0, 0, [OperatorAck("op", 1, 1, 1, StateFile("d", "delta", 5, 1, data=b"12345"))], {})
+    ]
     assert inlined(large) == 5 and inlined(acks(("op", 0, "d"))) == 0
     assert following(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
     assert following(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.base import ABSENT
-from cairn.types.codec.stamped import joined
+from cairn.types.codec.stamped import join_stamps
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
@@ -280,7 +280,7 @@ def leave_out_expired(
         return batch.filter(kept)
     live = pc.and_(batch["live"], kept)
     columns = {name: batch[name] for name in batch.schema.names}
-    columns |= {"value": joined(at, values, live), "live": live}
+    columns |= {"value": join_stamps(at, values, live), "live": live}
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
 
 

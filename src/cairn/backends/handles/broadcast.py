@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from cairn.backends.handles.scope import name_state
 from cairn.backends.overlay import ValueTable, in_order
-from cairn.backends.scope import name_state
 from cairn.errors import FunctionError
 from cairn.state import Broadcast
 from cairn.types.codec import ValueTypeError

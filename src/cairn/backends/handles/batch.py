@@ -24,7 +24,7 @@ from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
-from cairn.types import shown_type
+from cairn.types import format_type
 
 
 class _Typed:
@@ -50,7 +50,7 @@ class _Typed:
         """Bounds of a range of entries; of integers none that an entry cannot be."""
         if pa.types.is_nested(self._entry_type) and not low is high is None:
             raise TypeError(
-                f"state {self.name!r}: a range of entries of {shown_type(self._entry_type)}; "
+                f"state {self.name!r}: a range of entries of {format_type(self._entry_type)}; "
                 "nested entries have no bounds: use between(None, None) and choose among what it "
                 "gives"
             )
@@ -79,9 +79,9 @@ class _Typed:
             return array if array.type == type else array.cast(type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             found = getattr(array, "type", None)
-            shown = array.__class__.__name__ if found is None else shown_type(found)
+            shown = array.__class__.__name__ if found is None else format_type(found)
             raise TypeError(
-                f"state {self.name!r}: {what} of {shown}; expected {shown_type(type)} ({error})"
+                f"state {self.name!r}: {what} of {shown}; expected {format_type(type)} ({error})"
             ) from None
 
     def _counted(self, array: pa.Array, count: int, what: str) -> pa.Array:

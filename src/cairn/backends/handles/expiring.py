@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cairn.backends.entries import Entries
+from cairn.backends.handles.entries import Entries
+from cairn.backends.handles.scope import Scope, name_state
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
-from cairn.backends.scope import Scope, name_state
 from cairn.state import TTL, List, Value
 from cairn.types.codec import ValueTypeError
 from cairn.types.durations import MIN_MS
@@ -230,6 +230,10 @@ class ExpiringListHandle(_Expiring, List[Any]):
             kept = self._later_than(self._floor(self._scope))
             self._replace([(max(at, clock) if at > dead else at, value) for at, value in kept])
         return map(self._restore, [value for _, value in pairs])
+
+    def __getitem__(self, index: int | slice) -> Any:
+        # All of it is looked at: an item's index depends on how many before it have expired.
+        return list(self)[index]
 
     def __len__(self) -> int:
         return len(self._later_than(self._clock(self._scope)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn.backends.base import ABSENT
-from cairn.backends.scope import Scope, name_state
+from cairn.backends.handles.scope import Scope, name_state
 from cairn.state import Map
 from cairn.types.codec import Codec, ValueTypeError
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from cairn.backends.handles import (
+from cairn.backends.handles.expiring import (
+    ExpiringListHandle,
+    ExpiringMapHandle,
+    ExpiringValueHandle,
+)
+from cairn.backends.handles.keyed import (
     ListHandle,
     MapHandle,
     PickledValueHandle,
     ValueHandle,
     make_handle,
 )
+from cairn.backends.handles.scope import Scope, name_state
 from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
-from cairn.backends.scope import Scope, name_state
-from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.state import Declaration
 from cairn.types.codec import ValueTypeError
 

@@ -19,8 +19,8 @@ from operator import itemgetter
 from typing import Any, Final
 
 from cairn.backends.base import ABSENT
+from cairn.backends.handles.scope import name_state
 from cairn.backends.overlay import MapTable
-from cairn.backends.scope import name_state
 from cairn.errors import FunctionError
 from cairn.state import OperatorList
 from cairn.types.codec import FrozenMap, ValueTypeError

@@ -15,13 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cairn.backends.broadcast import BroadcastHandle
-from cairn.backends.entries import Entries
-from cairn.backends.operator_list import OperatorListHandle
+from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.entries import Entries
+from cairn.backends.handles.expiring import (
+    ExpiringListHandle,
+    ExpiringMapHandle,
+    ExpiringValueHandle,
+)
+from cairn.backends.handles.operator_list import OperatorListHandle
+from cairn.backends.handles.scope import Scope as Scope
+from cairn.backends.handles.scope import name_state as _name_state
 from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
-from cairn.backends.scope import Scope as Scope
-from cairn.backends.scope import name_state as _name_state
-from cairn.backends.ttl_handles import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle
 from cairn.state import (
     Aggregating,
     Broadcast,
@@ -154,6 +158,20 @@ class ListHandle(List[Any]):
         start, added = self._changes[scope.group].get(scope.key, (len(held), ()))
         items = [*held[:start], *added]
         return iter(items) if self._values.type is not OBJECT else map(self._values.restore, items)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return list(self)[index]
+        scope = self._scope
+        # One item is read by itself: the list may be long, and in a database.
+        held = self._rows[scope.group].get(scope.key, ())
+        start, added = self._changes[scope.group].get(scope.key, (len(held), ()))
+        count = start + len(added)
+        at = index + count if index < 0 else index
+        if not 0 <= at < count:
+            raise IndexError(f"state {self.name!r} has {count} items: no index {index}")
+        item = held[at] if at < start else added[at - start]
+        return item if self._values.type is not OBJECT else self._values.restore(item)
 
     def __len__(self) -> int:
         scope = self._scope
