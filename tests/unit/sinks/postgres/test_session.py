@@ -65,9 +65,7 @@ def test_without_a_dsn_libpq_looks_into_its_own_variables(monkeypatch: pytest.Mo
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
-    with pytest.raises(
-        PlanError, match="the dsn is in the environment variable NO_SUCH_DSN"
-    ):
+    with pytest.raises(PlanError, match="the dsn is in the environment variable NO_SUCH_DSN"):
         Postgres("env:NO_SUCH_DSN", "t").open(_context())
 
 
