@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import inf, isfinite
 from numbers import Integral
-from typing import Any, Final, Protocol, SupportsFloat, TypeVar
+from typing import Final, Protocol, SupportsFloat, TypeVar
 
 import msgspec
 
@@ -67,7 +67,7 @@ _RESERVED: Final = (
 class Undo(Protocol):
     """Undo log of the current row."""
 
-    def call(self, function: Callable[..., object], *args: Any) -> None: ...
+    def call(self, function: Callable[..., None], *args: object) -> None: ...
 
 
 class Counter:

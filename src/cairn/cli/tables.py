@@ -148,9 +148,10 @@ def head(checkpoint: str, job: JobInfo | SavedJob | None) -> Text:
     more = "" if job is None else f"  max_parallelism {job.max_parallelism}"
     style = "bold red" if job is None else "bold cyan"
     text = Text.assemble((name, style), (f"  {checkpoint}{more}", "dim"))
-    origin = job.origin if isinstance(job, JobInfo) else None
-    if origin is not None:
-        text.append(f"\n  {origin.kind} of epoch {origin.epoch}, {origin.url}", "magenta")
+    made_from = job.ancestor if isinstance(job, JobInfo) else None
+    if made_from is not None:
+        where = f"{made_from.kind} of epoch {made_from.epoch}, {made_from.url}"
+        text.append(f"\n  {where}", "magenta")
     return text
 
 

@@ -23,9 +23,9 @@ from cairn.snapshots.holds import no_epoch
 from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import (
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    OperatorEntry,
     RangeState,
     Restore,
     Scope,
@@ -320,7 +320,7 @@ def _entry_report(epoch: Epoch, uid: str) -> EntryReport:
     )
 
 
-def _operator_of(entry: OperatorEntry) -> str:
+def _operator_of(entry: EpochOperator) -> str:
     return entry.uid.partition(":")[0] if entry.scope == "shared" else entry.uid
 
 

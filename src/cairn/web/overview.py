@@ -30,13 +30,14 @@ from cairn.query.epochs import (
     show_epoch,
 )
 from cairn.query.health import newest_takeover
+from cairn.report.drawing import dashboard_svg
 from cairn.report.epoch import NOTHING_MEASURED, EpochReport, LetterSample
 from cairn.report.status import Health, Status
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import FailureNote, read_failures
 from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, JobInfo, Origin
+from cairn.storage.manifest import Ancestor, Epoch, JobInfo
 from cairn.storage.removal import branches_of
 from cairn.storage.saved import SavedPoint, saved_points
 from cairn.storage.store import Store
@@ -50,7 +51,6 @@ from cairn.web.answers import (
 )
 from cairn.web.auth import session_of
 from cairn.web.errors import ApiError
-from cairn.web.graph import drawn
 from cairn.web.groups import spread_of
 from cairn.web.openapi import (
     INTEGER,
@@ -124,7 +124,7 @@ class RolledBack(msgspec.Struct, frozen=True):
 class Points(msgspec.Struct, frozen=True, kw_only=True):
     """Events of the checkpoint as a whole, newest first."""
 
-    origin: Origin | None
+    origin: Ancestor | None
     savepoints: list[SavedPoint]
     branches: list[BranchPoint]
     records: list[RestoreReport | TakeoverReport]
@@ -183,7 +183,7 @@ def graph(store: Store) -> Facts:
     if found is None:
         return {"term": None, "graph": None, "drawing": None}
     term, facts = found
-    return {"term": term, "graph": facts, "drawing": drawn(facts)}
+    return {"term": term, "graph": facts, "drawing": dashboard_svg(facts)}
 
 
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> EpochPage:
@@ -224,7 +224,7 @@ def points(store: Store, log: Log) -> Points:
     current = {each.number for each in lineage}
     rest = [report_record(each, current, {}) for each in records if not isinstance(each, Epoch)]
     return Points(
-        origin=None if about is None else about.origin,
+        origin=None if about is None else about.ancestor,
         savepoints=saved_points(store),
         branches=[BranchPoint(hold.url, len(hold.paths)) for hold in branches_of(store).values()],
         records=[each for each in rest if not isinstance(each, ListedEpoch)],
@@ -345,7 +345,7 @@ DOCS: Docs = {
         "get": operation(
             "Sources, operators, sinks and what connects them, as of the last start",
             answer=objekt(
-                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(objekt())
+                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(STRING)
             ),
         )
     },

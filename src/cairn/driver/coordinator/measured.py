@@ -102,7 +102,7 @@ def time_epoch(
     first_round = sorted(rounds[0] if rounds else (), key=lambda r: (r.level, r.subtask))
     return Timings(
         run_ms=round(ran_ms, 1),
-        attempts=begin.attempt + 1,
+        attempts=begin.execution.attempt + 1,
         rounds=len(rounds),
         last_commit_ms=round(last_commit_ms, 1),
         **phases,

@@ -13,7 +13,7 @@ from cairn.report.epoch import (
     split_time,
     total_keys,
 )
-from cairn.storage.manifest import Epoch, entry_uids
+from cairn.storage.manifest import Epoch, operator_uids
 
 
 def report_of(epoch: Epoch, commit_ms: float | None = None) -> EpochReport:
@@ -95,5 +95,5 @@ def _add_shared(own: OperatorMeasured, shared: OperatorMeasured) -> OperatorMeas
 
 
 def _state_bytes(epoch: Epoch, operator: str) -> int:
-    entries = (epoch.operators[uid] for uid in entry_uids(epoch.operators, operator))
+    entries = (epoch.operators[uid] for uid in operator_uids(epoch.operators, operator))
     return sum(part.state_bytes for entry in entries for part in entry.ranges)

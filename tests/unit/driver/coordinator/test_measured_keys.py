@@ -16,8 +16,8 @@ from cairn.driver.coordinator.reports import operators_of, report_of
 from cairn.report.epoch import NOTHING_MEASURED, LetterSample, Measured
 from cairn.storage.manifest import (
     Epoch,
+    EpochOperator,
     Held,
-    OperatorEntry,
     RangeState,
     SparkPosition,
     StoredEpoch,
@@ -110,7 +110,7 @@ def _range(keys: int | None, entries: int) -> RangeState:
 def _epoch(operators: dict[str, Any], scopes: dict[str, Any]) -> Epoch:
     """An epoch whose manifest has these metrics."""
     entries = {
-        uid: OperatorEntry(
+        uid: EpochOperator(
             uid=uid, function_version="", key_types={}, states={}, parallelism=1,
             ranges=[_range(0, 0)], scope=scope,
         )
