@@ -20,7 +20,7 @@ from cairn.web.server import serve
 from cairn.web.site import Site
 from tests.unit.report.reports import measured
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
-from tests.unit.web.test_overview import GRAPH
+from tests.unit.web.test_overview import GRAPH, job_graph
 
 OpenPage = Callable[..., Any]
 
@@ -130,7 +130,7 @@ def test_an_edge_is_as_thick_as_any_other(made: Checkpoint, url: str, open_page:
     edges = [
         {**GRAPH["edges"][0], "way": way, "by": []} for way in ("keyed", "spread", "broadcast")
     ]
-    write_graph(made.store, 1, {**GRAPH, "edges": [*edges, GRAPH["edges"][1]]})
+    write_graph(made.store, 1, job_graph(edges=[*edges, GRAPH["edges"][1]]))
     page = open_page(url)
     page.wait_for_selector(".graph .link")
     widths = page.eval_on_selector_all(

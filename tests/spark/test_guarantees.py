@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from cairn import CommitError, Job, PlanError, sinks
-from cairn.plan.explain import explained
+from cairn.plan.explain import explain_graph
 from cairn.sinks.base import Committable
 from tests.spark.live import Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
@@ -192,8 +192,8 @@ def test_a_slow_sink_slows_the_job_and_each_source_keeps_to_its_limit(spark: Any
     job = Job("slow", max_parallelism=4)
     rows = job.source("few", few.stream(spark, 1)).union(job.source("many", many.stream(spark, 2)))
     rows.sink_to(Slow(str(tmp_path / "out")), uid="out")
-    facts = explained(job.graph())
-    assert [source["limits"] for source in facts["sources"]] == [
+    graph = explain_graph(job.graph())
+    assert [source.limits for source in graph.sources] == [
         {"maxFilesPerTrigger": "1"},
         {"maxFilesPerTrigger": "2"},
     ]

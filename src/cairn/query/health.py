@@ -19,6 +19,7 @@ from cairn.driver.coordinator.reports import report_of
 from cairn.errors import PlanError, RestoreError
 from cairn.process_identity import parse_identity, pid_namespace
 from cairn.report.epoch import EpochReport
+from cairn.report.job_graph import GraphSource, GraphTime
 from cairn.report.status import (
     FailureReport,
     Health,
@@ -178,10 +179,10 @@ def read_declared(log: Log) -> tuple[int, int]:
     if found is None:
         return 0, 0
     _, graph = found
-    nodes = [*graph.get("sources", ()), *graph.get("transforms", ())]
-    delays = [node.get("watermark_ms") or 0 for node in nodes]
+    nodes: list[GraphSource | GraphTime] = [*graph.sources, *graph.event_times]
+    delays = [node.watermark_ms or 0 for node in nodes]
     try:
-        trigger_ms = duration_ms(str(graph.get("trigger", "")), "trigger")
+        trigger_ms = duration_ms(graph.trigger or "", "trigger")
     except PlanError:
         trigger_ms = 0
     return max(delays, default=0), trigger_ms

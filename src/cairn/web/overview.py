@@ -30,8 +30,9 @@ from cairn.query.epochs import (
     show_epoch,
 )
 from cairn.query.health import newest_takeover
-from cairn.report.drawing import dashboard_svg
+from cairn.report.drawing import draw_for_dashboard
 from cairn.report.epoch import NOTHING_MEASURED, EpochReport, LetterSample
+from cairn.report.job_graph import JobGraph
 from cairn.report.status import Health, Status
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import FailureNote, read_failures
@@ -57,7 +58,6 @@ from cairn.web.openapi import (
     STRING,
     Docs,
     array,
-    nullable,
     objekt,
     operation,
     path,
@@ -101,6 +101,15 @@ class JobOverview(msgspec.Struct, frozen=True, kw_only=True):
     leader: Leader | None
     session: bool = False
     """The browser has a session that it can end."""
+
+
+class GraphView(msgspec.Struct, frozen=True, kw_only=True):
+    """Sources, operators, sinks and their connections, as of the last start."""
+
+    term: int | None = None
+    graph: JobGraph | None = None
+    drawing: str | None = None
+    """An SVG."""
 
 
 class EpochPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,13 +186,13 @@ def job(site: Site, trail: Trail, *, is_session: bool = False) -> JobOverview:
     )
 
 
-def graph(store: Store) -> Facts:
+def graph(store: Store) -> GraphView:
     """Return the graph of the job as of its last start; before the first, `graph` is None."""
     found = newest_graph(store)
     if found is None:
-        return {"term": None, "graph": None, "drawing": None}
-    term, facts = found
-    return {"term": term, "graph": facts, "drawing": dashboard_svg(facts)}
+        return GraphView()
+    term, job_graph = found
+    return GraphView(term=term, graph=job_graph, drawing=draw_for_dashboard(job_graph))
 
 
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> EpochPage:
@@ -343,10 +352,8 @@ DOCS: Docs = {
     },
     "/api/graph": {
         "get": operation(
-            "Sources, operators, sinks and what connects them, as of the last start",
-            answer=objekt(
-                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(STRING)
-            ),
+            "Sources, operators, sinks and their connections, as of the last start",
+            answer=GraphView,
         )
     },
     "/api/epochs": {

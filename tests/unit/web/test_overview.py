@@ -19,6 +19,7 @@ from cairn.report.epoch import (
     Timings,
     split_time,
 )
+from cairn.report.job_graph import JobGraph
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
 from cairn.storage.graphs import write_graph
@@ -54,6 +55,10 @@ GRAPH: dict[str, Any] = {
         {"level": 0, "chains": [[UID, "out"]], "feedback": [], "shuffles": [0], "passing": []}
     ],
 }  # fmt: skip
+
+
+def job_graph(**other: Any) -> JobGraph:
+    return msgspec.convert({**GRAPH, **other}, JobGraph)
 
 
 def ask(checkpoint: Checkpoint, path: str, run: Any = None, status: int = 200) -> Any:
@@ -117,7 +122,7 @@ def test_one_epoch_is_shown_whole_and_one_that_is_not_kept_is_not_found(
 def test_the_graph_is_what_the_last_start_has_written(checkpoint: Checkpoint) -> None:
     assert ask(checkpoint, "/api/graph") == {"term": None, "graph": None, "drawing": None}
     for term in range(1, 10):
-        write_graph(checkpoint.store, term, {**GRAPH, "job": f"shop {term}"})
+        write_graph(checkpoint.store, term, job_graph(job=f"shop {term}"))
     found = ask(checkpoint, "/api/graph")
     assert (found["term"], found["graph"]["job"]) == (9, "shop 9")
     drawing = ElementTree.fromstring(found["drawing"])
@@ -270,7 +275,7 @@ def test_a_run_shows_where_its_slots_log(checkpoint: Checkpoint) -> None:
 
 
 def test_a_source_shows_the_delay_it_declares_as_a_delay(checkpoint: Checkpoint) -> None:
-    write_graph(checkpoint.store, 1, GRAPH)
+    write_graph(checkpoint.store, 1, job_graph())
     assert ">watermark delay 5 seconds</text>" in ask(checkpoint, "/api/graph")["drawing"]
 
 
