@@ -206,7 +206,7 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
         if options.http:
             http["busy"] = [over_http(run.url, keys, clients, seconds) for clients in CLIENTS]
             note(f"busy, over HTTP: {http['busy']}")
-        turn = (run._coordinator.run_id, work / "ckpt", options.rows)
+        turn = (run._engine.coordinator.run_id, work / "ckpt", options.rows)
         alone, asked, loads = [], [], []
         for number in range(2 * options.turns + 1):
             begun = Turn(*turn)

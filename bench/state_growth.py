@@ -43,8 +43,8 @@ def measure(spark: Any, work: Path, *, keys: int, changed: int, epochs: int) -> 
         while run.metrics() is None:
             run.wait(0.1)
         run.process_all_available()
-        rss = slots_rss_bytes(run._coordinator.run_id)
-        progress = [p for p in run._query.recentProgress if p["numInputRows"]]
+        rss = slots_rss_bytes(run._engine.coordinator.run_id)
+        progress = [p for p in run._engine.query.recentProgress if p["numInputRows"]]
         times = [p["durationMs"]["triggerExecution"] for p in progress[preload:]]
     return {
         "median_ms": statistics.median(times),

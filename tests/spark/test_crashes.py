@@ -504,7 +504,7 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
         change(*newest_folder())
         feed(2 if fed < 11 else 1)
         run = finish(job, at)
-        assert run._batches.stand is stand
+        assert run._engine._batches.stand is stand
         assert undisturbed.check_prefix(tmp_path) == fed, stand
     assert fed <= undisturbed.files
     feed(undisturbed.files - fed)

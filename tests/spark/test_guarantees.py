@@ -52,11 +52,11 @@ def test_a_slot_that_dies_between_two_batches_of_an_epoch_is_restored(
     spark: Any, ledger: Any, tmp_path: Path
 ):
     with Live(spark, tmp_path, ledger.files, checkpoint_every=1000) as live:
-        coordinator = live.run._coordinator
+        coordinator = live.run._engine.coordinator
         for file in ledger.files[:2]:
             live.source.add(*file)
         assert eventually(lambda: coordinator.batches == 2 or coordinator.committed)
-        for pid in slot_pids(live.run._driver.run_id).values():
+        for pid in slot_pids(live.run._engine.driver.run_id).values():
             os.kill(pid, signal.SIGKILL)
         for file in ledger.files[2:]:
             live.source.add(*file)
@@ -74,7 +74,7 @@ def test_an_epoch_whose_batches_do_not_come_is_committed(spark: Any, ledger: Any
 def test_a_stop_commits_the_epoch_under_way(spark: Any, ledger: Any, tmp_path: Path):
     with Live(spark, tmp_path, ledger.files, checkpoint_every=1000) as live:
         live.source.add(*ledger.files[0])
-        assert eventually(lambda: live.run._coordinator.newest is not None)
+        assert eventually(lambda: live.run._engine.coordinator.newest is not None)
     assert by_id(published(tmp_path / "booked")) == ledger.booked(0, 1)
 
 

@@ -85,7 +85,7 @@ def test_ten_thousand_queries_see_committed_values_of_one_epoch_each(spark, tmp_
         run.rescale(3)
         assert eventually(lambda: run.parallelism == 3)
         comes_to(run.metrics().epoch + 3)
-        os.kill(slot_pids(run._coordinator.run_id)[0], signal.SIGKILL)
+        os.kill(slot_pids(run._engine.coordinator.run_id)[0], signal.SIGKILL)
         comes_to(run.metrics().epoch + 3)
         over.set()
         for client in clients:

@@ -292,7 +292,7 @@ def test_all_that_is_available_includes_the_timers_that_are_due(alarms, tmp_path
     rows, build, out = alarms
     rows.add((1, 1, at(0)), (2, 2, at(9)))
     # Nobody else looks whether an epoch is due.
-    monkeypatch.setattr("cairn.run.Ticker", lambda *given: None)
+    monkeypatch.setattr("cairn.driver.engine.Ticker", lambda *given: None)
     with build().start(
         checkpoint=str(tmp_path / "c"), parallelism=2, trigger="200 milliseconds"
     ) as run:
@@ -363,7 +363,7 @@ def test_stop_waits_for_an_epoch_without_a_batch(alarms, tmp_path, monkeypatch):
     with build().start(
         checkpoint=str(tmp_path / "c"), parallelism=2, trigger="500 milliseconds"
     ) as run:
-        execute = run._driver.execute
+        execute = run._engine.driver.execute
 
         def slow(batch, begin):
             if batch is None:
@@ -371,7 +371,7 @@ def test_stop_waits_for_an_epoch_without_a_batch(alarms, tmp_path, monkeypatch):
                 assert go_on.wait(60)
             return execute(batch, begin)
 
-        monkeypatch.setattr(run._driver, "execute", slow)
+        monkeypatch.setattr(run._engine.driver, "execute", slow)
         assert begun.wait(60)
         stopping = threading.Thread(target=run.stop)
         stopping.start()

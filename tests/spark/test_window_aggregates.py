@@ -221,7 +221,7 @@ def test_a_killed_slot_and_a_rescale_in_the_middle_change_nothing(
         run.process_all_available()
         for number, file in enumerate(files[1:]):
             if number == 1:
-                for pid in slot_pids(run._coordinator.run_id).values():
+                for pid in slot_pids(run._engine.coordinator.run_id).values():
                     os.kill(pid, signal.SIGKILL)
             if number == 3:
                 run.rescale(3)

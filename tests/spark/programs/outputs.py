@@ -145,7 +145,7 @@ def main() -> None:
             trigger=options.trigger,
             **json.loads(options.start),
         )
-        report(run=run._coordinator.run_id)
+        report(run=run._engine.coordinator.run_id)
         threading.Thread(target=obey, args=(run,), daemon=True).start()
         watch(run)
         error = run.error
@@ -161,7 +161,7 @@ def main() -> None:
 
 def watch(run: Any) -> None:
     newest, status = 0, "running"
-    while not run._ended.wait(0.02):
+    while not run._engine.ended.wait(0.02):
         now = epoch_of(run)
         if now != newest:
             newest = now
