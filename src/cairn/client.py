@@ -23,7 +23,7 @@ from urllib.parse import quote
 import msgspec
 
 from cairn.errors import QueryError
-from cairn.query.link import TRIES_MAX, Link, encoded
+from cairn.query.link import TRIES_MAX, Link, encode_json
 from cairn.query.live import Answer, Answers, Source
 from cairn.report.epoch import EpochReport
 
@@ -245,7 +245,7 @@ def _parts(keys: Sequence[Any]) -> list[list[Any]]:
     parts: list[list[Any]] = [[]]
     size = 0
     for key in keys:
-        key_bytes = len(encoded(loose_json(key))) + 1
+        key_bytes = len(encode_json(loose_json(key))) + 1
         if len(parts[-1]) == KEYS_AT_ONCE or (parts[-1] and size + key_bytes > KEYS_BYTES):
             parts.append([])
             size = 0

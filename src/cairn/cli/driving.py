@@ -79,7 +79,7 @@ def drive(settings: Settings) -> None:
                         # The view for programs says nothing else on stdout.
                         print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
                     _follow(run, _Follower(run), view, interrupts)
-                view.ended(run.status)
+                view.end(run.status)
     except Exception as error:
         if log is not None:
             error.add_note(f"spark's log: {log}")

@@ -252,7 +252,7 @@ class LiveState:
                     lookup.uid, range(group, group + 1), [lookup.state], narrowed
                 )
                 for chunk in chunks:
-                    found = lookup.stored_rows(chunk.rows[lookup.state])
+                    found = lookup.collect_rows(chunk.rows[lookup.state])
                     held |= {(group, key): found[key] for key in keys if key in found}
         return held
 
