@@ -440,7 +440,7 @@ def test_driver_killed_around_epochs_without_a_batch_loses_and_doubles_no_timer(
         "driver.idle.ended:1",
     ]
     for point in points:
-        with Program("alarms", rows.folder, work, CAIRN_CRASH_AT=point) as program:
+        with Program("alarms", rows.folder, work, on=spark, CAIRN_CRASH_AT=point) as program:
             program.end()
         assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
     finish(build_alarms(spark, rows.folder, work), work / "checkpoint", drain=True)
