@@ -15,6 +15,7 @@ import pytest
 from cairn import CommitConflictError
 from cairn.testing.crash import told_of_passes
 from tests import servers
+from tests.marks import for_soak
 from tests.soak.chain import Chain
 from tests.soak.lossy import LossyProxy
 from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
@@ -180,7 +181,13 @@ def test_commit_that_every_sink_has_made_and_not_told_is_made_once(spark, chain,
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("place", ["driver.epoch.ran:2", "driver.sink.unmarked@postgres:2"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        for_soak("driver.epoch.ran:2"),
+        "driver.sink.unmarked@postgres:2",
+    ],
+)
 def test_of_two_drivers_exactly_one_publishes(spark, chain, place):
     """The older one stands still with an epoch prepared, until the newer one has cleaned up."""
     # One that stands still would keep the scheduler of a JVM it shares from going on.

@@ -8,6 +8,7 @@ import pytest
 
 from cairn import FunctionError, Job, KeyedProcess, PlanError, sinks, state
 from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.ticker import Ticker
 from cairn.plan.sql import time_sql
 from cairn.types import parse_schema
 from tests.spark.programs.alarms import SCHEMA as ALARM_ROWS
@@ -291,7 +292,7 @@ def test_all_that_is_available_includes_the_timers_that_are_due(alarms, tmp_path
     rows, build, out = alarms
     rows.add((1, 1, at(0)), (2, 2, at(9)))
     # Nobody else looks whether an epoch is due.
-    monkeypatch.setattr("cairn.run.Ticker", lambda *given: None)
+    monkeypatch.setattr(Ticker, "_run", lambda ticker: None)
     with build().start(
         checkpoint=str(tmp_path / "c"), parallelism=2, trigger="200 milliseconds"
     ) as run:
