@@ -138,14 +138,14 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
     )
 
 
-def take_in(part: RangeState, compacted: Compacted) -> RangeState | None:
+def take_in(before: RangeState, compacted: Compacted) -> RangeState | None:
     """A range with a file written in the background in place of those it stands for.
 
     None when it no longer fits: the range is another one by now, or its files are.
     """
-    if (part.first_group, part.group_count) != (compacted.first_group, compacted.group_count):
+    if (before.first_group, before.group_count) != (compacted.first_group, compacted.group_count):
         return None
-    files = part.files
+    files = before.files
     ids = [ref.id for ref in files]
     if compacted.stored.id in ids:
         return None
@@ -165,7 +165,7 @@ def take_in(part: RangeState, compacted: Compacted) -> RangeState | None:
         at = starts[-1]
         replaced = files[at : at + count]
     ref = compacted.stored.listed(
-        part.groups,
+        before.groups,
         tier=compacted.tier,
         first_epoch=min((ref.first_epoch for ref in replaced), default=compacted.as_of),
         last_epoch=compacted.as_of
@@ -173,11 +173,11 @@ def take_in(part: RangeState, compacted: Compacted) -> RangeState | None:
         else max(ref.last_epoch for ref in replaced),
     )
     kept = [other for other in files if not any(other is gone for gone in replaced)]
-    return msgspec.structs.replace(part, files=[*kept[:at], ref, *kept[at:]])
+    return msgspec.structs.replace(before, files=[*kept[:at], ref, *kept[at:]])
 
 
 def advance(
-    part: RangeState,
+    before: RangeState,
     ack: OperatorAck,
     epoch: int,
     held: Held | None = None,
@@ -186,15 +186,15 @@ def advance(
 
     A slot that counted has an entry for each range that it owns.
     """
-    keys, entries = (part.state_keys, part.state_entries) if held is None else held
-    files = list(part.files)
-    version = part.version
+    keys, entries = (before.state_keys, before.state_entries) if held is None else held
+    files = list(before.files)
+    version = before.version
     if ack.delta is not None:
-        files.append(ack.delta.listed(part.groups, first_epoch=epoch, last_epoch=epoch))
+        files.append(ack.delta.listed(before.groups, first_epoch=epoch, last_epoch=epoch))
         version = next_version(version, ack.delta.id)
     return RangeState(
-        first_group=part.first_group,
-        group_count=part.group_count,
+        first_group=before.first_group,
+        group_count=before.group_count,
         version=version,
         files=files,
         state_keys=keys,
@@ -203,15 +203,15 @@ def advance(
     )
 
 
-def replaced(part: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
+def replaced(before: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
     """A range of which an epoch has written all there is, or left nothing."""
     stored = ack.delta
     files = []
     if stored is not None:
-        files = [stored.listed(part.groups, first_epoch=epoch, last_epoch=epoch)]
+        files = [stored.listed(before.groups, first_epoch=epoch, last_epoch=epoch)]
     return RangeState(
-        first_group=part.first_group,
-        group_count=part.group_count,
+        first_group=before.first_group,
+        group_count=before.group_count,
         version=EMPTY_VERSION if stored is None else stored.id,
         files=files,
         state_keys=0,

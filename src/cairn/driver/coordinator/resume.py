@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from cairn.driver.coordinator.rounds import has_records
 from cairn.errors import PlanError, StateSchemaError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
-from cairn.protocol.entry import EntrySpec
+from cairn.protocol.scoped_state import ScopedState
 from cairn.state import Declaration
 from cairn.storage.manifest import Epoch, OperatorEntry
 from cairn.storage.spark_log import match_sources
@@ -21,7 +21,7 @@ from cairn.types.evolution import IncompatibleError, compare
 
 def check_resume(
     newest: Epoch,
-    entries: Mapping[str, EntrySpec],
+    entries: Mapping[str, ScopedState],
     *,
     job_name: str,
     url: str,
@@ -51,7 +51,7 @@ def check_resume(
     return frozenset(anew)
 
 
-def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) -> PlanError:
+def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, ScopedState]) -> PlanError:
     operator = entry.uid.split(":")[0]
     if entry.scope == "shared" and operator in entries:
         names = ", ".join(repr(name) for name in entry.states)
@@ -88,7 +88,7 @@ _SCOPES = {
 }
 
 
-def _other_scope(where: str, entry: OperatorEntry, declared: EntrySpec) -> StateSchemaError:
+def _other_scope(where: str, entry: OperatorEntry, declared: ScopedState) -> StateSchemaError:
     found, expected = _SCOPES[entry.scope], _SCOPES[declared.scope]
     return StateSchemaError(
         f"{where}\n  operator {entry.uid!r}: the epoch holds {found}, the job declares {expected}; "
@@ -142,7 +142,7 @@ def _where(newest: Epoch, job_name: str, url: str) -> str:
     return f"cannot go on with job {job_name!r} from epoch {newest.number} of {url}"
 
 
-def _check_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
+def _check_keys(where: str, entry: OperatorEntry, program: ScopedState) -> None:
     keys = program.key_types
     if entry.scope == "shared":
         _check_shared_keys(where, entry, program)
@@ -160,7 +160,7 @@ def _check_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
         )
 
 
-def _check_shared_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
+def _check_shared_keys(where: str, entry: OperatorEntry, program: ScopedState) -> None:
     kept = [name for name in entry.states if name in program.states]
     if kept and entry.key_types != program.key_types:
         (found,), (expected,) = entry.key_types.values(), program.key_types.values()

@@ -20,8 +20,8 @@ import msgspec
 
 from cairn.crash import crash_point
 from cairn.driver.coordinator.acks import check_shared, complete
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
+from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
 
@@ -47,7 +47,7 @@ def run_rounds(
     begin: Begin,
     execute: Execute,
     spec: JobSpec,
-    entries: Mapping[str, EntrySpec],
+    states: Mapping[str, ScopedState],
     *,
     is_stopping: Callable[[], bool],
 ) -> list[Outcome]:
@@ -61,7 +61,7 @@ def run_rounds(
         begin = msgspec.structs.replace(begin, is_last_round=is_last)
         outcome = execute(begin)
         acks = complete(outcome.acks, spec, begin.parallelism)
-        check_shared(acks, entries)
+        check_shared(acks, states)
         rounds.append(outcome._replace(acks=acks))
         if is_last or not sends_back(acks, feedbacks):
             return rounds
