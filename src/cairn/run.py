@@ -73,7 +73,7 @@ class Run:
         # Before anything else: a port that is taken is known before a job is taken over.
         self._web = Web(options.serve)
         spark = graph.sources[0].dataframe.sparkSession
-        with self._web.closed_on_error():
+        with self._web.close_on_error():
             started = start(graph, options)
             with (
                 closed_on_error(sink.sink for sink in graph.sinks),

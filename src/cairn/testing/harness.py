@@ -63,7 +63,7 @@ from cairn.testing.clock import ManualClock
 from cairn.testing.inputs import Input, Inputs
 from cairn.types import parse_schema, row_class
 from cairn.types.codec import codec
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 UID = "harness"
 DRAIN_EPOCHS_MAX = 100
@@ -81,7 +81,7 @@ class Harness:
         *,
         sides: Mapping[str, Any] | None = None,
         event_time: str | Mapping[str, str] | None = None,
-        watermark: str | None = None,
+        watermark: Duration | None = None,
         now_ms: int = 0,
         on_error: OnError = "fail",
         backend: str = "heap",

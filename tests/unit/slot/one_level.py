@@ -22,7 +22,7 @@ from cairn.sinks.base import Execution
 from cairn.slot.level import LevelRuntime
 from cairn.slot.runtime import Runtime
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_schema
 from cairn.types.codec import codec
@@ -148,7 +148,7 @@ class Checkpoint:
         for file in compacted:
             parts = [take_in(part, file) or part for part in parts]
         self.settled = [file.stored.id for file in compacted]
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="count",
             function_version="",
             key_types={"k": "bigint"},

@@ -22,7 +22,7 @@ from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.files import StateFile, encode_segment
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pack import write_segment
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
@@ -101,7 +101,7 @@ class Slot:
             state_bytes=0,
         )  # fmt: skip
         ack = OperatorAck("loop:op", 0, 0, 0, stored)
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="loop:op",
             function_version="",
             key_types=self.spec.key_types,

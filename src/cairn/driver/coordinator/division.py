@@ -13,7 +13,7 @@ from cairn.driver.coordinator.compaction import due
 from cairn.driver.coordinator.ranges import lists_for, pieces_of, ranges_for, shared_range
 from cairn.protocol.messages import Compaction, Piece
 from cairn.protocol.scoped_state import ScopedState
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, RangeState
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState
 
 
 class Division:
@@ -40,7 +40,7 @@ class Division:
             return lists_for(held, self._parallelism, count, state.redistribution)
         return ranges_for(held, self._parallelism, count)
 
-    def _held(self, uid: str) -> OperatorEntry | None:
+    def _held(self, uid: str) -> EpochOperator | None:
         """Return the state as the epoch holds it."""
         held = None if self._newest is None else self._newest.operators.get(uid)
         # Under another scope it is empty: otherwise the program would have been refused.

@@ -72,7 +72,7 @@ from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -444,7 +444,7 @@ class Coordinator:
             self.feedbacks,
         )
         operators = {
-            uid: OperatorEntry(
+            uid: EpochOperator(
                 uid=uid,
                 function_version=self.operators[state.operator].function_version,
                 key_types=state.key_types,

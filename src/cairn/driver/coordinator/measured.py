@@ -14,7 +14,7 @@ from cairn.protocol.letters import SAMPLE_MAX, LetterSample
 from cairn.protocol.messages import Ack, Begin, Compacted, Report
 from cairn.protocol.spec import JobSpec
 from cairn.slot.heat import hottest
-from cairn.storage.manifest import Epoch, Held, entry_uids
+from cairn.storage.manifest import Epoch, Held, operator_uids
 
 _SUMMED = ("rows_in", "rows_out", "late_rows", "untimed_rows", "error_rows")
 
@@ -322,7 +322,7 @@ def slender(operators: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def _state_bytes(epoch: Epoch, operator: str) -> int:
-    entries = (epoch.operators[uid] for uid in entry_uids(epoch.operators, operator))
+    entries = (epoch.operators[uid] for uid in operator_uids(epoch.operators, operator))
     return sum(part.state_bytes for entry in entries for part in entry.ranges)
 
 

@@ -20,34 +20,36 @@ from cairn.key_groups import groups_of, overlap
 from cairn.protocol.messages import Compacted, OperatorAck, Piece
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    EpochOperator,
     FileRef,
     Held,
-    OperatorEntry,
     RangeState,
     next_version,
 )
 
 
-def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) -> list[RangeState]:
+def ranges_for(
+    stored: EpochOperator | None, parallelism: int, group_count: int
+) -> list[RangeState]:
     """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
     wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
-    held = [] if entry is None else entry.ranges
+    held = [] if stored is None else stored.ranges
     if [part.groups for part in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
 
 
 def lists_for(
-    entry: OperatorEntry | None, parallelism: int, group_count: int, redistribution: str
+    stored: EpochOperator | None, parallelism: int, group_count: int, redistribution: str
 ) -> list[RangeState]:
     """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
 
     A share is in no file yet: the subtask reads all lists, and writes its own as a base.
     """
-    held = [] if entry is None else entry.ranges
+    held = [] if stored is None else stored.ranges
     versions = [part.version for part in held]
     if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
-        return ranges_for(entry, parallelism, group_count)
+        return ranges_for(stored, parallelism, group_count)
     return [
         RangeState(
             first_group=groups.start,
@@ -65,10 +67,10 @@ def lists_for(
     ]
 
 
-def shared_range(entry: OperatorEntry | None, group_count: int) -> RangeState:
+def shared_range(stored: EpochOperator | None, group_count: int) -> RangeState:
     """The state that all subtasks start from alike: nothing of it is cut."""
-    (part,) = ranges_for(entry, 1, group_count)
-    return part
+    (one,) = ranges_for(stored, 1, group_count)
+    return one
 
 
 def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
@@ -93,11 +95,11 @@ def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list
     return [found[new] if new in found else next(free) for new in range(parallelism)]
 
 
-def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
+def pieces_of(stored: EpochOperator | None, groups: range) -> list[Piece]:
     """Which of the parent's ranges these key groups come from."""
     return [
         Piece(owned.start, len(owned), part.version)
-        for part in ([] if entry is None else entry.ranges)
+        for part in ([] if stored is None else stored.ranges)
         if part.version != EMPTY_VERSION and (owned := overlap(part.groups, groups))
     ]
 
@@ -184,7 +186,7 @@ def advance(
 ) -> RangeState:
     """Return a range after an epoch: its delta comes last. `held` as the slot counted, if it did.
 
-    A slot that counted has an entry for each range that it owns.
+    A slot counts all ranges that it owns, or none.
     """
     keys, entries = (before.state_keys, before.state_entries) if held is None else held
     files = list(before.files)

@@ -23,7 +23,7 @@ from cairn.driver.coordinator.acks import check_shared, complete
 from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
 from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
 
 INLINE_BYTES_MAX = 32 * 1024 * 1024
 """So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
@@ -114,22 +114,22 @@ def in_flight(epoch: Epoch | None) -> int:
 def records_of(epoch: Epoch) -> dict[str, int]:
     """The same for each loop and the operator the records go to."""
     return {
-        uid: sum(part.state_entries for part in entry.ranges)
-        for uid, entry in epoch.operators.items()
-        if entry.scope == "feedback"
+        uid: sum(part.state_entries for part in stored.ranges)
+        for uid, stored in epoch.operators.items()
+        if stored.scope == "feedback"
     }
 
 
 def is_pending(epoch: Epoch | None) -> bool:
     """Whether an epoch has records to process, without a single row of the sources."""
     return epoch is not None and any(
-        has_records(entry) for entry in epoch.operators.values() if entry.scope == "feedback"
+        has_records(stored) for stored in epoch.operators.values() if stored.scope == "feedback"
     )
 
 
-def has_records(entry: OperatorEntry) -> bool:
+def has_records(stored: EpochOperator) -> bool:
     # Not by the keys of a range: those are estimates after a change of parallelism.
-    return any(ref.rows for part in entry.ranges for ref in part.files)
+    return any(ref.rows for part in stored.ranges for ref in part.files)
 
 
 def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:

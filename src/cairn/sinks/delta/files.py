@@ -132,7 +132,7 @@ class MergeWriter(_FilesWriter):
         return {"place": place}
 
     def _put(self, name: str, data: bytes) -> None:
-        self._sink.store.put(self._sink.staged(name), data)
+        self._sink.store.put(self._sink.staging_path(name), data)
 
 
 class AppendWriter(_FilesWriter):
@@ -169,7 +169,7 @@ class AppendWriter(_FilesWriter):
         return {"partition": values, "stats": statistics(rows)}
 
     def _put(self, name: str, data: bytes) -> None:
-        self._sink.store.put(self._sink.staged(name), b"")
+        self._sink.store.put(self._sink.staging_path(name), b"")
         self._sink.store.put(name, data)
 
 
