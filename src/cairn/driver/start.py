@@ -236,7 +236,7 @@ def _check(
     coordinator.check_output(epoch)
     return check_resume(
         epoch,
-        coordinator.entries,
+        coordinator.scoped_states,
         job_name=graph.name,
         url=url,
         allow_dropped_state=options.allow_dropped_state,
