@@ -1,7 +1,7 @@
-"""What `cairn diff` tells: per state what came, changed and went, with examples.
+"""Print the differences between two epochs: counts per state, with examples.
 
 Always true here:
-- pickled objects are never unpickled: only their size is shown.
+- pickled objects are never unpickled: only their size is printed.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ def _state_facts(diff: StateDiff) -> Facts:
 def _example_facts(diff: StateDiff, how: str, example: Example) -> Facts:
     facts: Facts = {"key": plain(example.key)}
     if example.entry is not None:
-        # Of an item of an operator list its place, without the number of a copy.
+        # The entry of an operator list is (position, number of a copy).
         is_item = diff.kind == "operator_list"
         facts["entry"] = plain(example.entry[0] if is_item else example.entry)
     if how != "added":
-        facts["before"] = _shown(diff, example.before)
+        facts["before"] = _value_facts(diff, example.before)
     if how != "removed":
-        facts["after"] = _shown(diff, example.after)
+        facts["after"] = _value_facts(diff, example.after)
     return facts
 
 
-def _shown(diff: StateDiff, value: Any) -> Any:
+def _value_facts(diff: StateDiff, value: Any) -> Any:
     if diff.type != "object":
         return plain(value)
     if isinstance(value, tuple):
-        return [_shown(diff, item) for item in value]
+        return [_value_facts(diff, item) for item in value]
     return None if value is None else f"<{len(value)} bytes pickled>"
 
 
 def plain(value: Any) -> Any:
-    """A stored value as JSON has it: times in ISO form, bytes in hex, other exact ones as text."""
+    """Return a stored value as JSON: times in ISO form, bytes in hex, other exact ones as text."""
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return {key: plain(each) for key, each in value.items()}
