@@ -25,10 +25,10 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import Context, KeyedProcess
+from cairn.functions import Context, Hooks, KeyedProcess
 from cairn.operators.window_process import named
 from cairn.state import Declaration, Map
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 HOW = ("inner", "left", "right", "full")
 
@@ -100,10 +100,19 @@ class JoinPlan:
         return pa.schema(fields)
 
 
+JoinColumns = str | Sequence[str] | Mapping[str, str]
+"""The key of a join: a column, several, or {left column: right column}."""
+
+
 def join_plan(
-    left: pa.Schema, right: pa.Schema, on: Any, within: Any, how: str, suffix: str
+    left: pa.Schema,
+    right: pa.Schema,
+    on: JoinColumns,
+    within: Duration | tuple[Duration, Duration],
+    how: str,
+    suffix: str,
 ) -> JoinPlan:
-    """What was asked for, checked."""
+    """Check the arguments of a join and return its plan."""
     if how not in HOW:
         raise PlanError(f"join: how={how!r}\n  expected: one of {', '.join(HOW)}")
     pairs = _pairs(on)
@@ -120,10 +129,10 @@ def join_plan(
     return JoinPlan(left, right, pairs, *_bounds_ms(within), how, suffix)
 
 
-def _pairs(on: Any) -> tuple[tuple[str, str], ...]:
+def _pairs(on: JoinColumns) -> tuple[tuple[str, str], ...]:
     if isinstance(on, str):
         on = [on]
-    pairs = list(on.items()) if isinstance(on, Mapping) else [(c, c) for c in _listed(on)]
+    pairs = list(on.items()) if isinstance(on, Mapping) else [(c, c) for c in _list(on)]
     if not pairs or not all(isinstance(column, str) for pair in pairs for column in pair):
         raise PlanError(
             f"join: on={on!r}\n"
@@ -132,13 +141,13 @@ def _pairs(on: Any) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _listed(on: Any) -> list[Any]:
+def _list(on: object) -> list[Any]:
     return list(on) if isinstance(on, Iterable) else [on]
 
 
-def _bounds_ms(within: Any) -> tuple[int, int]:
-    """From a span, or from a pair of them that may be negative."""
-    if isinstance(within, str):
+def _bounds_ms(within: Duration | tuple[Duration, Duration]) -> tuple[int, int]:
+    """Return the earliest and the latest time of the right row, relative to the left row's."""
+    if isinstance(within, Duration):
         span_ms = duration_ms(within, "within of join")
         return -span_ms, span_ms
     if not isinstance(within, Sequence) or len(within) != 2:
@@ -147,7 +156,7 @@ def _bounds_ms(within: Any) -> tuple[int, int]:
             "  expected: a span of time such as '10 minutes', or a pair of them such as "
             "('-5 minutes', '10 minutes'): how much later the right row may be"
         )
-    low_ms, high_ms = (_signed_ms(bound) for bound in within)
+    low_ms, high_ms = (duration_ms(bound, "within of join", signed=True) for bound in within)
     if low_ms > high_ms:
         raise PlanError(
             f"join: within={within!r} is empty\n"
@@ -155,13 +164,6 @@ def _bounds_ms(within: Any) -> tuple[int, int]:
             "between them"
         )
     return low_ms, high_ms
-
-
-def _signed_ms(bound: Any) -> int:
-    text = bound.strip() if isinstance(bound, str) else bound
-    if isinstance(text, str) and text.startswith("-"):
-        return -duration_ms(text[1:], "within of join")
-    return duration_ms(text, "within of join")
 
 
 _PANE = re.compile(r"\bpane_(minus)?\d+_(minus)?\d+\b")
@@ -283,11 +285,11 @@ def _in_calendar(time_ms: int) -> int:
     return max(-MAX_MS, min(time_ms, MAX_MS))
 
 
-class IntervalJoin(KeyedProcess[Any]):
+class IntervalJoin(Hooks, KeyedProcess[Any]):
     """Joins two connected streams, `left` and `right`."""
 
     forgets = True
-    reads_times_us = True
+    reads_row_times = True
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
@@ -325,7 +327,7 @@ class IntervalJoin(KeyedProcess[Any]):
             self.result_time, self.result_shift_us = left
             self.result_delay_ms = after_left_ms
 
-    def made_state(self) -> dict[str, Declaration]:
+    def declare_state(self) -> dict[str, Declaration]:
         return self._left.states() | self._right.states()
 
     def open(self, ctx: Context) -> None:
@@ -346,7 +348,7 @@ class IntervalJoin(KeyedProcess[Any]):
 
     def _met(self, side: Side, others: Side, row: Any, ctx: Any) -> list[Any] | None:
         """The rows that a new one finds; None: it is in the result alone."""
-        time_us = next(ctx.times_us)
+        time_us = next(ctx.row_times_us)
         # Null equals nothing.
         if ctx.key is None or (not self._has_one_key and None in ctx.key):
             return None if side.is_kept else []

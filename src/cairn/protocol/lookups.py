@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from cairn.backends.held import Form
+from cairn.backends.packing import Form
 from cairn.protocol.messages import End
 
 ASK_BYTES_MAX: Final = 8 << 20

@@ -23,10 +23,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from cairn.backends.base import Backend
-from cairn.backends.columnar.handles import make_batch_table
-from cairn.backends.held import Form, form_of, pack_held, packing_of
+from cairn.backends.handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.rocksdb.packing import Packing
+from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
@@ -34,7 +33,6 @@ from cairn.protocol.lookups import TOLD_BYTES_MAX
 from cairn.protocol.messages import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
 from cairn.types.durations import MAX_MS, MIN_MS
 
@@ -172,9 +170,9 @@ class Holding:
                 table.rollback()
         self.version, self.pending = version, None
 
-    def delta(self, operator: str) -> list[StatePart]:
-        """What the epoch changed, by state."""
-        parts = []
+    def delta(self, operator: str) -> dict[str, pa.RecordBatch]:
+        """Return the rows that the epoch changed, by state."""
+        changes = {}
         for name, table in sorted(self.tables.items()):
             if self.scope == "shared":
                 # Replicas are compared by their deltas: those of equal content must be equal.
@@ -186,8 +184,8 @@ class Holding:
                     f"operator {operator!r}: {error.message}", operator=operator, **error.facts
                 ) from error
             if batch is not None:
-                parts.append(StatePart(name, batch))
-        return parts
+                changes[name] = batch
+        return changes
 
     def finished(self, delta_id: str | None) -> None:
         """Name what the epoch made, so that the next `begin` can recognise it."""
@@ -203,7 +201,7 @@ class Holding:
         of their states, and the exact union would cost a look at every key. State without keys
         (lists of a subtask, broadcast state) has entries only.
         """
-        held = [table.held() for table in self.tables.values()]
+        held = [table.count_held() for table in self.tables.values()]
         keys = max((each.keys for each in held), default=0) if self.scope == "keyed" else 0
         return Held(keys, sum(each.entries for each in held))
 
@@ -249,7 +247,7 @@ class Holding:
                 self.version, self.pending = INCOMPLETE, None
                 raise
         for table, expiry in emptied.items():
-            expiry.tidied(is_packed=table in sparse)
+            expiry.note_tidied(is_packed=table in sparse)
         return bool(emptied)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.backends.operator_list import OWN
+from cairn.backends.handles.operator_list import OWN
 from cairn.backends.overlay import MapTable
 from cairn.slot.holding import Holding
 from cairn.snapshots.reader import EpochReader

@@ -2,24 +2,28 @@
 
 from cairn.types.declared import (
     OBJECT,
+    SchemaLike,
+    TypeLike,
     all_nullable,
     contains_map,
+    format_type,
     parse_schema,
     parse_type,
     row_class,
     schema_ddl,
-    shown_type,
     type_ddl,
 )
 
 __all__ = [
     "OBJECT",
+    "SchemaLike",
+    "TypeLike",
     "all_nullable",
     "contains_map",
+    "format_type",
     "parse_schema",
     "parse_type",
     "row_class",
     "schema_ddl",
-    "shown_type",
     "type_ddl",
 ]

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.errors import EpochError, StaleEpochError
-from cairn.types.codec.loose_json import loose_json
+from cairn.types.codec.json_values import loose_json
 from cairn.web.answers import (
     json_body,
     json_response,

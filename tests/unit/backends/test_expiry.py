@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from cairn import state
-from cairn.backends import BACKENDS, ttl
+from cairn.backends import BACKENDS
+from cairn.backends import expiry as expiry_module
 from cairn.backends.base import ABSENT
-from cairn.backends.heap.backend import HeapMapRows, HeapRows
+from cairn.backends.expiry import Expiry, leave_out_expired
+from cairn.backends.heap.backend import HeapMapRows
 from cairn.backends.overlay import Table
 from cairn.backends.rocksdb.backend import RocksBackend
-from cairn.backends.ttl import Expiry, leave_out_expired
-from cairn.types.codec.stamped import joined, split, stamped_codec
+from cairn.types.codec.stamped import stamp_codec
 from tests.unit.backends.bases import GROUP_COUNT, Slot, stored
 
 TTL_MS = 1_000
@@ -193,7 +193,7 @@ def test_after_a_restore_everything_is_found_again_in_slices(slot: Slot) -> None
 def test_what_is_written_while_rows_are_looked_through_is_judged_by_its_new_time(
     slot: Slot, monkeypatch: pytest.MonkeyPatch, base_begins: bool
 ) -> None:
-    monkeypatch.setattr(ttl, "_SCAN_KEYS", 2)
+    monkeypatch.setattr(expiry_module, "_SCAN_KEYS", 2)
     write(slot, range(80), 0)
     if isinstance(slot.backend, RocksBackend):
         slot.backend.flush()
@@ -279,8 +279,8 @@ def disk_bytes(backend: RocksBackend) -> int:
 def test_the_few_rows_that_are_left_are_packed_and_stay_what_they_were(
     slot: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ttl, "_EMPTIED_KEYS_MIN", 50)
-    monkeypatch.setattr(ttl, "_QUIET_S", 0.0)
+    monkeypatch.setattr(expiry_module, "_EMPTIED_KEYS_MIN", 50)
+    monkeypatch.setattr(expiry_module, "_QUIET_S", 0.0)
     write(slot, range(0, 100), 0)
     begin(slot, 500)
     commit(slot, {"value": {99: (500, "last")}})
@@ -289,7 +289,7 @@ def test_the_few_rows_that_are_left_are_packed_and_stay_what_they_were(
     value, items = slot.tables["value"], slot.tables["items"]
     assert [expiry(table).is_emptied() for table in (value, items)] == [True, True]
     assert expiry(value).is_sparse()
-    expiry(value).tidied(is_packed=True)
+    expiry(value).note_tidied(is_packed=True)
     assert not expiry(value).is_emptied() and not expiry(value).is_sparse()
     slot.tables["value"].changes[0][0] = (1_100, "running")
     rows = list(value.rows)
@@ -315,17 +315,6 @@ def test_nothing_is_packed_while_a_base_is_written(tmp_path: Path) -> None:
     base.close()
 
 
-def test_a_dict_that_has_become_mostly_empty_shrinks() -> None:
-    rows = HeapRows()
-    rows.promote({key: (0, key) for key in range(10_000)})
-    full = sys.getsizeof(rows)
-    rows.promote(dict.fromkeys(range(100, 10_000)))
-    assert sys.getsizeof(rows) == full
-    rows.compact()
-    assert sys.getsizeof(rows) < full / 10
-    assert rows == {key: (0, key) for key in range(100)}
-
-
 def test_entries_are_counted_without_a_walk_through_the_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +325,7 @@ def test_entries_are_counted_without_a_walk_through_the_keys(
         with monkeypatch.context() as patched:
             for walk in ("__iter__", "items", "keys", "values"):
                 patched.setattr(HeapMapRows, walk, None, raising=False)
-            return table.held().entries
+            return table.count_held().entries
 
     begin(slot, 0)
     reclaim(slot)
@@ -360,21 +349,11 @@ def test_entries_are_counted_without_a_walk_through_the_keys(
     slot.close()
 
 
-def test_a_dict_that_is_mostly_full_is_left_alone() -> None:
-    for count in range(0, 3_000, 7):
-        rows = HeapRows()
-        for key in range(count):
-            rows.promote({key: (0, key)})
-        size = sys.getsizeof(rows)
-        rows.compact()
-        assert sys.getsizeof(rows) == size
-
-
 # Stored rows
 
 
 def batch(at: list[int | None]) -> pa.RecordBatch:
-    values = stamped_codec("long").encode([None if a is None else (a, 7) for a in at])
+    values = stamp_codec("long").encode([None if a is None else (a, 7) for a in at])
     return pa.RecordBatch.from_pydict(
         {
             "group": pa.array([0] * len(at), pa.int32()),
@@ -393,27 +372,4 @@ def test_of_a_base_expired_rows_are_left_out_and_of_a_delta_they_delete() -> Non
     deleting = leave_out_expired(rows, "value", 150, keep_rows=True)
     assert deleting["key"].to_pylist() == [0, 1, 2, 3]
     assert deleting["live"].to_pylist() == [False, True, False, False]
-    assert stamped_codec("long").decode(deleting["value"]) == [None, (200, 7), None, None]
-
-
-@pytest.mark.parametrize("type", ["long", "string", "struct<a:long not null,b:string>", "object"])
-def test_stamped_values_come_apart_and_together(type: str) -> None:
-    codec = stamped_codec(type)
-    values = {
-        "long": 5, "string": "x", "object": b"\x80", "struct<a:long not null,b:string>": (1, "y"),
-    }  # fmt: skip
-    pairs = [(1, values[type]), None, (3, None), (4, values[type])]
-    array = codec.encode(pairs)
-    live = array.is_valid()
-    assert codec.decode(joined(*split(array), live)) == pairs
-    assert codec.decode(joined(*split(array.slice(1)), live.slice(1))) == pairs[1:]
-    lists = pa.ListArray.from_arrays([0, 2, 2, 4], codec.encode([pairs[0], pairs[3]] * 2))
-    again = joined(*split(lists.slice(1)), None)
-    assert codec.decode(again.flatten()) == [pairs[0], pairs[3]]
-    assert again.value_lengths().to_pylist() == [0, 2]
-
-
-def test_what_is_packed_for_rocksdb_comes_back() -> None:
-    for type, value in {"long": 5, "date": None, "struct<a:long>": (1,)}.items():
-        codec = stamped_codec(type)
-        assert codec.unpack(list(codec.pack((7, value)))) == (7, value)
+    assert stamp_codec("long").decode(deleting["value"]) == [None, (200, 7), None, None]

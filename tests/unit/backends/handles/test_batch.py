@@ -11,7 +11,7 @@ import pytest
 
 from cairn import state
 from cairn.backends import make_backend, overlay
-from cairn.backends.columnar.handles import make_batch_handle, make_batch_table
+from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.errors import FunctionError
 from cairn.key_groups import key_groups
 
