@@ -617,7 +617,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ended.is_set():
             if kind is not None and issubclass(kind, KeyboardInterrupt):
-                progress.say("stopping after the epoch under way; Ctrl-C again stops at once")
+                progress.say("stopping after the current epoch; Ctrl-C again stops at once")
             with self._awaited():
                 self.stop()
         if kind is None and not self._is_raised:

@@ -184,7 +184,7 @@ def test_the_theme_is_switched_and_remembered(url: str, open_page: OpenPage) -> 
     page = open_page(url)
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     dark = page.evaluate(ground)
     assert light != dark
     page.reload()

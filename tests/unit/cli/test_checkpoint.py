@@ -312,9 +312,9 @@ def build(spark, where):
     ("target", "args", "said"),
     [
         ("job.py", [], "path/to/job.py:build"),
-        ("nothing.py:build", [], "there is no file"),
+        ("nothing.py:build", [], "does not exist"),
         ("job.py:bild", [], "found: build"),
-        ("job.py:build", [], "build(spark, where) does not fit"),
+        ("job.py:build", [], "build(spark, where) cannot be called"),
         ("job.py:build", ["a", "b"], "given: a b"),
     ],
 )
