@@ -9,11 +9,12 @@ MAX_S = 5.0
 
 
 def backoff_s(
-    failures: int, *, first_s: float = FIRST_S, factor: int = 2, max_s: float = MAX_S
+    failures: int, *, first_s: float = FIRST_S, factor: float = 2, max_s: float = MAX_S
 ) -> float:
     """Return the wait after this many failures in a row: `first_s` after the first one."""
     # The bound keeps the power small: somebody may retry for years.
-    return min(max_s, first_s * factor ** min(failures - 1, 30))
+    wait_s: float = first_s * factor ** min(failures - 1, 30)
+    return min(max_s, wait_s)
 
 
 def jitter(wait_s: float) -> float:

@@ -100,7 +100,7 @@ class SavepointWriter:
         declared = _declared(operator, states, function)
         shared = {n: d for n, d in declared.items() if isinstance(d, Broadcast)}
         own = {n: d for n, d in declared.items() if n not in shared}
-        there = self._draft.entries.get(operator)
+        there = self._draft.operators.get(operator)
         if keys is not None:
             key_types = _key_types(operator, keys)
         elif there is not None and there.scope == "keyed":

@@ -208,7 +208,7 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
                     groups = batch["group"].to_numpy()
                     subject.table.apply(batch.filter(pa.array(groups < gone.stop)))
             check(subject, model)
-            assert subject.table.held().entries == len(model)
+            assert subject.table.count_held().entries == len(model)
     finally:
         for one in opened:
             one.close()

@@ -13,7 +13,7 @@ import pytest
 
 from cairn import Job, KeyedProcess
 from cairn.sinks import Files, list_published
-from cairn.sinks.base import SinkContext
+from cairn.sinks.base import Execution, SinkContext
 from cairn.types import parse_schema, type_ddl
 from tests.spark.support import finish
 
@@ -57,7 +57,7 @@ def written(sink: Files, schema: pa.Schema, folder: Path, *epochs: list[Any]) ->
     for number, rows in enumerate(epochs, start=1):
         columns = zip(*rows, strict=True)
         arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
-        writer = sink.writer(number, 0, 0)
+        writer = sink.writer(number, 0, Execution())
         writer.write(pa.RecordBatch.from_arrays(arrays, schema=schema))
         prepared = writer.prepare()
         assert prepared is not None
@@ -136,7 +136,7 @@ def test_spark_reads_the_list_and_nothing_else(spark: Any, tmp_path: Path) -> No
     sink = Files(str(folder), listed=True)
     written(sink, schema, tmp_path, *[[(n,)] for n in range(25)])
     assert count() == 28
-    writer = sink.writer(26, 0, 0)
+    writer = sink.writer(26, 0, Execution())
     writer.write(pa.RecordBatch.from_pylist([{"k": 1}], schema=schema))
     prepared = writer.prepare()
     assert count() == 28
@@ -180,7 +180,7 @@ def test_spark_reads_merged_files_instead_of_their_sources(spark: Any, tmp_path:
     sink.open(SinkContext("job", "j", "out", schema, str(tmp_path / "scratch")))
     sink._compacting().round()
     for epoch in (10, 11):
-        writer = sink.writer(epoch, 0, 0)
+        writer = sink.writer(epoch, 0, Execution())
         writer.write(pa.RecordBatch.from_pylist([{"k": epoch - 1, "s": "a"}], schema=schema))
         sink.commit(epoch, [writer.prepare() or {}])
     sink._compacting().round()

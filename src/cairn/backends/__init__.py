@@ -1,4 +1,4 @@
-"""Where a slot keeps state between epochs."""
+"""Backends: they hold the state of a slot between epochs."""
 
 from cairn.backends.base import Backend, Base, BaseCancelledError, BaseTarget
 from cairn.backends.heap.backend import HeapBackend

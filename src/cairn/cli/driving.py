@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,6 +25,7 @@ from cairn.cli.failure import INTERRUPTED
 from cairn.cli.job_file import built_job, load_build, parse_conf, pickle_by_value_in_spark
 from cairn.cli.spark_log import spark_log, stderr_to
 from cairn.driver import progress
+from cairn.driver.options import Options
 from cairn.logs import configure_from_environment
 from cairn.query.facts import epoch_facts
 from cairn.report.text import JsonView, LineView, LiveView, View
@@ -38,17 +39,13 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """What `cairn run` was told."""
+    """The command line of `cairn run`."""
 
     target: str
-    checkpoint: str
+    options: Options
     args: list[str] = field(default_factory=list)
-    parallelism: int | None = None
-    trigger: str = "1 second"
     master: str | None = None
     conf: list[str] = field(default_factory=list)
-    start: dict[str, Any] = field(default_factory=dict)
-    """What else is passed on to `job.start`."""
     as_json: bool = False
 
 
@@ -73,17 +70,11 @@ def drive(settings: Settings) -> None:
         # A live view has the terminal for itself.
         with _Interrupts() as interrupts, progress.muted(if_=is_live):
             job = built_job(build, spark, settings.target, settings.args)
-            store = open_store(settings.checkpoint)
+            store = open_store(settings.options.checkpoint)
             view = _view(settings, job.name, store.url, out, is_live=is_live)
             interrupts.view = view
             with view:
-                run = job.start(
-                    checkpoint=store.url,
-                    parallelism=settings.parallelism,
-                    trigger=settings.trigger,
-                    **settings.start,
-                )
-                with run:
+                with job.start(**vars(replace(settings.options, checkpoint=store.url))) as run:
                     if run.url is not None:
                         # The view for programs says nothing else on stdout.
                         print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
@@ -174,7 +165,7 @@ def _view(
     if out is not None:
         return JsonView(out)
     if is_live:
-        return LiveView(Console(), job_name, url, settings.trigger)
+        return LiveView(Console(), job_name, url, settings.options.trigger)
     return LineView(sys.stdout, job_name, url)
 
 

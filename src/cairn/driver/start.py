@@ -96,8 +96,9 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
         )
         with reached_at_start(sink.uid, sink.sink):
             sink.sink.open(context)
-    commit_ms = options.commit_timeout and duration_ms(options.commit_timeout, "commit_timeout")
-    keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
+    timeout, keep = options.commit_timeout, options.retained_for
+    commit_ms = None if timeout is None else duration_ms(timeout, "commit_timeout")
+    keep_ms = None if keep is None else duration_ms(keep, "retained_for")
     coordinator = Coordinator(
         spec,
         store,

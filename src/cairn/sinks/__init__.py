@@ -1,6 +1,6 @@
 """Sinks: the targets that streams are published to."""
 
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.sinks.delta.sink import Delta
 from cairn.sinks.driver import Collect, Console, Noop
 from cairn.sinks.files.published import list_published
@@ -16,6 +16,7 @@ __all__ = [
     "Committable",
     "Console",
     "Delta",
+    "Execution",
     "Files",
     "Foreach",
     "Noop",

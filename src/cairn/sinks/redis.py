@@ -34,7 +34,7 @@ from cairn.sinks.base import SinkContext
 from cairn.sinks.environment import read_setting
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 
 CHUNK_ROWS: Final = 1000
 CHUNK_BYTES_MAX: Final = 8 << 20
@@ -46,16 +46,16 @@ _KEY: Final = "key"
 _FIELD: Final = "field:"
 _VALUE: Final = "value"
 
-# KEYS: the fence, then a key per row. ARGV: epoch, part, first row, ttl in ms or 0, number of
+# KEYS: the fence, then a key per row. ARGV: epoch, batch, first row, ttl in ms or 0, number of
 # fields of a hash or 0 for strings, a 0 or 1 per value (1: null) or nothing without nulls, names
-# of fields, values. Returns the number of rows of the part in Redis, or -1 if it has a newer one.
+# of fields, values. Returns the number of rows of the batch in Redis, or -1 if it has a newer one.
 _SCRIPT: Final = """
 local fence = redis.call('HMGET', KEYS[1], 'epoch', 'part', 'rows')
-local at_epoch, at_part = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
-local epoch, part, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if at_epoch > epoch or (at_epoch == epoch and at_part > part) then return -1 end
+local at_epoch, at_batch = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
+local epoch, batch, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if at_epoch > epoch or (at_epoch == epoch and at_batch > batch) then return -1 end
 local rows = 0
-if at_epoch == epoch and at_part == part then rows = tonumber(fence[3]) end
+if at_epoch == epoch and at_batch == batch then rows = tonumber(fence[3]) end
 if rows ~= first then return rows end
 local ttl, fields, nulls = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local has_nulls = #nulls > 0
@@ -111,7 +111,7 @@ class Redis(Staged):
 
     _client: Any = None
     _left: tuple[int, int, int]
-    """Epoch, part and rows of the fence after this driver's last publication."""
+    """Epoch, batch and rows of the fence after this driver's last publication."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Redis(Staged):
         key: str,
         kind: Literal["hash", "string"] = "hash",
         value: str | Sequence[str] | None = None,
-        ttl: str | None = None,
+        ttl: Duration | None = None,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         self._url = url
@@ -135,7 +135,7 @@ class Redis(Staged):
                 f"a string in Redis has one value\n  found: {', '.join(self.value)}\n"
                 "  next: name one column, or none for the whole row as JSON, or use kind='hash'"
             )
-        self.ttl_ms = 0 if ttl is None else int(duration_ms(ttl, "ttl"))
+        self.ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl")
         if chunk_rows < 1:
             raise PlanError(f"chunk_rows must be at least 1, not {chunk_rows}")
         self.chunk_rows = chunk_rows
@@ -266,7 +266,7 @@ class Redis(Staged):
 
         try:
             self._publish(epoch, files)
-            self._left = int(epoch), epoch.part, sum(file.rows for file in files)
+            self._left = int(epoch), epoch.batch, sum(file.rows for file in files)
         except redis.RedisError as error:
             raise CommitError(
                 f"sink {self.context.uid!r}: Redis did not accept all of epoch {epoch}\n"
@@ -281,7 +281,7 @@ class Redis(Staged):
         for _ in range(RESTARTS_MAX):
             for first, keys, names, columns in self._chunks(files, done):
                 nulls, values = _flat(columns)
-                args = [int(epoch), epoch.part, first, self.ttl_ms, len(names), nulls]
+                args = [int(epoch), epoch.batch, first, self.ttl_ms, len(names), nulls]
                 done = script([self.fence, *keys], [*args, *names, *values])
                 crash_point("driver.sink.piece")
                 if done != first + len(keys):
@@ -311,7 +311,7 @@ class Redis(Staged):
         )
 
     def _count_done(self, epoch: PublishedEpoch) -> int:
-        """Return the number of rows of this part that Redis has."""
+        """Return the number of rows of this batch that Redis has."""
         found = self._client.hmget(self.fence, "epoch", "part", "rows")
         at = (-1, -1, 0) if None in found else tuple(map(int, found))
         expected = max((*self.marked, 0), self._left)
@@ -325,9 +325,9 @@ class Redis(Staged):
                 _place(at),
                 _place(expected),
             )
-        if at[:2] > (int(epoch), epoch.part):
+        if at[:2] > (int(epoch), epoch.batch):
             raise self._overtaken_error(epoch)
-        return at[2] if at[:2] == (int(epoch), epoch.part) else 0
+        return at[2] if at[:2] == (int(epoch), epoch.batch) else 0
 
     def _chunks(
         self, files: Sequence[StagedFile], skip: int
@@ -359,8 +359,8 @@ class Redis(Staged):
 
 
 def _place(fence: tuple[int, ...]) -> str:
-    epoch, part, rows = fence
-    return "no epoch" if epoch < 0 else f"epoch {epoch}, part {part}, row {rows}"
+    epoch, batch, rows = fence
+    return "no epoch" if epoch < 0 else f"epoch {epoch}, batch {batch}, row {rows}"
 
 
 def _bytes(chunk: pa.RecordBatch) -> int:

@@ -31,6 +31,7 @@ from cairn.key_groups import groups_of, overlap
 from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import FeedbackSpec
+from cairn.sinks.base import Execution
 from cairn.slot.gather import Rows
 from cairn.slot.outlet import fitted
 from cairn.slot.reader import times_of
@@ -57,8 +58,8 @@ def _columns(entry: EntrySpec) -> StateColumns:
 
 class _Held(NamedTuple):
     rows: Rows
-    made_in: tuple[int, int]
-    """The epoch and the step in it."""
+    made_in: tuple[int, Execution]
+    """The epoch and the execution in it."""
 
 
 class InFlight:
@@ -70,11 +71,11 @@ class InFlight:
 
     def put(self, uid: str, version: str, rows: Rows, begin: Begin) -> None:
         with self._lock:
-            self._held[uid, version] = _Held(rows, (begin.epoch, begin.step))
+            self._held[uid, version] = _Held(rows, (begin.epoch, begin.execution))
 
     def get(self, uid: str, version: str, begin: Begin) -> Rows | None:
         """The rows of a version. All others go, but for what this very attempt has sent back."""
-        made_in = begin.epoch, begin.step
+        made_in = begin.epoch, begin.execution
         with self._lock:
             for at, held in list(self._held.items()):
                 if at[0] == uid and at[1] != version and held.made_in != made_in:
@@ -157,10 +158,10 @@ def take(
     if version == EMPTY_VERSION:
         return None
     if rows is None:
-        if begin.round:
+        if begin.execution.round:
             raise EpochError(
                 f"operator {spec.operator!r}: subtask {subtask} has lost what was sent back to it "
-                f"in round {begin.round} of the epoch; the epoch runs again"
+                f"in round {begin.execution.round} of the epoch; the epoch runs again"
             )
         rows = _restored(spec, parent(), groups, store, scratch)
     if rows is None or not len(rows.rows):

@@ -201,7 +201,7 @@ class Holding:
         of their states, and the exact union would cost a look at every key. State without keys
         (lists of a subtask, broadcast state) has entries only.
         """
-        held = [table.held() for table in self.tables.values()]
+        held = [table.count_held() for table in self.tables.values()]
         keys = max((each.keys for each in held), default=0) if self.scope == "keyed" else 0
         return Held(keys, sum(each.entries for each in held))
 
@@ -247,7 +247,7 @@ class Holding:
                 self.version, self.pending = INCOMPLETE, None
                 raise
         for table, expiry in emptied.items():
-            expiry.tidied(is_packed=table in sparse)
+            expiry.note_tidied(is_packed=table in sparse)
         return bool(emptied)
 
     def close(self) -> None:

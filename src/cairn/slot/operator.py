@@ -187,7 +187,7 @@ class Operator:
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before. Those of a round before have come to all.
-        if begin.round and not begin.is_draining:
+        if begin.execution.round and not begin.is_draining:
             passed_ms = watermark_ms
         late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:

@@ -28,7 +28,7 @@ from cairn.snapshots.reader import EpochReader
 from cairn.state import Declaration
 from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
+from cairn.storage.manifest import Epoch, EpochOperator, FileRef, RangeState
 from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
 from cairn.types.evolution import reshape, revives
@@ -249,7 +249,7 @@ def _by_groups(
             yield batches
 
 
-def _entry(uid: str, operators: dict[str, OperatorEntry]) -> OperatorEntry:
+def _entry(uid: str, operators: dict[str, EpochOperator]) -> EpochOperator:
     entry = operators.get(uid)
     if entry is None:
         raise RestoreError(
@@ -258,7 +258,7 @@ def _entry(uid: str, operators: dict[str, OperatorEntry]) -> OperatorEntry:
     return entry
 
 
-def _range(entry: OperatorEntry, groups: range) -> RangeState:
+def _range(entry: EpochOperator, groups: range) -> RangeState:
     for part in entry.ranges:
         if part.groups == groups:
             return part

@@ -24,10 +24,10 @@ from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    Ancestor,
     Epoch,
+    EpochOperator,
     JobInfo,
-    OperatorEntry,
-    Origin,
     RangeState,
     SparkPosition,
     keys_in,
@@ -57,9 +57,9 @@ def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | N
             expected=group_count,
             found=info.max_parallelism,
         )
-    origin = Origin(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
-    job = create_or_open_job(store, name, group_count, origin=origin)
-    came_from = None if job.origin is None else job.origin.id
+    ancestor = Ancestor(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
+    job = create_or_open_job(store, name, group_count, ancestor=ancestor)
+    came_from = None if job.ancestor is None else job.ancestor.id
     newest = Log(store).newest_epoch()
     if newest is not None and came_from != info.id:
         raise RestoreError(
@@ -105,7 +105,7 @@ def load_savepoint(
                 if progress is not None:
                     progress(done, total)
             _check_complete(savepoint, saved, ranges)
-            operators[uid] = OperatorEntry(
+            operators[uid] = EpochOperator(
                 uid=uid,
                 function_version=saved.function_version,
                 key_types=saved.key_types,
@@ -138,10 +138,10 @@ def load_savepoint(
         metrics={
             "operators": {
                 uid: {
-                    "state_keys": keys_in(entry.ranges),
-                    "state_entries": sum(part.state_entries for part in entry.ranges),
+                    "state_keys": keys_in(operator.ranges),
+                    "state_entries": sum(part.state_entries for part in operator.ranges),
                 }
-                for uid, entry in operators.items()
+                for uid, operator in operators.items()
             }
         },
     )

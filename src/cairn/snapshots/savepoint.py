@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
-from cairn.snapshots.reader import entry_with
+from cairn.snapshots.reader import uid_with_state
 from cairn.storage.log import JOB_PATH, LOG_FOLDER
-from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
+from cairn.storage.manifest import Scope, StateDecl, operator_uids, unseal
 from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
 from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -151,8 +151,8 @@ class Savepoint:
     ) -> Iterator[pa.RecordBatch]:
         """Like `rows`, with files that are kept for the next call."""
         operators = self.info.operators
-        uids = entry_uids(operators, uid)
-        uid = entry_with(operators, uid, state)
+        uids = operator_uids(operators, uid)
+        uid = uid_with_state(operators, uid, state)
         operator = self._operator(uid)
         if state not in operator.states:
             known = ", ".join(name for each in uids for name in operators[each].states) or "none"

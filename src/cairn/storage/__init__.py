@@ -11,11 +11,11 @@ from cairn.storage.holds import Holds, read_holds
 from cairn.storage.log import Log, create_or_open_job, new_nonce, read_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    Ancestor,
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    OperatorEntry,
-    Origin,
     RangeState,
     Record,
     Restore,
@@ -32,16 +32,16 @@ from cairn.storage.verify import Report, verify
 
 __all__ = [
     "EMPTY_VERSION",
+    "Ancestor",
     "Collected",
     "Collector",
     "Epoch",
+    "EpochOperator",
     "FileRef",
     "Holds",
     "JobInfo",
     "Log",
     "NotFoundError",
-    "OperatorEntry",
-    "Origin",
     "RangeState",
     "Record",
     "Removed",

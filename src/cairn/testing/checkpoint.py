@@ -18,7 +18,7 @@ from cairn.slot.holding import Holding
 from cairn.slot.restore import restore, write_base
 from cairn.storage.files import StateFile, encode_segment
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pack import write_segment
 from cairn.storage.store import open_store
 
@@ -106,7 +106,7 @@ class Checkpoint:
     def append(self, ranges: Mapping[str, RangeState], *, now_ms: int, wall_ms: int) -> None:
         """Commit an epoch."""
         operators = {
-            uid: OperatorEntry(
+            uid: EpochOperator(
                 uid=uid,
                 function_version="",
                 key_types=entry.key_types,

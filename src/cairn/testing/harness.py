@@ -53,6 +53,7 @@ from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
@@ -62,7 +63,7 @@ from cairn.testing.clock import ManualClock
 from cairn.testing.inputs import Input, Inputs
 from cairn.types import parse_schema, row_class
 from cairn.types.codec import codec
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 UID = "harness"
 DRAIN_EPOCHS_MAX = 100
@@ -80,7 +81,7 @@ class Harness:
         *,
         sides: Mapping[str, Any] | None = None,
         event_time: str | Mapping[str, str] | None = None,
-        watermark: str | None = None,
+        watermark: Duration | None = None,
         now_ms: int = 0,
         on_error: OnError = "fail",
         backend: str = "heap",
@@ -445,7 +446,7 @@ class Harness:
             run_id=UID,
             term=self._checkpoint.term,
             epoch=self.epoch,
-            attempt=0,
+            execution=Execution(),
             parent=self._checkpoint.parent,
             now_ms=max(self.clock(), self._checkpoint.now_ms),
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,

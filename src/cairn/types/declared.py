@@ -279,15 +279,15 @@ def _from_python(declared: TypeLike) -> pa.DataType:
             return _PYTHON[declared]
     except TypeError:
         raise _refuse(declared, f"found a {type(declared).__name__}") from None
-    origin, args = typing.get_origin(declared), typing.get_args(declared)
-    if origin in (typing.Union, types.UnionType):
+    generic, args = typing.get_origin(declared), typing.get_args(declared)
+    if generic in (typing.Union, types.UnionType):
         some = [arg for arg in args if arg is not type(None)]
         if len(some) == 1:
             return _inner(some[0])
         raise _refuse(declared, "a value has one type")
-    if origin is list or (origin is tuple and len(args) == 2 and args[1] is Ellipsis):
+    if generic is list or (generic is tuple and len(args) == 2 and args[1] is Ellipsis):
         return _list(args[0])
-    if origin is dict:
+    if generic is dict:
         return _map(*args)
     if isinstance(declared, type):
         if dataclasses.is_dataclass(declared):
@@ -458,7 +458,7 @@ def row_class(fields: pa.Schema | pa.StructType | Sequence[str]) -> type[Row]:
 @functools.cache
 def _row_class(names: tuple[str, ...]) -> type[Row]:
     namedtuple: Any = collections.namedtuple  # untyped: mypy wants the names as a literal
-    base = namedtuple("Row", names, rename=True)
+    parent = namedtuple("Row", names, rename=True)
     positions = {name: position for position, name in enumerate(names)}
     tuple_item = tuple.__getitem__
 
@@ -501,8 +501,8 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
     # namedtuple's own C getters, also under names that it would not accept.
     for name, position in positions.items():
         if name not in _KEPT and not (name.startswith("__") and name.endswith("__")):
-            namespace[name] = base.__dict__[base._fields[position]]
-    return type("Row", (base,), namespace)
+            namespace[name] = parent.__dict__[parent._fields[position]]
+    return type("Row", (parent,), namespace)
 
 
 if not TYPE_CHECKING:  # hidden from mypy, which would take every name for present

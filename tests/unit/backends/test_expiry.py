@@ -289,7 +289,7 @@ def test_the_few_rows_that_are_left_are_packed_and_stay_what_they_were(
     value, items = slot.tables["value"], slot.tables["items"]
     assert [expiry(table).is_emptied() for table in (value, items)] == [True, True]
     assert expiry(value).is_sparse()
-    expiry(value).tidied(is_packed=True)
+    expiry(value).note_tidied(is_packed=True)
     assert not expiry(value).is_emptied() and not expiry(value).is_sparse()
     slot.tables["value"].changes[0][0] = (1_100, "running")
     rows = list(value.rows)
@@ -325,7 +325,7 @@ def test_entries_are_counted_without_a_walk_through_the_keys(
         with monkeypatch.context() as patched:
             for walk in ("__iter__", "items", "keys", "values"):
                 patched.setattr(HeapMapRows, walk, None, raising=False)
-            return table.held().entries
+            return table.count_held().entries
 
     begin(slot, 0)
     reclaim(slot)

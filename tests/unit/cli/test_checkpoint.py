@@ -20,8 +20,8 @@ from cairn.errors import FunctionError
 from cairn.storage import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     Log,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
@@ -51,7 +51,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         first_group=0, group_count=8, version=EMPTY_VERSION, files=[*before, file],
         state_keys=40, state_entries=60, state_bytes=2048,
     )  # fmt: skip
-    entry = OperatorEntry(
+    entry = EpochOperator(
         uid="count",
         function_version="f" * 32,
         key_types={"k": "bigint"},

@@ -16,12 +16,13 @@ from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
 from cairn.protocol.messages import Begin, OperatorAck
 from cairn.protocol.spec import FeedbackSpec, InletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
 from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.files import StateFile, encode_segment
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pack import write_segment
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
@@ -58,11 +59,13 @@ def group_of(key: int | None) -> int:
     return key_hasher([pa.int64()])([key]) % GROUPS
 
 
-def begin(versions: list[str], **more: Any) -> Begin:
-    given: dict[str, Any] = {"epoch": 5, "attempt": 0, "parent": None, **more}
+def begin(
+    versions: list[str], *, epoch: int = 5, parent: int | None = None, **execution: int
+) -> Begin:
     return Begin(
         run_id="r", term=1, now_ms=0, watermark_ms=None, parallelism=len(versions),
-        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, **given,
+        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, epoch=epoch,
+        execution=Execution(**execution), parent=parent,
     )  # fmt: skip
 
 
@@ -98,7 +101,7 @@ class Slot:
             state_bytes=0,
         )  # fmt: skip
         ack = OperatorAck("loop:op", 0, 0, 0, stored)
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="loop:op",
             function_version="",
             key_types=self.spec.key_types,

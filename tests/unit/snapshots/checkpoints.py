@@ -19,8 +19,8 @@ from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
 from cairn.storage.manifest import (
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     SparkPosition,
     StateDecl,
@@ -108,7 +108,7 @@ class Checkpoint:
 
     def _publish(self, ranges: list[RangeState]) -> Epoch:
         newest = self.newest
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid=self.uid,
             function_version="f" * 32,
             key_types=self.key_types,

@@ -13,8 +13,8 @@ from cairn.storage.log import Log, create_or_open_job, new_nonce
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
@@ -70,7 +70,7 @@ class Driver:
             state_keys=len(files),
             state_bytes=0,
         )
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="op", function_version="1", key_types={}, states={}, parallelism=1, ranges=[state]
         )
         oldest = self.collector.oldest_to_keep()

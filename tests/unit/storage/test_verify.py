@@ -18,8 +18,8 @@ from cairn.storage.log import Log, create_or_open_job, new_nonce, record_path
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     SparkPosition,
 )
@@ -53,7 +53,7 @@ def store() -> Store:
             state_keys=0,
             state_bytes=0,
         )
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="op", function_version="1", key_types={}, states={}, parallelism=1, ranges=[state]
         )
         log.append(

@@ -1,6 +1,6 @@
 """The coordinator: takes over, runs epochs, commits them.
 
-    take_over -> recover -> run_epoch*          each epoch:
+    take_over -> recover -> run_batch*          each epoch:
       begin     what the attempt starts from, fixed
       execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
                 loops again and again, up to so many rounds, while records are sent back
@@ -68,11 +68,11 @@ from cairn.process_identity import identify, pid_namespace
 from cairn.protocol.entry import entries_of
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import JobSpec, OperatorSpec
-from cairn.sinks.base import Committable, Sink
+from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import records_entry
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -257,7 +257,7 @@ class Coordinator:
 
     # Epochs
 
-    def run_epoch(
+    def run_batch(
         self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
     ) -> Epoch:
         """Run the next batch, and commit the epoch if it is the last of it.
@@ -267,9 +267,9 @@ class Coordinator:
         """
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         with scope(job=self.spec.job_name, epoch=self.log.last + 1):
-            return self._run_epoch(position, execute, is_draining)
+            return self._run_batch(position, execute, is_draining)
 
-    def _run_epoch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
+    def _run_batch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = self.now_ms()
@@ -314,7 +314,7 @@ class Coordinator:
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
-            self._publisher.publish(number, prepared, begin.batch)
+            self._publisher.publish(number, prepared, begin.execution.batch)
             crash_point("driver.batch.published")
         self.newest = epoch
         self._newest_by = self.operators
@@ -401,9 +401,8 @@ class Coordinator:
             run_id=self.run_id,
             term=self.term,
             epoch=number,
-            attempt=attempt,
+            execution=Execution(self.batches, attempt),
             parent=None if self.committed is None else self.committed.number,
-            batch=self.batches,
             pending=pending,
             now_ms=now_ms,
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,
@@ -443,7 +442,7 @@ class Coordinator:
             self.feedbacks,
         )
         operators = {
-            uid: OperatorEntry(
+            uid: EpochOperator(
                 uid=uid,
                 function_version=self.operators[entry.operator].function_version,
                 key_types=entry.key_types,

@@ -20,15 +20,15 @@ from cairn.key_groups import groups_of, overlap
 from cairn.protocol.messages import Compacted, OperatorAck, Piece
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    EpochOperator,
     FileRef,
     Held,
-    OperatorEntry,
     RangeState,
     next_version,
 )
 
 
-def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) -> list[RangeState]:
+def ranges_for(entry: EpochOperator | None, parallelism: int, group_count: int) -> list[RangeState]:
     """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
     wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
     held = [] if entry is None else entry.ranges
@@ -38,7 +38,7 @@ def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) 
 
 
 def lists_for(
-    entry: OperatorEntry | None, parallelism: int, group_count: int, redistribution: str
+    entry: EpochOperator | None, parallelism: int, group_count: int, redistribution: str
 ) -> list[RangeState]:
     """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
 
@@ -65,7 +65,7 @@ def lists_for(
     ]
 
 
-def shared_range(entry: OperatorEntry | None, group_count: int) -> RangeState:
+def shared_range(entry: EpochOperator | None, group_count: int) -> RangeState:
     """The state that all subtasks start from alike: nothing of it is cut."""
     (part,) = ranges_for(entry, 1, group_count)
     return part
@@ -93,7 +93,7 @@ def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list
     return [found[new] if new in found else next(free) for new in range(parallelism)]
 
 
-def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
+def pieces_of(entry: EpochOperator | None, groups: range) -> list[Piece]:
     """Which of the parent's ranges these key groups come from."""
     return [
         Piece(owned.start, len(owned), part.version)

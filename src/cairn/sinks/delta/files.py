@@ -1,7 +1,7 @@
 """What slots write for a Delta table: Parquet files, named by their content.
 
 Always true here:
-- a file's name is that of its sink, epoch, subtask, pass and content, so an attempt that runs
+- a file is named by its sink, epoch, batch, round, subtask and content, so an attempt that runs
   again cannot change one, and no file takes the place of another;
 - a file that the log will name is noted first, so what is abandoned can be found without
   looking through the table.
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from cairn.errors import EpochError
 from cairn.ids import digest
-from cairn.sinks.base import Committable, Writer
+from cairn.sinks.base import Committable, Execution, Writer
 from cairn.sinks.grouping import sort_by
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ Partition = tuple[str | None, ...]
 class _FilesWriter(Writer, ABC):
     """Holds rows by partition and stores files of them, the largest when there are too many."""
 
-    def __init__(self, sink: Delta, epoch: int, subtask: int, pass_index: int) -> None:
+    def __init__(self, sink: Delta, epoch: int, subtask: int, execution: Execution) -> None:
         self._sink = sink
         self._prefix = f"part-{epoch:012d}-{subtask:05d}"
-        self._place = [pass_index, subtask]
+        self._place = [execution.batch, execution.round, subtask]
         self._new: list[pa.RecordBatch] = []
         self._new_bytes = 0
         self._held: dict[Partition, list[pa.Table]] = {}
@@ -106,7 +106,7 @@ class _FilesWriter(Writer, ABC):
         stream = pa.BufferOutputStream()
         pq.write_table(rows, stream, compression=self._sink.compression)
         data = stream.getvalue().to_pybytes()
-        # Equal rows of another sink, in the next file, or in the next pass, are other rows.
+        # Equal rows of another sink, or of the next file, batch or round, are other rows.
         place = [*self._place, index]
         content = digest(self._sink.home.encode(), str(place).encode(), data)
         name = f"{self._prefix}-{content}.parquet"

@@ -6,7 +6,7 @@
 
 Slots write files, the driver commits: with `mode="append"` it names them in the table's log,
 with `mode="merge"` it merges their rows by key. Either way the commit carries an application
-transaction that names job, sink, epoch and part. That is the mark.
+transaction that names job, sink, epoch and batch. That is the mark.
 
 Always true here:
 - rows and mark are one entry of the table's log, so a reader sees a whole epoch or nothing
@@ -40,11 +40,11 @@ from cairn.ids import digest
 from cairn.logs import logger
 from cairn.sinks.base import (
     Committable,
+    Execution,
     Sink,
     SinkContext,
     Writer,
     causes,
-    round_of,
     without_password,
 )
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
@@ -57,7 +57,7 @@ from cairn.sinks.delta.schema import (
 from cairn.sinks.environment import read_setting
 from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
-PART_BITS = 20
+BATCH_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
@@ -171,16 +171,16 @@ class Delta(Sink):
     def staging_path(self, name: str) -> str:
         return f"_cairn/{self.home}/{name}"
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         kind = AppendWriter if self.mode == "append" else MergeWriter
-        return kind(self, epoch, subtask, round_of(attempt))
+        return kind(self, epoch, subtask, execution)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         prepared = self._read_prepared(epoch, committables)
         if not prepared.files:
             return
-        assert part < 1 << PART_BITS, "an epoch has fewer parts"
-        mark = epoch << PART_BITS | part
+        assert batch < 1 << BATCH_BITS, "an epoch has fewer batches"
+        mark = epoch << BATCH_BITS | batch
         if self._on_newest(lambda table: self._publish_once(table, epoch, mark, prepared)):
             self.store.delete(self.staging_path(file["name"]) for file in prepared.files)
 
@@ -202,7 +202,7 @@ class Delta(Sink):
 
     def newest_mark(self) -> int | None:
         committed = self._read_mark(self._refresh())
-        return None if committed == NOTHING_COMMITTED else committed >> PART_BITS
+        return None if committed == NOTHING_COMMITTED else committed >> BATCH_BITS
 
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch.
@@ -237,7 +237,7 @@ class Delta(Sink):
             # Published long ago, or abandoned: `recover` decides by the log.
             logger.warning(
                 "sink %r: %s already has epoch %d, so epoch %d counts as published",
-                self.context.uid, self.path, committed >> PART_BITS, epoch,
+                self.context.uid, self.path, committed >> BATCH_BITS, epoch,
             )  # fmt: skip
             return False
         if committed == mark:

@@ -1,6 +1,6 @@
 """The published files of a folder, in order.
 
-    <folder>/_cairn/<job>/<sink>/epochs/<epoch>[-<part>].json    a mark: the files of an epoch
+    <folder>/_cairn/<job>/<sink>/epochs/<epoch>[-<batch>].json   a mark: the files of an epoch
     <folder>/_spark_metadata/…                                    the list, if the folder has one
 
 Always true here:
@@ -56,16 +56,16 @@ class _Mark(msgspec.Struct):
 class MarkPath(NamedTuple):
     home: str
     epoch: int
-    part: int
+    batch: int
     path: str
 
 
-def mark_path(home: str, epoch: int, part: int) -> str:
-    return f"{home}/epochs/{epoch:012d}{f'-{part}' if part else ''}.json"
+def mark_path(home: str, epoch: int, batch: int) -> str:
+    return f"{home}/epochs/{epoch:012d}{f'-{batch}' if batch else ''}.json"
 
 
 def find_marks(store: Store, home: str = CAIRN_FOLDER) -> list[MarkPath]:
-    """Return the marks below a folder: by sink, oldest sink first, then by epoch and part."""
+    """Return the marks below a folder: by sink, oldest sink first, then by epoch and batch."""
     marks: list[MarkPath] = []
     began: dict[str, float] = {}
     for found in store.list(home):

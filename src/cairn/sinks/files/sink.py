@@ -37,11 +37,11 @@ from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.sinks.base import (
     Committable,
+    Execution,
     Sink,
     SinkContext,
     Writer,
     causes,
-    round_of,
     without_password,
 )
 from cairn.sinks.files.compaction import Compactor
@@ -166,7 +166,7 @@ class Files(Sink):
 
     # Slots
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         target = Target(
             store=self._store,
             stored_as=(lambda name: name) if self.listed else self.staging_path,
@@ -175,9 +175,9 @@ class Files(Sink):
             file_bytes_target=self.file_bytes_target,
             scratch=self.context.scratch,
         )
-        # Equal rows of another sink into this folder, in the next file, or in the next round
-        # of a loop, are other rows.
-        place = f"{self.home}/{round_of(attempt)}"
+        # Equal rows of another sink in this folder, or of the next file, batch or round, are
+        # other rows.
+        place = f"{self.home}/{execution.batch}/{execution.round}"
         return FilesWriter(target, f"part-{epoch:012d}-{subtask:05d}-{self.owner}", place)
 
     def staging_path(self, name: str) -> str:
@@ -185,9 +185,9 @@ class Files(Sink):
 
     # The driver
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         files = [file for committable in committables for file in committable["files"]]
-        mark = mark_path(self.home, epoch, part)
+        mark = mark_path(self.home, epoch, batch)
         if not files or self._store.exists(mark):
             return
         number = 0

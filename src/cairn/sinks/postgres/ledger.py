@@ -1,13 +1,15 @@
 """The sink's own tables in the database, beside the rows: four small ones.
 
     cairn_sinks    one row per job and sink: which epochs are closed, from where marks are kept
-    cairn_marks    one row per published epoch and part: the proof
+    cairn_marks    one row per published epoch and batch: the proof
     cairn_staged   one row per staged piece: the table that holds a subtask's rows of an epoch
     cairn_proofs   one row per two-phase transaction, written inside it
 
-A piece is named by its place (epoch, pass, subtask) and the digest of its content. It has a
-table of its own: publishing never waits for an abandoned session that still writes, and dropping
+A piece is named by its place (epoch, batch, round, subtask) and the digest of its content. It has
+a table of its own: publishing never waits for an abandoned session that still writes, and dropping
 the table leaves dead rows only in the catalog, about thirty, for autovacuum.
+
+Two columns have old names: `part` of a mark is its batch, `pass` of a piece is its `ordinal`.
 
 Always true here:
 - the rows of an epoch and its mark are one transaction, and that is one statement: a driver
@@ -34,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CommitError
 from cairn.ids import digest, new_id
-from cairn.sinks.base import Committable, SinkContext
+from cairn.sinks.base import ROUNDS_MAX, Committable, Execution, SinkContext
 from cairn.sinks.postgres.table import quote, quote_list
 
 if TYPE_CHECKING:
@@ -61,10 +63,9 @@ POSITION = "cairn position"
 _LITTLE_MEMORY = "where pg_size_bytes(current_setting('work_mem')) < 64 * 1024 * 1024"
 _CREATE_LOCK = 0x636169726E  # "cairn"
 _RAISE_GONE = f"""raise exception using errcode = '{MISSING}', message =
-  format('rows of subtask %s staged in pass %s are gone', piece.subtask, piece.pass);"""
+  format('rows that subtask %s staged are gone', piece.subtask);"""
 _RAISE_INCOMPLETE = f"""raise exception using errcode = '{MISSING}', message = format(
-  'subtask %s staged %s rows in pass %s, of which %s are there',
-  piece.subtask, piece.rows, piece.pass, rows_);"""
+  'subtask %s staged %s rows, of which %s are there', piece.subtask, piece.rows, rows_);"""
 
 
 def key_of(context: SinkContext) -> str:
@@ -164,7 +165,7 @@ class Ledger:
         )
 
     def publish(
-        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
+        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, batch: int,
         pieces: Sequence[Committable],
     ) -> str:  # fmt: skip
         """Return one statement that moves an epoch into the table and writes its mark.
@@ -189,7 +190,7 @@ class Ledger:
                 return;
               end if;
               insert into {self.marks} (job, sink, epoch, part)
-                values ({self._who}, {epoch}, {part}) on conflict do nothing;
+                values ({self._who}, {epoch}, {batch}) on conflict do nothing;
               if not found then
                 return;
               end if;
@@ -242,10 +243,10 @@ class Ledger:
             with suppress(errors.LockNotAvailable):
                 connection.execute(statement.encode())
 
-    def is_published(self, connection: Connection[Any], epoch: int, part: int) -> bool:
+    def is_published(self, connection: Connection[Any], epoch: int, batch: int) -> bool:
         found = connection.execute(
             f"select exists (select from {self.marks} where {self._mine} and epoch = {epoch}"
-            f" and part = {part}) or exists (select from {self.sinks} where {self._mine}"
+            f" and part = {batch}) or exists (select from {self.sinks} where {self._mine}"
             f" and marks_from > {epoch})".encode()
         ).fetchone()
         return bool(found and found[0])
@@ -263,11 +264,11 @@ class Ledger:
         ).fetchone()
         return bool(found and found[0])
 
-    def mark(self, epoch: int, part: int) -> str:
+    def mark(self, epoch: int, batch: int) -> str:
         """Return the statement that marks an epoch whose transactions are all committed."""
         return (
             f"insert into {self.marks} (job, sink, epoch, part)"
-            f" values ({self._who}, {epoch}, {part}) on conflict do nothing;"
+            f" values ({self._who}, {epoch}, {batch}) on conflict do nothing;"
             f" {self.close_epochs(epoch)}"
         )
 
@@ -319,6 +320,11 @@ class Ledger:
             f" and substring(application_name from '^cairn:{self.key}:([0-9]+):')::bigint"
             f" < {before_epoch}"
         )
+
+
+def ordinal(execution: Execution) -> int:
+    """Return one number for batch and round, which rises in the order in which they run."""
+    return execution.batch * ROUNDS_MAX + execution.round
 
 
 def _place(piece: Committable) -> str:

@@ -7,7 +7,7 @@
                subtask by subtask
 
 Always true here:
-- a mark in the database, keyed by job, sink, epoch and part, proves the commit: in append
+- a mark in the database, keyed by job, sink, epoch and batch, proves the commit: in append
   and upsert the publishing transaction writes it, in prepared each transaction contains its own
   proof;
 - an epoch that another driver has abandoned cannot be published, whole or in part;
@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, away_at_start, causes
+from cairn.sinks.base import (
+    Committable,
+    Execution,
+    Sink,
+    SinkContext,
+    Writer,
+    away_at_start,
+    causes,
+)
 from cairn.sinks.postgres.ledger import (
     DROPS_MAX,
     MISSING,
@@ -189,45 +197,45 @@ class Postgres(Sink):
             self._target = table, Ledger(self.context, self.schema or table.schema)
         return self._target
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         table, ledger = self._open_target()
-        place = self._sessions, ledger, table, epoch, subtask, attempt
+        place = self._sessions, ledger, table, epoch, subtask, execution
         if self.mode == "prepared":
             return PreparedWriter(*place, schema=self.context.schema)
         return StagedWriter(*place, schema=self.context.schema, key=self.key)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         if not committables:
             return
         self._reaching(
-            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, part)
+            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, batch)
         )
         self._commits += 1
 
     def _commit(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         # As they were prepared: the mode may have changed since.
         publish = self._commit_prepared if "gid" in pieces[0] else self._publish
-        publish(connection, epoch, pieces, part)
+        publish(connection, epoch, pieces, batch)
         self._remove(connection, epoch)
         if self._commits % _TRIM_EVERY == 0:
             connection.execute(self._open_target()[1].trim().encode())
 
     def _publish(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         import psycopg
 
         table, ledger = self._open_target()
-        # Rows of a later pass are newer, in every subtask.
+        # Rows of a later batch or round are newer, in every subtask.
         pieces = sorted(pieces, key=lambda piece: (piece["pass"], piece["subtask"]))
         # As it was prepared: this program may have another table, columns or key. Committables
         # of older versions name only the key.
         first = pieces[0]
         into = quote(*first["table"]) if "table" in first else table.sql
         columns = first.get("columns", self.context.schema.names)
-        statement = ledger.publish(into, columns, first.get("key", ()), epoch, part, pieces)
+        statement = ledger.publish(into, columns, first.get("key", ()), epoch, batch, pieces)
         crash_point("driver.sink.unmarked")
         try:
             connection.execute(statement.encode())
@@ -240,12 +248,12 @@ class Postgres(Sink):
             ledger.drop(connection, epoch, pieces)
 
     def _commit_prepared(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         from psycopg import errors
 
         ledger = self._open_target()[1]
-        if ledger.is_published(connection, epoch, part):
+        if ledger.is_published(connection, epoch, batch):
             return
         for piece in pieces:
             try:
@@ -254,13 +262,13 @@ class Postgres(Sink):
                 # It was committed or abandoned: its proof decides. Proofs are kept until long
                 # after the mark of their epoch is written.
                 if not ledger.is_proven(connection, epoch, piece["gid"]):
-                    if ledger.is_published(connection, epoch, part):
+                    if ledger.is_published(connection, epoch, batch):
                         return
                     why = f"its prepared transaction {piece['gid']} is gone"
                     raise ledger.missing_error(epoch, why) from error
             crash_point("driver.sink.piece")
         crash_point("driver.sink.unmarked")
-        connection.execute(ledger.mark(epoch, part).encode())
+        connection.execute(ledger.mark(epoch, batch).encode())
 
     def newest_mark(self) -> int | None:
         marks: list[int | None] = []

@@ -10,7 +10,7 @@ from cairn.driver.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
 from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
 from cairn.protocol.messages import Compacted, Compaction, OperatorAck
 from cairn.storage.files import Kind, StateFile
-from cairn.storage.manifest import FileRef, Held, OperatorEntry, RangeState
+from cairn.storage.manifest import EpochOperator, FileRef, Held, RangeState
 from tests.unit.driver.coordinator.manifests import entry, ref
 
 GROUPS = range(0, 8)
@@ -75,7 +75,7 @@ def test_a_range_has_few_files_however_old_the_job_is(
     rescale_every: int | None, files_max: int
 ) -> None:
     chance = random.Random(1)
-    held: OperatorEntry | None = None
+    held: EpochOperator | None = None
     parallelism = 2
     written = rewritten = 0
     for epoch in range(1, 1500):

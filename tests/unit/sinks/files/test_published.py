@@ -10,7 +10,6 @@ import pytest
 
 from cairn.errors import CorruptFileError, PlanError
 from cairn.sinks import Files, list_published
-from cairn.sinks.base import attempt_of
 from cairn.sinks.files.published import spark_url
 from cairn.storage.store import Store
 from tests.places.base import prepared
@@ -37,7 +36,7 @@ def test_parts_come_in_their_order(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     slot, driver = folder.sink(in_slot=True), folder.sink()
     for part in range(12):
-        driver.commit(2, [prepared(slot, 2, (part, "x"), attempt=attempt_of(0, part))], part)
+        driver.commit(2, [prepared(slot, 2, (part, "x"), round=part)], part)
     folder.commit(driver, 3, (12, "x"))
     assert [k for k, _ in folder.rows()] == list(range(13))
 

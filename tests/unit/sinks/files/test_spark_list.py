@@ -12,7 +12,6 @@ import pytest
 
 from cairn.errors import CommitError, CommitUnknownError, CorruptFileError, PlanError
 from cairn.sinks import Files, list_published
-from cairn.sinks.base import attempt_of
 from cairn.sinks.files import spark_list
 from cairn.sinks.files.published import spark_url
 from cairn.sinks.files.spark_list import Replacement, SparkList
@@ -178,7 +177,7 @@ def test_jobs_that_write_at_once_all_get_into_the_list(folder: Folder) -> None:
 
 def test_parts_of_an_epoch_are_listed_one_by_one(folder: Folder) -> None:
     driver, slot = folder.sink(), folder.sink(in_slot=True)
-    parts = [prepared(slot, 2, (1, "a"), attempt=attempt_of(0, part)) for part in range(3)]
+    parts = [prepared(slot, 2, (1, "a"), round=part) for part in range(3)]
     for part, committable in enumerate(parts):
         driver.commit(2, [committable], part)
         driver.commit(2, [committable], part)

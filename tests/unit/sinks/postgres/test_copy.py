@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cairn.errors import EpochError
 from cairn.sinks import Postgres, SinkContext
+from cairn.sinks.base import Execution
 from cairn.sinks.postgres.copy import csv_rows
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
@@ -78,7 +79,7 @@ def _through(table: str, schema: pa.Schema, *batches: pa.RecordBatch) -> list[tu
     """The rows as a reader of the table gets them."""
     driver = _opened(table, schema)
     _asked(f"truncate {table}", "delete from cairn_marks")
-    writer = driver.writer(2, 0, 0)
+    writer = driver.writer(2, 0, Execution())
     for batch in batches:
         writer.write(batch)
     committable = writer.prepare()
@@ -171,14 +172,14 @@ def test_a_string_with_nul_is_refused_by_name_of_its_column(ddl: str, value: Any
 def test_a_refused_batch_names_the_sink_and_leaves_nothing(tmp_path: Path) -> None:
     schema = parse_schema("k long, v string")
     driver, slot = _opened("nul", schema), _opened("nul", schema, str(tmp_path))
-    writer = slot.writer(2, 0, 0)
+    writer = slot.writer(2, 0, Execution())
     writer.write(_batch(schema, [(1, "a")]))
     with pytest.raises(EpochError, match=r"sink 'nul': column 'v'"):
         writer.write(_batch(schema, [(1, "\x00")]))
     writer.abort()
     left = "select count(*) from pg_class where relname like 'cairn_piece%'"
     assert _asked(left) == [(0,)]
-    again = slot.writer(2, 0, 1)
+    again = slot.writer(2, 0, Execution(attempt=1))
     again.write(_batch(schema, [(1, "a")]))
     driver.commit(2, [again.prepare()])  # type: ignore[list-item]
     assert _asked("select * from nul") == [(1, "a")]

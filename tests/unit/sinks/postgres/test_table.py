@@ -12,6 +12,7 @@ import pytest
 
 from cairn.errors import PlanError
 from cairn.sinks import Postgres, SinkContext
+from cairn.sinks.base import Execution
 from cairn.sinks.postgres.table import parse_name, quote
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
@@ -69,7 +70,7 @@ def test_tables_of_any_name_are_made_and_written(
     rows = parse_schema("`a b` long, `ü'\"` string, `%s` string")
     sink = Postgres(shared_database(), table, mode="upsert", key="a b", create=True)
     sink.open(SinkContext("it's", "j'", "ü$cairn$'%s", rows))
-    writer = sink.writer(2, 0, 0)
+    writer = sink.writer(2, 0, Execution())
     writer.write(pa.RecordBatch.from_pydict({"a b": [1], "ü'\"": ["x"], "%s": ["y"]}, rows))
     sink.commit(2, [writer.prepare()])  # type: ignore[list-item]
     sink.recover(3)
