@@ -28,7 +28,7 @@ from cairn.logs import logger
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
 from cairn.plan.graph import Graph
-from cairn.sinks.base import Sink, SinkContext, closed_on_error, reached_at_start
+from cairn.sinks.base import Sink, SinkContext, closed_on_error, refuse_if_away
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.endings import write_ending
@@ -94,7 +94,7 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
             checkpoint=store.url,
             spark=spark,
         )
-        with reached_at_start(sink.uid, sink.sink):
+        with refuse_if_away(sink.uid, sink.sink):
             sink.sink.open(context)
     timeout, keep = options.commit_timeout, options.retained_for
     commit_ms = None if timeout is None else duration_ms(timeout, "commit_timeout")

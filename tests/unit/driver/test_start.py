@@ -90,7 +90,7 @@ def test_a_start_while_a_target_is_away_says_so_and_leaves_the_job_that_runs_alo
     graph = graph_of(seen, "a", "b")
     monkeypatch.setattr(graph.sinks[1].sink, "open", refuse)
     with pytest.raises(
-        CommitError, match=r"sink 'sink-1' cannot be reached[\s\S]*no route[\s\S]*next: bring"
+        CommitError, match=r"sink 'sink-1' cannot be reached[\s\S]*no route[\s\S]*next: repair"
     ) as away:
         start(graph, options)
     assert away.value.sink == "sink-1"
