@@ -27,6 +27,7 @@ from cairn import BatchProcess, KeyedProcess, state
 from cairn.backends import make_backend
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.heat import Heat
 from cairn.slot.operator import Operator
 from cairn.storage.manifest import EMPTY_VERSION
@@ -104,7 +105,7 @@ class Slot:
 
     def _begin(self) -> Begin:
         return Begin(
-            run_id="bench", term=1, epoch=self.number, attempt=0, parent=None, now_ms=0,
+            run_id="bench", term=1, epoch=self.number, execution=Execution(), parent=None, now_ms=0,
             watermark_ms=None, parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
         )  # fmt: skip
 

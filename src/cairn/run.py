@@ -161,7 +161,7 @@ class Run:
         logger.log(level, message, *args, extra={"job": self.name})
 
     def _start_query(self) -> Any:
-        return self._driver.start_query(self._batches.url, self._options.trigger, self._run_epoch)
+        return self._driver.start_query(self._batches.url, self._options.trigger, self._on_batch)
 
     @property
     def _is_bounded(self) -> bool:
@@ -169,14 +169,14 @@ class Run:
 
     # Epochs, on Spark's thread
 
-    def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
+    def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
         self._turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
         failure: BaseException | None = None
         try:
             if not self._is_ending:
                 position = self._batches.to_run(batch_id)
                 if position is not None:
-                    self._commit_epoch(position, rows)
+                    self._run_batch(position, rows)
                 crash_point("driver.epoch.ended")
                 return
             self._leave_unread(batch_id)
@@ -214,13 +214,13 @@ class Run:
         if self.error is None:
             self._batches.leave_unread(batch_id)
 
-    def _commit_epoch(
+    def _run_batch(
         self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
     ) -> None:
         started = time.perf_counter()
         self._pace.begin()
         self._changes.apply()
-        epoch = self._coordinator.run_epoch(
+        epoch = self._coordinator.run_batch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
         spent_ms = (time.perf_counter() - started) * 1000
@@ -234,7 +234,7 @@ class Run:
     # Epochs without a batch, on threads of our own
 
     def _run_without_batch(self, position: SparkPosition, is_draining: bool) -> None:
-        self._commit_epoch(position, None, is_draining=is_draining)
+        self._run_batch(position, None, is_draining=is_draining)
 
     def _tick(self) -> None:
         if self._pace.is_quiet:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import Function, declared_state
+from cairn.functions import Function, find_states
 from cairn.key_groups import key_hasher
 from cairn.plan.check import check_name
 from cairn.plan.graph import MAX_GROUP_COUNT
@@ -100,7 +100,7 @@ class SavepointWriter:
         declared = _declared(operator, states, function)
         shared = {n: d for n, d in declared.items() if isinstance(d, Broadcast)}
         own = {n: d for n, d in declared.items() if n not in shared}
-        there = self._draft.entries.get(operator)
+        there = self._draft.operators.get(operator)
         if keys is not None:
             key_types = _key_types(operator, keys)
         elif there is not None and there.scope == "keyed":
@@ -218,7 +218,7 @@ def _declared(
                 f"operator {operator!r}: function= is a KeyedProcess, a BatchProcess or a Process, "
                 f"found {made!r}"
             )
-        found |= declared_state(made)
+        found |= find_states(made)
     for name, declaration in (states or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
             raise PlanError(

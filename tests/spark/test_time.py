@@ -8,6 +8,7 @@ import pytest
 
 from cairn import FunctionError, Job, KeyedProcess, PlanError, sinks, state
 from cairn.driver.coordinator.epoch import Coordinator
+from cairn.functions import Hooks
 from cairn.plan.sql import time_sql
 from cairn.types import parse_schema
 from tests.spark.programs.alarms import SCHEMA as ALARM_ROWS
@@ -384,7 +385,7 @@ def test_an_upgrade_cannot_change_what_epochs_are_planned_for(alarms, tmp_path):
     rows, build, _ = alarms
     rows.add((1, 1, at(0)))
 
-    class AnyOrder(Alarms):
+    class AnyOrder(Hooks, Alarms):
         wants_order = False
 
     with (
@@ -395,7 +396,7 @@ def test_an_upgrade_cannot_change_what_epochs_are_planned_for(alarms, tmp_path):
 
 
 def test_rows_that_need_no_order_are_not_sorted(spark, make_input, tmp_path):
-    class Count(KeyedProcess):
+    class Count(Hooks, KeyedProcess):
         n = state.Value("bigint", default=0)
         wants_order = False
 

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import FileRef
-from cairn.storage.pack import Stored
 from cairn.storage.store import Store
 from cairn.types.codec import Codec, Key
 
@@ -119,7 +119,7 @@ class Base(ABC):
     """The state as of `begin_base`, being written to the store."""
 
     @abstractmethod
-    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
         """Store it, on a background thread, while later epochs are promoted.
 
         Calls `pace` after each piece of work of a few milliseconds; it sleeps, or raises

@@ -87,7 +87,7 @@ def _check(asked: Asked, is_twice: bool) -> None:
 def _show_list(source: StateSource, asked: Asked) -> None:
     tables = source.tables()
     if asked.operator is not None:
-        mine = [table for table in tables if asked.operator in (table.operator, table.entry)]
+        mine = [table for table in tables if asked.operator in (table.operator, table.uid)]
         if not mine:
             source.table(asked.operator, "*")  # Says what there is.
         tables = mine
@@ -142,7 +142,7 @@ def _table_facts(table: StateTable) -> Facts:
     return {
         "operator": table.operator,
         "state": table.state,
-        "entry": table.entry,
+        "entry": table.uid,
         "kind": table.kind,
         "scope": table.scope,
         "key": [{"name": name, "type": type_ddl(type)} for name, type in keys],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from cairn.demo.fraud import ALERT, LARGE_CENTS, LEDGER, PAYMENT, TINY_CENTS, build
-from cairn.functions import declared_state
+from cairn.functions import find_states
 from cairn.snapshots.reader import EpochReader
 from cairn.storage import Log, open_store
 
@@ -124,7 +124,7 @@ def read_state(
     (operator,) = graph.levels[0].operators
     found = {}
     with EpochReader(store, newest) as reader:
-        for name, declaration in declared_state(operator.function).items():
+        for name, declaration in find_states(operator.function).items():
             batches = list(reader.rows(operator.uid, name))
             empty = f"key long, entry string, value {declaration.ddl}"
             found[name] = (

@@ -24,7 +24,7 @@ from cairn.driver.coordinator.resume import check_resume
 from cairn.driver.coordinator.ticker import Pace
 from cairn.driver.options import check_parallelism
 from cairn.errors import PlanError
-from cairn.functions import Function
+from cairn.functions import Function, hooks_of
 from cairn.logs import logger
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
@@ -181,7 +181,7 @@ class Changes:
         node = self._graph.nodes[uid]
         assert isinstance(node, ProcessNode)
         for name in ("wants_order", "result_time", "result_shift_us"):
-            found, planned = getattr(function, name), getattr(node.function, name)
+            found, planned = (getattr(hooks_of(each), name) for each in (function, node.function))
             if found != planned:
                 raise PlanError(
                     f"operator {uid!r}: its function has {name} = {planned!r}, the new one "

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.functions import BatchProcess
+from cairn.functions import BatchProcess, Hooks
 from cairn.operators.aggregates.grouping import Ints, first_rows, numbered
 from cairn.state import Map, Value
 
@@ -31,7 +31,7 @@ DUPLICATES = "duplicates"
 Bools = npt.NDArray[np.bool_]
 
 
-class Distinct(BatchProcess):
+class Distinct(Hooks, BatchProcess):
     """Remembers every key there ever was. No row is too late for that."""
 
     handles_late: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class Distinct(BatchProcess):
         return _parted(batch, passes, ctx)
 
 
-class DistinctWithin(BatchProcess):
+class DistinctWithin(Hooks, BatchProcess):
     """Remembers the times, in microseconds, of the rows that have passed."""
 
     passed: Map[int, bool] = Map("bigint", "boolean")
@@ -69,7 +69,7 @@ class DistinctWithin(BatchProcess):
 
     def process(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch:
         if self._by_event:
-            times = ctx.times.to_numpy(zero_copy_only=False)
+            times = ctx.times_us.to_numpy(zero_copy_only=False)
         else:
             times = np.full(batch.num_rows, ctx.now_ms * 1000, np.int64)
         at, count = numbered(ctx.keys)

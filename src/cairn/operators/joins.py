@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import Context, KeyedProcess
+from cairn.functions import Context, Hooks, KeyedProcess
 from cairn.operators.window_process import named
 from cairn.state import Declaration, Map
 from cairn.types.durations import MAX_MS, Duration, duration_ms
@@ -285,11 +285,11 @@ def _in_calendar(time_ms: int) -> int:
     return max(-MAX_MS, min(time_ms, MAX_MS))
 
 
-class IntervalJoin(KeyedProcess[Any]):
+class IntervalJoin(Hooks, KeyedProcess[Any]):
     """Joins two connected streams, `left` and `right`."""
 
     forgets = True
-    reads_times_us = True
+    reads_row_times = True
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
@@ -327,7 +327,7 @@ class IntervalJoin(KeyedProcess[Any]):
             self.result_time, self.result_shift_us = left
             self.result_delay_ms = after_left_ms
 
-    def made_state(self) -> dict[str, Declaration]:
+    def declare_state(self) -> dict[str, Declaration]:
         return self._left.states() | self._right.states()
 
     def open(self, ctx: Context) -> None:
@@ -348,7 +348,7 @@ class IntervalJoin(KeyedProcess[Any]):
 
     def _met(self, side: Side, others: Side, row: Any, ctx: Any) -> list[Any] | None:
         """The rows that a new one finds; None: it is in the result alone."""
-        time_us = next(ctx.times_us)
+        time_us = next(ctx.row_times_us)
         # Null equals nothing.
         if ctx.key is None or (not self._has_one_key and None in ctx.key):
             return None if side.is_kept else []

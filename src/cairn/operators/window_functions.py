@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import Context, Function, declared_state
+from cairn.functions import Context, Function, find_states
 from cairn.operators.window_process import WindowPlan, WindowProcess, named, window_times
 from cairn.state import Declaration, Map
 from cairn.types import parse_schema
@@ -115,11 +115,11 @@ class WindowApply(WindowProcess):
             self._step_us = spec.gap_ms * 1000
         self._is_session = isinstance(spec, Session)
 
-    def made_state(self) -> dict[str, Declaration]:
+    def declare_state(self) -> dict[str, Declaration]:
         place = pa.struct([pa.field("pane", pa.int64()), pa.field("number", pa.int64())])
         timed = pa.struct([pa.field("time", pa.int64()), pa.field("row", self.rows_type)])
         more: dict[str, Declaration] = {"rows": Map(place, timed), "panes": Map("bigint", "bigint")}
-        return super().made_state() | named(more)
+        return super().declare_state() | named(more)
 
     def open(self, ctx: Context) -> None:
         self.function.open(ctx)
@@ -199,7 +199,7 @@ def check_window_function(function: Any, uid: str) -> None:
         raise PlanError(f"operator {uid!r}: {name} has no process(key, window, rows, ctx)")
     what = f"operator {uid!r}: {name}.process"
     check_arguments(function.process, what, "key", "window", "rows", "ctx")
-    if states := declared_state(function):
+    if states := find_states(function):
         raise PlanError(
             f"operator {uid!r}: {name} declares state {', '.join(states)}; a WindowFunction has "
             "its window's rows and nothing else\n"

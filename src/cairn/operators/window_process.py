@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import LATE, KeyedProcess
+from cairn.functions import LATE, Hooks, KeyedProcess
 from cairn.state import Declaration, Map
 from cairn.types.durations import MAX_MS
 from cairn.windows import FOREVER, Bounds, Global, Session, WindowSpec, complete_ms
@@ -63,11 +63,11 @@ class WindowPlan:
             raise PlanError(f"early_every of windows is {self.early_ms} ms\n  expected: over 0")
 
 
-class WindowProcess(KeyedProcess[Any]):
+class WindowProcess(Hooks, KeyedProcess[Any]):
     """What all functions of windows share. `windows` is the state of the key at hand."""
 
     handles_late: ClassVar[bool] = True
-    reads_times_us: ClassVar[bool] = True
+    reads_row_times: ClassVar[bool] = True
     windows: Map[int, Any]
 
     def __init__(self, plan: WindowPlan, schema: pa.Schema, keys: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ class WindowProcess(KeyedProcess[Any]):
         self._counts = plan.early_rows is not None or self._is_global
         self._early_rows = math.inf if plan.early_rows is None else plan.early_rows
 
-    def made_state(self) -> dict[str, Declaration]:
+    def declare_state(self) -> dict[str, Declaration]:
         fields = [
             pa.field("start", pa.int64()),
             pa.field("rows", pa.int64()),
@@ -124,8 +124,8 @@ class WindowProcess(KeyedProcess[Any]):
 
     def process(self, row: Any, ctx: Any) -> Any:
         time_us: int = ctx.now_ms * 1000
-        if ctx.times_us is not None:
-            event_us = next(ctx.times_us)
+        if ctx.row_times_us is not None:
+            event_us = next(ctx.row_times_us)
             if self._spec.time == "event":
                 time_us = event_us
         bounds = self._spec.assign(time_us)

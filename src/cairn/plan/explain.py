@@ -23,7 +23,7 @@ from cairn.functions import (
     Function,
     KeyedProcess,
     Process,
-    declared_state,
+    find_states,
     has_timers,
 )
 from cairn.operators.joins import IntervalJoin, readable
@@ -128,7 +128,7 @@ def _event_time(graph: Graph, node: TimeNode) -> Facts:
 
 def _operator(graph: Graph, node: ProcessNode) -> Facts:
     function = node.function
-    states = declared_state(function)
+    states = find_states(function)
     if node.broadcast is not None:
         states = {**states, node.broadcast.name: node.broadcast}
     timers = (EVENT_TIMERS, PROCESSING_TIMERS)

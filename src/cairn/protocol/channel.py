@@ -5,6 +5,10 @@ key of the run: each answers the other's random bytes. Over a port every frame a
 made with a key of this connection alone and the number of the frame. Someone in between can read
 frames, but not change them.
 
+Stock parts do not keep these promises. `multiprocessing.connection` has no code per frame, no
+deadline for its handshake, and takes twice as long per lookup. TLS would need a certificate for
+every slot, or keys shared in advance, which `ssl` has only since Python 3.13.
+
 Always true here:
 - over a port, a frame that was changed, repeated or left out ends the connection unread;
 - a frame has a largest size, and a handshake a longest time.

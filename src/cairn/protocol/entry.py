@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from cairn.functions import Function, declared_state
+from cairn.functions import Function, find_states
 from cairn.protocol.spec import OperatorSpec
 from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.storage.manifest import Scope, StateDecl
@@ -62,7 +62,7 @@ def shared_uid(uid: str) -> str:
 
 def own_states(function: Function) -> dict[str, Declaration]:
     """The state of a function's keys, or of its subtasks."""
-    declared = declared_state(function)
+    declared = find_states(function)
     return {name: d for name, d in declared.items() if not isinstance(d, Broadcast)}
 
 

@@ -28,6 +28,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cairn.errors import PlanError
+from cairn.sinks.json_lines import float_text, interval_text
 from cairn.types import parse_schema
 from cairn.user_code import raised_at
 
@@ -48,6 +49,7 @@ SAMPLE_CHARS_MAX: Final = 400
 ERROR_CHARS_MAX: Final = 4000
 TRACEBACK_CHARS_MAX: Final = 20_000
 _OURS: Final = "cairn.slot."
+_MICROSECOND = dt.timedelta(microseconds=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times\]")
@@ -147,9 +149,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return sendable(value)
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value if math.isfinite(value) else float_text(value)
     if isinstance(value, decimal.Decimal):
         return format(value, "f")  # As text: a number would be rounded by who reads it.
     if isinstance(value, dt.datetime):
@@ -158,7 +158,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, dt.timedelta):
-        return _interval(value)
+        return interval_text(value // _MICROSECOND)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, tuple) and (names := getattr(type(value), "_fields", None)):
@@ -168,13 +168,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {_name(name): _plain(part) for name, part in value.items()}
     raise TypeError(f"no JSON for {type(value).__name__}")
-
-
-def _interval(span: dt.timedelta) -> str:
-    sign, span = ("-", -span) if span < dt.timedelta() else ("", span)
-    minutes, seconds = divmod(span.seconds, 60)
-    time = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}.{span.microseconds:06}"
-    return f"INTERVAL '{sign}{span.days} {time}' DAY TO SECOND"
 
 
 def _name(key: Any) -> str:

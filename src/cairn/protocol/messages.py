@@ -19,25 +19,21 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from cairn.protocol.letters import LetterSample
+from cairn.sinks.base import Execution
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import Held
-from cairn.storage.pack import Stored as Stored
-
-ROUNDS_MAX = 1 << 20
-"""More rounds than a batch of an epoch can have."""
-
-
-ATTEMPTS_MAX = 1 << 29
-"""More attempts than there are at a batch, also when one is made every few seconds for years
-because a sink is away. Batches, attempts and rounds together fit into 63 bits."""
 
 
 class Token(NamedTuple):
-    """Which attempt is speaking. Later attempts compare greater."""
+    """Identifies the sender of a call: an execution, and the attempt of Spark's task at it.
+
+    Later ones compare greater.
+    """
 
     term: int
     epoch: int
-    attempt: int
-    task_attempt: int
+    execution: Execution
+    task_attempt: int = 0
 
 
 class Compaction(msgspec.Struct, frozen=True, array_like=True):
@@ -61,12 +57,12 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Fixed by the coordinator for an attempt at an epoch, the same for every subtask."""
+    """The start of an execution, fixed by the coordinator and the same for every subtask."""
 
     run_id: str
     term: int
     epoch: int
-    attempt: int
+    execution: Execution
     parent: int | None
     now_ms: int
     watermark_ms: int | None
@@ -91,25 +87,16 @@ class Begin(msgspec.Struct, frozen=True):
     is_draining: bool = False
     """The input has ended: every timer is due that was set before this epoch."""
 
-    batch: int = 0
-    """How many batches the epoch has run before; it is committed after the last of them."""
     pending: str | None = None
-    """Where the driver has written down what these have stored, for slots that have lost it."""
-    round: int = 0
-    """In a job with loops: how often the batch has gone around before."""
+    """The object with the state that earlier batches of the epoch stored, for slots that have
+    lost it."""
     is_last_round: bool = True
     """Records that are sent back are there for the next epoch; else they are processed in this one,
     and nobody but the slot has to keep them until then."""
 
-    @property
-    def step(self) -> int:
-        """Batches, attempts at them and their rounds, in one number that rises."""
-        return (self.batch * ATTEMPTS_MAX + self.attempt) * ROUNDS_MAX + self.round
-
-    @property
-    def pass_index(self) -> int:
-        """Which pass of the epoch this is: of its batches and their rounds, attempts aside."""
-        return self.batch * ROUNDS_MAX + self.round
+    def token(self, task_attempt: int = 0) -> Token:
+        """Return the token of a task of this execution."""
+        return Token(self.term, self.epoch, self.execution, task_attempt)
 
     def slot(self, subtask: int) -> int:
         return self.slots[subtask] if self.slots else subtask
@@ -122,8 +109,8 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     something later stays, and so does one that is there for an epoch to come.
     """
 
-    as_of: tuple[int, int, int] | None = None
-    """Term, epoch and step of an attempt; None: whatever the slot has begun."""
+    as_of: Token | None = None
+    """The execution that did without the slot; None: end whatever the slot has begun."""
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -138,7 +125,7 @@ class Compacted(msgspec.Struct, frozen=True):
     """The epoch whose state, or whose files, it was made from."""
     replaced: tuple[str, ...]
     """The deltas it stands for as they are listed, in order. A base stands for all to `as_of`."""
-    stored: Stored
+    stored: StateFile
     ms: float
 
 
@@ -147,7 +134,7 @@ class OperatorAck(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     keys_changed: int
-    delta: Stored | None
+    delta: StateFile | None
     late_rows: int = 0
     untimed_rows: int = 0
     """Rows without an event time; like late ones they are not processed."""
@@ -199,8 +186,8 @@ class Report(msgspec.Struct, frozen=True):
     slot_id: str = ""
     """The process of the slot, unique in the run."""
     epoch: int = 0
-    step: int = 0
-    """Which attempt it is of: what a superseded one measured does not count."""
+    execution: Execution = Execution()
+    """The execution that was measured. The report of a superseded one does not count."""
     group_rows: dict[str, list[int]] = {}
     """Per operator with keys, rows per bucket of key groups."""
     hot_keys: dict[str, list[tuple[str, int]]] = {}

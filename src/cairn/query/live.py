@@ -23,7 +23,7 @@ import pyarrow as pa
 from cairn.backends.contract import ABSENT
 from cairn.backends.packing import unpack_held
 from cairn.errors import CairnError, EpochError, QueryError, RestoreError
-from cairn.functions import declared_state
+from cairn.functions import find_states
 from cairn.protocol.lookups import Ask, Told
 from cairn.protocol.spec import OperatorSpec
 from cairn.query.lookups import Folds, Lookup, Place
@@ -180,7 +180,7 @@ class LiveState:
         name = lookup.operator, lookup.state
         known = self._results.get(name)
         if spec is not None and (known is None or known[0] is not spec):
-            declared = declared_state(spec.load()).get(lookup.state)
+            declared = find_states(spec.load()).get(lookup.state)
             known = self._results[name] = (
                 spec,
                 declared if isinstance(declared, Aggregating) else None,

@@ -24,8 +24,8 @@ from cairn.backends.packing import Form, Packing
 from cairn.errors import QueryError, StateNotFoundError
 from cairn.key_groups import groups_of, key_hasher
 from cairn.snapshots.columns import StateColumns
-from cairn.snapshots.reader import entry_with
-from cairn.storage.manifest import Epoch, OperatorEntry, entry_uids
+from cairn.snapshots.reader import uid_with_state
+from cairn.storage.manifest import Epoch, EpochOperator, operator_uids
 from cairn.types import parse_type, type_ddl
 from cairn.types.codec import ValueTypeError
 from cairn.types.codec.stamped import stamp_codec
@@ -201,9 +201,9 @@ def _later_than(held: Any, dead_ms: int | None) -> Any:
     return value if dead_ms is None or at > dead_ms else None
 
 
-def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, OperatorEntry]:
-    operators: Mapping[str, OperatorEntry] = epoch.operators
-    uids = entry_uids(operators, operator)
+def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, EpochOperator]:
+    operators: Mapping[str, EpochOperator] = epoch.operators
+    uids = operator_uids(operators, operator)
     if not uids:
         raise StateNotFoundError(
             f"epoch {epoch.number} has no operator {operator!r}\n"
@@ -211,7 +211,7 @@ def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, OperatorEntry]
             operator=operator,
             state=state,
         )
-    uid = entry_with(operators, operator, state)
+    uid = uid_with_state(operators, operator, state)
     entry = operators.get(uid)
     if entry is None or state not in entry.states:
         known = ", ".join(name for each in uids for name in operators[each].states) or "none"

@@ -1,12 +1,12 @@
 """The contract of a sink: prepared in the slots, published by the driver.
 
-    slot     writer(epoch, subtask, attempt) -> write(batch)... -> prepare() -> committable
+    slot     writer(epoch, subtask, execution) -> write(batch)... -> prepare() -> committable
     driver   manifest written -> commit(epoch, committables), again after any restart
 
 Always true of a sink:
 - after `prepare` the data is durable and no reader sees it;
 - `commit` is idempotent; it proves itself by a mark written with it, keyed by job, sink, epoch
-  and part, which together never mean two things;
+  and batch, which together never mean two things;
 - `commit` is called again until it succeeds, by whichever driver leads;
 - a committable is plain JSON, equal for equal rows, and enough to commit from another machine,
   also for a program with other columns or settings of the sink;
@@ -23,8 +23,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import msgspec
 import pyarrow as pa
 
 from cairn.errors import CommitError
@@ -34,18 +35,23 @@ Committable = dict[str, Any]
 Promise = Literal["exactly-once", "at-least-once"]
 Shows = Literal["epochs", "pieces"]
 
-ATTEMPTS_MAX = 1 << 29
-"""More attempts than there are at a batch of an epoch."""
+ROUNDS_MAX: Final = 1 << 20
+"""Limit of the rounds of a batch."""
 
 
-def attempt_of(attempt: int, pass_index: int) -> int:
-    """The number of an attempt, as writers get it: of another pass it is another one."""
-    return attempt + pass_index * ATTEMPTS_MAX
+class Execution(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """One run of the job's graph within an epoch: a round of a batch, in one attempt at it.
 
+    Executions compare in the order in which they run. A batch that fails runs again from its
+    first round, so a later attempt compares greater than every round of an earlier one.
+    """
 
-def round_of(attempt: int) -> int:
-    """Which pass of the epoch a writer is for: another batch, or another round of a loop."""
-    return attempt // ATTEMPTS_MAX
+    batch: int = 0
+    """Number of the batch in its epoch, from 0."""
+    attempt: int = 0
+    """Number of the attempt at the batch, from 0."""
+    round: int = 0
+    """Number of the round in a job with loops, from 0."""
 
 
 @dataclass(frozen=True)
@@ -100,20 +106,20 @@ class Sink(ABC):
         self.context = context
 
     @abstractmethod
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        """A writer for an attempt, by a number.
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
+        """Return a writer for the rows of one subtask in one execution.
 
-        An epoch may have several passes: batches, rounds of a loop. Each has numbers of its
-        own (`round_of`). All of them are published, so what is named by its content must be
-        named by the pass too.
+        An epoch may have several batches, and a batch several rounds. All of them are published,
+        so a name made from the content must contain `execution.batch` and `execution.round` too.
+        Only one attempt at a batch is published.
         """
 
     @abstractmethod
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        """Publish an epoch. Called again for the same epoch and part, it changes nothing.
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
+        """Publish an epoch. A repeated call for the same epoch and batch changes nothing.
 
-        An epoch is one part, unless the job publishes before it commits (at-least-once,
-        at-most-once): then each of its batches is one, numbered from 0.
+        With exactly-once, one call publishes the whole epoch, and `batch` is 0. With a weaker
+        guarantee the job publishes before it commits: one call for each batch.
         """
 
     def recover(self, before_epoch: int) -> None:

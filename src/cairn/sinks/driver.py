@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.sinks.base import Committable, Sink, Writer
+from cairn.sinks.base import Committable, Execution, Sink, Writer
 from cairn.types import row_class
 from cairn.types.codec import codec
 
@@ -74,28 +74,28 @@ class Collect(_DriverSink):
     """
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int], list[Any]] = {}
+        self._published: dict[tuple[int, int], list[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": {}}
+        return {"_published": {}}
 
     @property
     def rows(self) -> list[Any]:
-        return [row for part in sorted(self._parts) for row in self._parts[part]]
+        return [row for at in sorted(self._published) for row in self._published[at]]
 
     @property
     def epochs(self) -> dict[int, list[Any]]:
         """The rows of each epoch."""
         found: dict[int, list[Any]] = {}
-        for epoch, part in sorted(self._parts):
-            found.setdefault(epoch, []).extend(self._parts[epoch, part])
+        for epoch, batch in sorted(self._published):
+            found.setdefault(epoch, []).extend(self._published[epoch, batch])
         return found
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return RowsWriter()
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        self._parts[epoch, part] = _rows(committables)
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
+        self._published[epoch, batch] = _rows(committables)
 
 
 class Console(_DriverSink):
@@ -104,10 +104,10 @@ class Console(_DriverSink):
     def __init__(self, rows_max: int = 20) -> None:
         self.rows_max = rows_max
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return RowsWriter(self.rows_max)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         count = sum(committable["rows"] for committable in committables)
         if not count:
             return
@@ -133,8 +133,8 @@ class _NoopWriter(Writer):
 class Noop(_DriverSink):
     """Takes rows and drops them, like Spark's `noop` format: to measure what comes before."""
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return _NoopWriter()
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         pass

@@ -124,13 +124,14 @@ def float_text(value: float) -> str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def as_text(array: pa.Array) -> pa.Array:
-    """Dates and timestamps in ISO 8601."""
+def as_text(array: pa.Array, *, separator: str = "T") -> pa.Array:
+    """Return dates and timestamps in ISO 8601, with this between date and time."""
     if pa.types.is_date(array.type):
         return array.cast(pa.string())
     # Without the zone, Arrow's text is the time in UTC.
     text = array.cast(pa.timestamp("us")).cast(pa.string())
-    text = pc.replace_substring(text, " ", "T", max_replacements=1)
+    if separator != " ":
+        text = pc.replace_substring(text, " ", separator, max_replacements=1)
     if array.type.tz is None:
         return text
     return pc.binary_join_element_wise(text, "Z", "")

@@ -20,7 +20,6 @@ The fence and the keys must be on one server: a Redis Cluster is refused.
 
 from __future__ import annotations
 
-import os
 import string
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.logs import logger
 from cairn.sinks.base import SinkContext
+from cairn.sinks.environment import read_setting
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
 from cairn.types.durations import duration_ms
@@ -47,16 +47,16 @@ _KEY: Final = "key"
 _FIELD: Final = "field:"
 _VALUE: Final = "value"
 
-# KEYS: the fence, then a key a row. ARGV: epoch, part, first row, ttl in ms or 0, how many fields
+# KEYS: the fence, then a key a row. ARGV: epoch, batch, first row, ttl in ms or 0, how many fields
 # a hash has or 0 for strings, one 0 or 1 a value (1: null) or nothing when none is, names
-# of fields, values. Answers how many rows of the part are in, or -1 when a newer one is.
+# of fields, values. Answers how many rows of the batch are in, or -1 when a newer one is.
 _SCRIPT: Final = """
 local fence = redis.call('HMGET', KEYS[1], 'epoch', 'part', 'rows')
-local at_epoch, at_part = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
-local epoch, part, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if at_epoch > epoch or (at_epoch == epoch and at_part > part) then return -1 end
+local at_epoch, at_batch = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
+local epoch, batch, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if at_epoch > epoch or (at_epoch == epoch and at_batch > batch) then return -1 end
 local rows = 0
-if at_epoch == epoch and at_part == part then rows = tonumber(fence[3]) end
+if at_epoch == epoch and at_batch == batch then rows = tonumber(fence[3]) end
 if rows ~= first then return rows end
 local ttl, fields, nulls = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local has_nulls = #nulls > 0
@@ -112,7 +112,7 @@ class Redis(Staged):
 
     _client: Any = None
     _left: tuple[int, int, int]
-    """Epoch, part and rows of the fence, as this driver has left it."""
+    """Epoch, batch and rows of the fence, as this driver has left it."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Redis(Staged):
             ) from None
         try:
             self._client = redis.Redis.from_url(
-                self._resolved_url(),
+                read_setting(self._url, f"the url of sink {self.context.uid!r}"),
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=ANSWER_TIMEOUT_S,
                 # Once, for a connection that broke while it was idle. The rest is up to who calls.
@@ -253,17 +253,6 @@ class Redis(Staged):
                 "  next: use a single server or a primary with replicas"
             )
 
-    def _resolved_url(self) -> str:
-        if not self._url.startswith("env:"):
-            return self._url
-        name = self._url.removeprefix("env:")
-        if name not in os.environ:
-            raise PlanError(
-                f"sink {self.context.uid!r}: the environment variable {name} is not set\n"
-                "  expected: the url of a Redis server"
-            )
-        return os.environ[name]
-
     def newest_mark(self) -> int | None:
         import redis
 
@@ -279,7 +268,7 @@ class Redis(Staged):
 
         try:
             self._publish(epoch, files)
-            self._left = int(epoch), epoch.part, sum(file.rows for file in files)
+            self._left = int(epoch), epoch.batch, sum(file.rows for file in files)
         except redis.RedisError as error:
             raise CommitError(
                 f"sink {self.context.uid!r}: Redis did not take all of epoch {epoch}\n"
@@ -295,7 +284,7 @@ class Redis(Staged):
         for _ in range(RESTARTS_MAX):
             for first, keys, names, columns in self._chunks(files, done):
                 nulls, values = _flat(columns)
-                args = [int(epoch), epoch.part, first, self.ttl_ms, len(names), nulls]
+                args = [int(epoch), epoch.batch, first, self.ttl_ms, len(names), nulls]
                 done = script([self.fence, *keys], [*args, *names, *values])
                 crash_point("driver.sink.piece")
                 if done != first + len(keys):
@@ -325,7 +314,7 @@ class Redis(Staged):
         )
 
     def _done(self, epoch: PublishedEpoch) -> int:
-        """Return how many rows of this part are in."""
+        """Return how many rows of this batch are in."""
         found = self._client.hmget(self.fence, "epoch", "part", "rows")
         at = (-1, -1, 0) if None in found else tuple(map(int, found))
         expected = max((*self.marked, 0), self._left)
@@ -339,9 +328,9 @@ class Redis(Staged):
                 _place(at),
                 _place(expected),
             )
-        if at[:2] > (int(epoch), epoch.part):
+        if at[:2] > (int(epoch), epoch.batch):
             raise self._overtaken_error(epoch)
-        return at[2] if at[:2] == (int(epoch), epoch.part) else 0
+        return at[2] if at[:2] == (int(epoch), epoch.batch) else 0
 
     def _chunks(
         self, files: Sequence[StagedFile], skip: int
@@ -373,8 +362,8 @@ class Redis(Staged):
 
 
 def _place(fence: tuple[int, ...]) -> str:
-    epoch, part, rows = fence
-    return "no epoch" if epoch < 0 else f"epoch {epoch}, part {part}, row {rows}"
+    epoch, batch, rows = fence
+    return "no epoch" if epoch < 0 else f"epoch {epoch}, batch {batch}, row {rows}"
 
 
 def _bytes(chunk: pa.RecordBatch) -> int:

@@ -1,11 +1,11 @@
 """Rows that ride in the epoch: kept in the checkpoint until the driver has published them.
 
-    <checkpoint>/wal/<job>/<sink>/staged/<epoch>-<pass>-<subtask>-<index>-<digest>.parquet
-    <checkpoint>/wal/<job>/<sink>/published/<epoch>-<part>
+    <checkpoint>/wal/<job>/<sink>/staged/<epoch>-<batch>-<round>-<subtask>-<index>-<digest>.parquet
+    <checkpoint>/wal/<job>/<sink>/published/<epoch>-<batch>
 
 For targets that slots cannot prepare anything in. The slots write their rows into the
 checkpoint's own store. After the commit the driver reads them from there and publishes them,
-in order of pass and subtask; then it writes a mark and removes the files.
+in order of batch, round and subtask; then it writes a mark and removes the files.
 
 Always true here:
 - a file is named by its place and its content, so an attempt that runs again cannot change one,
@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, CorruptFileError
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.wal import WAL_FOLDER
 
@@ -52,22 +52,22 @@ class PublishedEpoch(int):
 
     A number, because that is all a target needs when an epoch is published as a whole. A job
     that publishes before it commits (at-least-once, at-most-once) publishes each batch of an
-    epoch by itself: they share the number and differ in `part`. `key` has all of it in
+    epoch by itself: they share the number and differ in `batch`. `key` has all of it in
     one string, equal when the same rows come again and never otherwise, also for other jobs
     and sinks: what a target needs to reject a repetition.
     """
 
-    part: int
+    batch: int
     key: str
 
-    def __new__(cls, epoch: int, part: int, key: str) -> PublishedEpoch:
+    def __new__(cls, epoch: int, batch: int, key: str) -> PublishedEpoch:
         self = super().__new__(cls, epoch)
-        self.part = part
+        self.batch = batch
         self.key = key
         return self
 
     def __reduce__(self) -> Any:
-        return PublishedEpoch, (int(self), self.part, self.key)
+        return PublishedEpoch, (int(self), self.batch, self.key)
 
 
 class Staged(Sink):
@@ -78,7 +78,7 @@ class Staged(Sink):
 
     home: str
     marked: tuple[int, int]
-    """The newest epoch and part with a mark, as of the last call of `publish`."""
+    """The newest epoch and batch with a mark, as of the last call of `publish`."""
     _store: Store
 
     def open(self, context: SinkContext) -> None:
@@ -102,8 +102,9 @@ class Staged(Sink):
 
     # In a slot
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return StagedWriter(self, f"{epoch:012d}-{round_of(attempt):012d}-{subtask:05d}")
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
+        place = f"{execution.batch:07d}-{execution.round:07d}-{subtask:05d}"
+        return StagedWriter(self, f"{epoch:012d}-{place}")
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows as they are to be kept; unlike those of the stream where that saves work."""
@@ -114,23 +115,23 @@ class Staged(Sink):
 
     # In the driver
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         files = [StagedFile(**file) for found in committables for file in found["files"]]
         if not files:
             return
         files.sort(key=lambda file: file.name)
         there = {found.path for found in self._store.list(self.home)}
         marks = sorted(path for path in there if path.startswith(self._mark_path("")))
-        mark = self._mark_path(f"{epoch:012d}-{part:05d}")
+        mark = self._mark_path(f"{epoch:012d}-{batch:05d}")
         if mark not in marks and not (len(marks) >= MARKS_KEPT and mark < marks[0]):
             for file in files:
                 if self.staged_path(file.name) not in there:
                     raise self._gone(file)
             if marks:
-                newest_epoch, _, newest_part = marks[-1].rpartition("/")[2].partition("-")
-                self.marked = int(newest_epoch), int(newest_part)
-            key = f"{self.context.job_id}/{self.context.uid}/{epoch}/{part}"
-            self.publish(PublishedEpoch(epoch, part, key), files)
+                newest_epoch, _, newest_batch = marks[-1].rpartition("/")[2].partition("-")
+                self.marked = int(newest_epoch), int(newest_batch)
+            key = f"{self.context.job_id}/{self.context.uid}/{epoch}/{batch}"
+            self.publish(PublishedEpoch(epoch, batch, key), files)
             crash_point("driver.sink.unmarked")
             self._store.put(mark, msgspec.json.encode({"rows": sum(f.rows for f in files)}))
             if len(marks) >= 2 * MARKS_KEPT:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cairn.errors import FunctionError
-from cairn.functions import BatchProcess
+from cairn.functions import BatchProcess, hooks_of
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import Outlet
 from cairn.types import type_ddl
@@ -38,7 +38,7 @@ class BatchRunner:
     def __init__(self, operator: Operator, function: BatchProcess) -> None:
         self._operator = operator
         self._function = function
-        self.handles_late = function.handles_late
+        self.handles_late = hooks_of(function).handles_late
         operator.context.sides = {
             outlet.tag: partial(self._emit_side, outlet)
             for outlet in operator.outlets
@@ -53,7 +53,7 @@ class BatchRunner:
         self._rows = 0
         self._rows_max = 0
         context = self._operator.context
-        context.keys = context.times = None
+        context.keys = context.times_us = None
         self._call("begin_epoch()", partial(self._function.begin_epoch, context))
 
     def begin_rows(self) -> None:
@@ -91,13 +91,13 @@ class BatchRunner:
         """What the function is called with for some rows."""
         context = self._operator.context
         context.keys = self._keys(rows)
-        context.times = times
+        context.times_us = times
         return context, pa.RecordBatch.from_struct_array(rows)
 
     def end_rows(self) -> None:
         self.flush()
         context = self._operator.context
-        context.keys = context.times = None
+        context.keys = context.times_us = None
         self._call("end_epoch()", partial(self._function.end_epoch, context))
 
     def _keys(self, rows: pa.StructArray) -> pa.Array:

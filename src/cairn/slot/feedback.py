@@ -31,12 +31,12 @@ from cairn.key_groups import groups_of, overlap
 from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import FeedbackSpec
+from cairn.sinks.base import Execution
 from cairn.slot.gather import Rows
 from cairn.slot.outlet import fitted
 from cairn.slot.reader import times_of
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.store import Store
 from cairn.types import type_ddl
@@ -58,8 +58,8 @@ def _columns(entry: EntrySpec) -> StateColumns:
 
 class _Held(NamedTuple):
     rows: Rows
-    made_in: tuple[int, int]
-    """The epoch and the step in it."""
+    made_in: tuple[int, Execution]
+    """The epoch and the execution in it."""
 
 
 class InFlight:
@@ -71,11 +71,11 @@ class InFlight:
 
     def put(self, uid: str, version: str, rows: Rows, begin: Begin) -> None:
         with self._lock:
-            self._held[uid, version] = _Held(rows, (begin.epoch, begin.step))
+            self._held[uid, version] = _Held(rows, (begin.epoch, begin.execution))
 
     def get(self, uid: str, version: str, begin: Begin) -> Rows | None:
         """The rows of a version. All others go, but for what this very attempt has sent back."""
-        made_in = begin.epoch, begin.step
+        made_in = begin.epoch, begin.execution
         with self._lock:
             for at, held in list(self._held.items()):
                 if at[0] == uid and at[1] != version and held.made_in != made_in:
@@ -106,10 +106,10 @@ class Feedback:
     def run(self, groups: pa.Array, rows: pa.StructArray) -> None:
         self._parts.append((groups, rows))
 
-    def finish(self) -> StatePart | None:
-        """All rows of the attempt, in an order of their own; None: there are none."""
+    def finish(self) -> dict[str, pa.RecordBatch]:
+        """Return all rows of the attempt in an order that depends on the rows alone, by state."""
         if not self._parts:
-            return None
+            return {}
         groups = pa.concat_arrays([groups for groups, _ in self._parts])
         rows = pa.concat_arrays([rows for _, rows in self._parts])
         self._parts.clear()
@@ -130,7 +130,7 @@ class Feedback:
                 }
             )
         )
-        return StatePart(RECORDS, stored)
+        return {RECORDS: stored}
 
     def finished(self, version: str, begin: Begin) -> None:
         """What `finish` gave goes by this name now."""
@@ -158,10 +158,10 @@ def take(
     if version == EMPTY_VERSION:
         return None
     if rows is None:
-        if begin.round:
+        if begin.execution.round:
             raise EpochError(
                 f"operator {spec.operator!r}: subtask {subtask} has lost what was sent back to it "
-                f"in round {begin.round} of the epoch; the epoch runs again"
+                f"in round {begin.execution.round} of the epoch; the epoch runs again"
             )
         rows = _restored(spec, parent(), groups, store, scratch)
     if rows is None or not len(rows.rows):

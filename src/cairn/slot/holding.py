@@ -33,7 +33,6 @@ from cairn.protocol.lookups import TOLD_BYTES_MAX
 from cairn.protocol.messages import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
 from cairn.types.durations import MAX_MS, MIN_MS
 
@@ -171,9 +170,9 @@ class Holding:
                 table.rollback()
         self.version, self.pending = version, None
 
-    def delta(self, operator: str) -> list[StatePart]:
-        """What the epoch changed, by state."""
-        parts = []
+    def delta(self, operator: str) -> dict[str, pa.RecordBatch]:
+        """Return the rows that the epoch changed, by state."""
+        changes = {}
         for name, table in sorted(self.tables.items()):
             if self.scope == "shared":
                 # Replicas are compared by their deltas: those of equal content must be equal.
@@ -185,8 +184,8 @@ class Holding:
                     f"operator {operator!r}: {error.message}", operator=operator, **error.facts
                 ) from error
             if batch is not None:
-                parts.append(StatePart(name, batch))
-        return parts
+                changes[name] = batch
+        return changes
 
     def finished(self, delta_id: str | None) -> None:
         """Name what the epoch made, so that the next `begin` can recognise it."""

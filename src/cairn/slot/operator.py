@@ -29,7 +29,8 @@ from cairn.functions import (
     Function,
     PartialProcess,
     bind_state,
-    declared_state,
+    find_states,
+    hooks_of,
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
@@ -48,7 +49,6 @@ from cairn.slot.runner import Runner, make_runner
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import Scope
 from cairn.types.durations import MAX_MS, MIN_MS
 
@@ -187,7 +187,7 @@ class Operator:
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before. Those of a round before have come to all.
-        if begin.round and not begin.is_draining:
+        if begin.execution.round and not begin.is_draining:
             passed_ms = watermark_ms
         late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:
@@ -231,7 +231,7 @@ class Operator:
     @property
     def _forgets(self) -> bool:
         """Whether rows behind the watermark would find no state any more."""
-        return self.function is not None and self.function.forgets
+        return self.function is not None and hooks_of(self.function).forgets
 
     def _begin_handles(self, subtask: int) -> None:
         """What they have kept of the state may be of another attempt."""
@@ -273,7 +273,7 @@ class Operator:
             # No user's code runs there: what fails is no fault of a row.
             self.letters = None
         by_batch = isinstance(function, BatchProcess)
-        declared = declared_state(function)
+        declared = find_states(function)
         self.declare()
         self.state.declare(own_states(function), by_batch=by_batch)
         self._lists, self._broadcast = [], None
@@ -421,7 +421,7 @@ class Operator:
         assert self.runner is not None, "rows come after open"
         return self.runner
 
-    def finish(self) -> list[StatePart]:
+    def finish(self) -> dict[str, pa.RecordBatch]:
         """After the last row: what the epoch changed of its own state."""
         self.end()
         return self.delta()
@@ -435,7 +435,7 @@ class Operator:
         self.flush()
         self._let_write(is_writable=False)
 
-    def delta(self) -> list[StatePart]:
+    def delta(self) -> dict[str, pa.RecordBatch]:
         """What the epoch has changed of its own state, once it has ended."""
         return self.state.delta(self.spec.uid)
 

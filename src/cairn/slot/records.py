@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from cairn.backends.contract import Backend
 from cairn.errors import FunctionError
-from cairn.functions import KeyedProcess, Process
+from cairn.functions import KeyedProcess, Process, hooks_of
 from cairn.slot.context import NoKey
 from cairn.slot.gather import Gather
 from cairn.slot.outlet import short
@@ -61,7 +61,8 @@ class RecordRunner:
     def __init__(self, operator: Operator, function: KeyedProcess[Any] | Process[Any]) -> None:
         self._operator = operator
         self._function = function
-        self.handles_late = function.handles_late
+        self.handles_late = hooks_of(function).handles_late
+        self._reads_row_times = hooks_of(function).reads_row_times
         spec = operator.spec
         inlets = spec.row_inlets
         self._process_row: Callable[[Any, Any], Any] = function.process
@@ -132,8 +133,8 @@ class RecordRunner:
         times_ms: Iterable[int | None] = repeat(None)
         if times is not None:
             times_ms = np.floor_divide(times.to_numpy(), 1000).tolist()
-            if self._function.reads_times_us:
-                self._operator.context.times_us = iter(times.to_numpy().tolist())
+            if self._reads_row_times:
+                self._operator.context.row_times_us = iter(times.to_numpy().tolist())
         row_tuples, keys = self._reader.read(rows)
         if isinstance(self._reader, ConnectedReader):
             self._inputs = iter(self._reader.inputs)

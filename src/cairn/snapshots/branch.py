@@ -25,12 +25,12 @@ from cairn.errors import CairnError, CommitUnknownError, RestoreError
 from cairn.ids import new_id
 from cairn.snapshots.published import check_published
 from cairn.storage import (
+    Ancestor,
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
     Log,
-    OperatorEntry,
-    Origin,
     SparkPosition,
     Store,
     new_nonce,
@@ -83,7 +83,7 @@ def branch(
         job_id=new_id(),
         max_parallelism=job.max_parallelism,
         created_ms=clock_ms(),
-        origin=Origin(kind="branch", id=job.job_id, url=store.url, epoch=parent.number),
+        ancestor=Ancestor(kind="branch", id=job.job_id, url=store.url, epoch=parent.number),
     )
     shared = _shared(store, files_of(parent))
     held: list[Store] = []
@@ -122,7 +122,7 @@ def _write_job(dest: Store, child: JobInfo) -> None:
 
 
 def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_ms: int) -> Epoch:
-    operators = {uid: _adopted(entry, parent_url) for uid, entry in parent.operators.items()}
+    operators = {uid: _adopted(operator, parent_url) for uid, operator in parent.operators.items()}
     # An epoch without a takeover before it: nobody leads this job yet.
     return Log(dest).append(
         lambda number: Epoch(
@@ -144,7 +144,7 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
     )
 
 
-def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
+def _adopted(operator: EpochOperator, parent_url: str) -> EpochOperator:
     """An operator's state as a branch lists it. Epoch numbers are the branch's own."""
     ranges = [
         msgspec.structs.replace(
@@ -159,9 +159,9 @@ def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
                 for file in part.files
             ],
         )
-        for part in entry.ranges
+        for part in operator.ranges
     ]
-    return msgspec.structs.replace(entry, ranges=ranges)
+    return msgspec.structs.replace(operator, ranges=ranges)
 
 
 def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> SparkPosition:
@@ -177,16 +177,16 @@ def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> 
     return msgspec.structs.replace(position, folder=folder, logs=logs)
 
 
-def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:
+def _metrics(operators: dict[str, EpochOperator]) -> dict[str, object]:
     nothing = {"rows_in": 0, "rows_out": 0, "entries_changed": 0, "delta_bytes": 0}
     return {
         "operators": {
             uid: {
                 **nothing,
-                "state_keys": keys_in(entry.ranges),
-                "state_entries": sum(part.state_entries for part in entry.ranges),
+                "state_keys": keys_in(operator.ranges),
+                "state_entries": sum(part.state_entries for part in operator.ranges),
             }
-            for uid, entry in operators.items()
+            for uid, operator in operators.items()
         },
         "restored": 0,
     }

@@ -28,8 +28,8 @@ from cairn.snapshots.savepoint import (
     SAVEPOINT_PATH,
     UNFINISHED_PATH,
     SavedFile,
+    SavedStateFile,
     SavepointInfo,
-    StateFile,
     state_folder,
 )
 from cairn.storage.manifest import seal
@@ -100,7 +100,7 @@ class Destination:
         self._written.append(path)
         return put_file(self.store, path, local_file)
 
-    def wrote(self, files: list[StateFile]) -> list[StateFile]:
+    def wrote(self, files: list[SavedStateFile]) -> list[SavedStateFile]:
         """Take in what others have written here."""
         self._written += [file.path for file in files]
         return files
@@ -190,7 +190,7 @@ class StateWriter:
         self._folder = folder
         self._columns = columns
         self._path = state_folder(uid, columns.name)
-        self._files: list[StateFile] = []
+        self._files: list[SavedStateFile] = []
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._writer: Any = None
@@ -227,7 +227,7 @@ class StateWriter:
         if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
             self._end_row_group()
 
-    def finish(self) -> list[StateFile]:
+    def finish(self) -> list[SavedStateFile]:
         """The files that were written."""
         self._end_file()
         return self._files
@@ -262,7 +262,7 @@ class StateWriter:
         os.unlink(self._local)
         assert self._first_group is not None
         self._files.append(
-            StateFile(
+            SavedStateFile(
                 path=saved.path,
                 bytes=saved.bytes,
                 digest=saved.digest,

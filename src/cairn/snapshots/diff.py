@@ -25,9 +25,9 @@ from cairn.storage.log import Log
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
-    entry_uids,
+    operator_uids,
 )
 from cairn.storage.store import Store
 
@@ -109,8 +109,8 @@ def diff_epochs(
 
 def diff_pieces(before: Epoch, after: Epoch, uid: str) -> int:
     """Into how many pieces `changes` of an operator divides: what one process does at a time."""
-    entries = before.operators.get(uid), after.operators.get(uid)
-    return sum(1 for _ in _differing(*entries, skip_equal=False))
+    pair = before.operators.get(uid), after.operators.get(uid)
+    return sum(1 for _ in _differing(*pair, skip_equal=False))
 
 
 def changes(
@@ -144,7 +144,7 @@ def _wanted(
 ) -> dict[str, list[str]]:
     """The states to compare, by operator, in the order of the later epoch."""
     uids = [*after.operators, *(uid for uid in before.operators if uid not in after.operators)]
-    if operator is not None and not entry_uids(uids, operator):
+    if operator is not None and not operator_uids(uids, operator):
         raise StateNotFoundError(
             f"neither epoch {before.number} nor epoch {after.number} has operator {operator!r}\n"
             f"  found: {', '.join(uids) or 'none'}",
@@ -152,7 +152,7 @@ def _wanted(
         )
     known: dict[str, list[str]] = {}
     for uid in uids:
-        if operator is None or entry_uids([uid], operator):
+        if operator is None or operator_uids([uid], operator):
             sides = [e.operators[uid].states for e in (after, before) if uid in e.operators]
             known[uid] = list(dict.fromkeys(name for states in sides for name in states))
     if state is None:
@@ -243,12 +243,12 @@ class _Piece(NamedTuple):
 
 
 def _differing(
-    before: OperatorEntry | None, after: OperatorEntry | None, *, skip_equal: bool
+    before: EpochOperator | None, after: EpochOperator | None, *, skip_equal: bool
 ) -> Iterator[_Piece]:
     """The key groups that are not known to be equal, in pieces that fit in memory."""
     left, right = _content(before), _content(after)
-    both = [entry for entry in (before, after) if entry is not None]
-    row_count = sum(ref.rows for entry in both for part in entry.ranges for ref in part.files)
+    both = [operator for operator in (before, after) if operator is not None]
+    row_count = sum(ref.rows for operator in both for part in operator.ranges for ref in part.files)
     group_count = max(len(left), len(right))
     step = max(1, CHUNK_ROWS * group_count // max(1, row_count))
     start = 0
@@ -276,9 +276,9 @@ class _Content(NamedTuple):
 _NOTHING: Final = _Content(None, [])
 
 
-def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
+def _content(operator: EpochOperator | None) -> dict[int, _Content]:
     found = {}
-    for part in [] if entry is None else entry.ranges:
+    for part in [] if operator is None else operator.ranges:
         version = (part.first_group, part.group_count, part.version)
         for group in part.groups:
             files = [

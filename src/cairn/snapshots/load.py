@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 
@@ -25,11 +24,10 @@ from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    Ancestor,
     Epoch,
-    FileRef,
+    EpochOperator,
     JobInfo,
-    OperatorEntry,
-    Origin,
     RangeState,
     SparkPosition,
     keys_in,
@@ -59,9 +57,9 @@ def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | N
             expected=group_count,
             found=info.max_parallelism,
         )
-    origin = Origin(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
-    job = create_or_open_job(store, name, group_count, origin=origin)
-    came_from = None if job.origin is None else job.origin.id
+    ancestor = Ancestor(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
+    job = create_or_open_job(store, name, group_count, ancestor=ancestor)
+    came_from = None if job.ancestor is None else job.ancestor.id
     newest = Log(store).newest_epoch()
     if newest is not None and came_from != info.id:
         raise RestoreError(
@@ -107,7 +105,7 @@ def load_savepoint(
                 if progress is not None:
                     progress(done, total)
             _check_complete(savepoint, saved, ranges)
-            operators[uid] = OperatorEntry(
+            operators[uid] = EpochOperator(
                 uid=uid,
                 function_version=saved.function_version,
                 key_types=saved.key_types,
@@ -140,10 +138,10 @@ def load_savepoint(
         metrics={
             "operators": {
                 uid: {
-                    "state_keys": keys_in(entry.ranges),
-                    "state_entries": sum(part.state_entries for part in entry.ranges),
+                    "state_keys": keys_in(operator.ranges),
+                    "state_entries": sum(part.state_entries for part in operator.ranges),
                 }
-                for uid, entry in operators.items()
+                for uid, operator in operators.items()
             }
         },
     )
@@ -167,38 +165,21 @@ def _write_base(
     scratch: str | None,
 ) -> RangeState:
     columns = savepoint.columns(saved.uid)
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-", delete=False) as file:
-        try:
-            writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
-            for name, state in sorted(saved.states.items()):
-                writer.begin_state(name, columns[name].stored_schema)
-                for batch in savepoint.read(files, saved.uid, name, groups):
-                    writer.write(columns[name].to_stored(batch))
-                for state_file in state.files:
-                    if state_file.last_group < groups.stop:
-                        files.release(state_file)
-            written = writer.finish()
-            file.flush()
-            refs = []
-            if written.rows:
-                at = write_segment_file(store, file.name, written, term)
-                refs.append(
-                    FileRef(
-                        id=written.id,
-                        path=at.path,
-                        offset=at.offset,
-                        length=at.length,
-                        kind="base",
-                        tier=0,
-                        rows=written.rows,
-                        first_epoch=number,
-                        last_epoch=number,
-                        first_group=groups.start,
-                        group_count=len(groups),
-                    )
-                )
-        finally:
-            os.unlink(file.name)
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-") as file:
+        writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
+        for name, state in sorted(saved.states.items()):
+            writer.begin_state(name, columns[name].stored_schema)
+            for batch in savepoint.read(files, saved.uid, name, groups):
+                writer.write(columns[name].to_stored(batch))
+            for state_file in state.files:
+                if state_file.last_group < groups.stop:
+                    files.release(state_file)
+        written = writer.finish()
+        file.flush()
+        refs = []
+        if written.rows:
+            stored = write_segment_file(store, written, file.name, term)
+            refs = [stored.listed(groups, first_epoch=number, last_epoch=number)]
     return RangeState(
         first_group=groups.start,
         group_count=len(groups),

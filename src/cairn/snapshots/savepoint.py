@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
-from cairn.snapshots.reader import entry_with
+from cairn.snapshots.reader import uid_with_state
 from cairn.storage.log import JOB_PATH, LOG_FOLDER
-from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
+from cairn.storage.manifest import Scope, StateDecl, operator_uids, unseal
 from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
 from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -52,7 +52,7 @@ class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class StateFile(SavedFile, frozen=True, kw_only=True):
+class SavedStateFile(SavedFile, frozen=True, kw_only=True):
     rows: int
     first_group: int
     last_group: int
@@ -63,7 +63,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     entry_type: str | None
     rows: int
-    files: list[StateFile]
+    files: list[SavedStateFile]
     ttl: str | None = None
 
     @property
@@ -151,8 +151,8 @@ class Savepoint:
     ) -> Iterator[pa.RecordBatch]:
         """Like `rows`, with files that are kept for the next call."""
         operators = self.info.operators
-        uids = entry_uids(operators, uid)
-        uid = entry_with(operators, uid, state)
+        uids = operator_uids(operators, uid)
+        uid = uid_with_state(operators, uid, state)
         operator = self._operator(uid)
         if state not in operator.states:
             known = ", ".join(name for each in uids for name in operators[each].states) or "none"
@@ -202,7 +202,7 @@ class Savepoint:
         for _ in _stream(self.store, file):
             pass
 
-    def _check_state(self, operator: SavedOperator, name: str, file: StateFile) -> None:
+    def _check_state(self, operator: SavedOperator, name: str, file: SavedStateFile) -> None:
         columns = StateColumns(name, operator.states[name].decl, operator.key_types)
         with CheckedFiles(self.store) as files:
             for _ in _read_file(files, file, columns, None):
@@ -236,7 +236,7 @@ def open_savepoint(url: str) -> Savepoint:
     return Savepoint(store, unseal(data, name, _decode_info, damaged=_damaged))
 
 
-def saved_state(decl: StateDecl, files: list[StateFile]) -> SavedState:
+def saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
     """What savepoint.json says of a state."""
     return SavedState(
         kind=decl.kind,
@@ -359,7 +359,7 @@ def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
 
 
 def _read_file(
-    files: CheckedFiles, file: StateFile, columns: StateColumns, groups: range | None
+    files: CheckedFiles, file: SavedStateFile, columns: StateColumns, groups: range | None
 ) -> Iterator[pa.RecordBatch]:
     name = files.name(file)
     path = files.path(file)

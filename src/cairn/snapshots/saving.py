@@ -23,7 +23,7 @@ from cairn.snapshots.published import check_published
 from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
 from cairn.storage.log import Log, read_job
-from cairn.storage.manifest import JobInfo, OperatorEntry
+from cairn.storage.manifest import EpochOperator, JobInfo
 from cairn.storage.saved import note_savepoint
 from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -134,10 +134,10 @@ def _write_operators(
 ) -> dict[str, SavedOperator]:
     operators = {}
     epoch = reading.epoch
-    total = sum(_group_count(entry) for entry in epoch.operators.values())
+    total = sum(_group_count(operator) for operator in epoch.operators.values())
     done = 0
     with EpochReader(store, epoch, folder) as reader:
-        for uid, entry in epoch.operators.items():
+        for uid, operator in epoch.operators.items():
             columns = reader.columns(uid)
             writers = {
                 name: StateWriter(dest.put_file, uid, columns[name], folder) for name in columns
@@ -149,22 +149,22 @@ def _write_operators(
                         writers[name].write(batch)
                 if progress is not None:
                     progress(done + chunk.groups.stop, total)
-            done += _group_count(entry)
+            done += _group_count(operator)
             operators[uid] = SavedOperator(
                 uid=uid,
-                function_version=entry.function_version,
-                key_types=entry.key_types,
+                function_version=operator.function_version,
+                key_types=operator.key_types,
                 states={
-                    name: saved_state(entry.states[name], writer.finish())
+                    name: saved_state(operator.states[name], writer.finish())
                     for name, writer in writers.items()
                 },
-                scope=entry.scope,
-                parallelism=len(entry.ranges),
+                scope=operator.scope,
+                parallelism=len(operator.ranges),
             )
     if progress is not None:
         progress(total, total)
     return operators
 
 
-def _group_count(entry: OperatorEntry) -> int:
-    return sum(part.group_count for part in entry.ranges)
+def _group_count(operator: EpochOperator) -> int:
+    return sum(part.group_count for part in operator.ranges)

@@ -1,10 +1,9 @@
 """Where epochs, state files and the log live. See the modules for what each promises."""
 
 from cairn.storage.files import (
-    EncodedSegment,
     SegmentReader,
     SegmentWriter,
-    StatePart,
+    StateFile,
     encode_segment,
     open_segment,
 )
@@ -12,11 +11,11 @@ from cairn.storage.holds import Holds, read_holds
 from cairn.storage.log import Log, create_or_open_job, new_nonce, read_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    Ancestor,
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    OperatorEntry,
-    Origin,
     RangeState,
     Record,
     Restore,
@@ -33,17 +32,16 @@ from cairn.storage.verify import Report, verify
 
 __all__ = [
     "EMPTY_VERSION",
+    "Ancestor",
     "Collected",
     "Collector",
-    "EncodedSegment",
     "Epoch",
+    "EpochOperator",
     "FileRef",
     "Holds",
     "JobInfo",
     "Log",
     "NotFoundError",
-    "OperatorEntry",
-    "Origin",
     "RangeState",
     "Record",
     "Removed",
@@ -53,7 +51,7 @@ __all__ = [
     "SegmentWriter",
     "SparkPosition",
     "StateDecl",
-    "StatePart",
+    "StateFile",
     "Store",
     "StoredObject",
     "Takeover",

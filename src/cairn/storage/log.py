@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from cairn.backoff import backoff_s
 from cairn.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -29,7 +30,7 @@ from cairn.errors import (
     RestoreError,
 )
 from cairn.storage import manifest
-from cairn.storage.manifest import Epoch, JobInfo, Origin, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.manifest import Ancestor, Epoch, JobInfo, Record, Restore, StoredEpoch, Takeover
 from cairn.storage.store import NotFoundError, Store
 
 FIRST_NUMBER: Final = 1
@@ -87,7 +88,7 @@ class Log:
             self._cache.move_to_end(number)
             return self._cache[number]
         pending: list[StoredEpoch] = []
-        base: Epoch | None = None
+        whole: Epoch | None = None
         wanted = number
         while True:
             stored = self._read_stored(wanted)
@@ -96,21 +97,21 @@ class Log:
                     raise self._not_an_epoch(wanted, pending[-1].number)
                 return self._remember(stored)
             pending.append(stored)
-            if stored.base is None:
+            if stored.relative_to is None:
                 break
-            if stored.base >= stored.number:
-                raise self._not_an_epoch(stored.base, stored.number)
-            cached = self._cache.get(stored.base)
+            if stored.relative_to >= stored.number:
+                raise self._not_an_epoch(stored.relative_to, stored.number)
+            cached = self._cache.get(stored.relative_to)
             if isinstance(cached, Epoch):
-                base = cached
+                whole = cached
                 break
-            wanted = stored.base
+            wanted = stored.relative_to
         while pending:
             stored = pending.pop()
-            base = manifest.resolve(stored, base, self._name(stored.number))
-            self._remember(base)
-        assert base is not None
-        return base
+            whole = manifest.resolve(stored, whole, self._name(stored.number))
+            self._remember(whole)
+        assert whole is not None
+        return whole
 
     def epoch(self, number: int) -> Epoch:
         """One epoch, whole. RestoreError when that number is no epoch."""
@@ -275,7 +276,7 @@ class Log:
         cause: Exception | None = None
         for attempt in range(SETTLE_ATTEMPTS_MAX):
             if attempt:
-                self._sleep(0.05 * 2**attempt)
+                self._sleep(backoff_s(attempt))
             try:
                 won = self.store.put_if_absent(path, data)
             except CommitUnknownError as error:
@@ -407,14 +408,14 @@ def create_or_open_job(
     name: str,
     max_parallelism: int,
     *,
-    origin: Origin | None = None,
+    ancestor: Ancestor | None = None,
     clock_ms: Callable[[], int] | None = None,
 ) -> JobInfo:
     """The job this checkpoint belongs to; made now if it is empty."""
     _check_not_removed(store)
     job = read_job(store)
-    if job is not None and job.origin is not None and job.origin.kind == "branch":
-        _check_finished(store, job.origin)
+    if job is not None and job.ancestor is not None and job.ancestor.kind == "branch":
+        _check_finished(store, job.ancestor)
     if job is None:
         _check_unused(store)
         job = JobInfo(
@@ -422,7 +423,7 @@ def create_or_open_job(
             job_id=uuid.uuid4().hex,
             max_parallelism=max_parallelism,
             created_ms=clock_ms() if clock_ms else time.time_ns() // 1_000_000,
-            origin=origin,
+            ancestor=ancestor,
         )
         won = False
         try:
@@ -496,12 +497,13 @@ def _check_not_removed(store: Store) -> None:
         )
 
 
-def _check_finished(store: Store, origin: Origin) -> None:
+def _check_finished(store: Store, ancestor: Ancestor) -> None:
     """A branch begins with an epoch; without one, making it was interrupted."""
     if not store.list(LOG_FOLDER):
         raise RestoreError(
-            f"this branch of {origin.url} was not finished\n"
-            f"  expected: epoch {origin.epoch} of that checkpoint as its first record, found none\n"
+            f"this branch of {ancestor.url} was not finished\n"
+            f"  expected: epoch {ancestor.epoch} of that checkpoint as its first record, "
+            "found none\n"
             f"  checkpoint: {store.url}\n"
             "  next: remove it with `cairn rm`, then branch again",
             url=store.url,

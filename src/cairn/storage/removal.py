@@ -145,9 +145,9 @@ def _fence(store: Store) -> None:
 
 def _release_holds(store: Store, job: JobInfo | None) -> list[str]:
     """Give up what a branch holds elsewhere. What cannot be reached is told, not raised."""
-    if job is None or job.origin is None or job.origin.kind != "branch":
+    if job is None or job.ancestor is None or job.ancestor.kind != "branch":
         return []
-    urls = {job.origin.url}
+    urls = {job.ancestor.url}
     try:
         for record in Log(store).records():
             if isinstance(record, Epoch):

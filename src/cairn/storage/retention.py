@@ -232,8 +232,8 @@ class Collector:
             remove_notes(self._store, records[0].number)
         self._holds_to_shrink = {url for url, _ in self._foreign}
         job = read_job(self._store)
-        if job is not None and job.origin is not None and job.origin.kind == "branch":
-            self._holds_to_shrink.add(job.origin.url)
+        if job is not None and job.ancestor is not None and job.ancestor.kind == "branch":
+            self._holds_to_shrink.add(job.ancestor.url)
         self._shrink_holds()
         return Collected(
             retired.epochs_removed,

@@ -20,7 +20,6 @@ import builtins
 import errno
 import functools
 import os
-import random
 import re
 import shutil
 import time
@@ -33,6 +32,7 @@ import obstore
 from obstore import exceptions as obstore_errors
 from obstore import store as obstore_stores
 
+from cairn.backoff import backoff_s, jitter
 from cairn.errors import CommitUnknownError, RestoreError
 from cairn.storage.durable import (
     copy_all,
@@ -47,8 +47,6 @@ from cairn.storage.memory import memory_folder
 T = TypeVar("T")
 
 ATTEMPTS_MAX: Final = 5
-BACKOFF_FIRST_S: Final = 0.1
-BACKOFF_MAX_S: Final = 5.0
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
 _RENAMING_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
 
@@ -142,28 +140,19 @@ class Store(ABC):
 
 
 class Retry:
-    """Exponential backoff with full jitter. Time and chance can be replaced in tests."""
+    """Repeats operations of a store that fail for a reason which may pass."""
 
-    def __init__(
-        self,
-        attempts_max: int = ATTEMPTS_MAX,
-        sleep: Callable[[float], None] = time.sleep,
-        uniform: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self.attempts_max = attempts_max
-        self.sleep = sleep
-        self.uniform = uniform
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
 
     def __call__(self, operation: Callable[[], T]) -> T:
-        for attempt in range(1, self.attempts_max):
+        for failures in range(1, ATTEMPTS_MAX):
             try:
                 return operation()
             except Exception as error:
                 if not is_transient(error):
                     raise
-            ceiling_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
-            # Half is kept fixed: pure jitter can retry at once, several times in a row.
-            self.sleep(ceiling_s / 2 + self.uniform(0, ceiling_s / 2))
+            self._sleep(jitter(backoff_s(failures)))
         return operation()
 
 

@@ -39,7 +39,7 @@ from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.connected import named
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import ERRORS, BatchProcess, Function, declared_state
+from cairn.functions import ERRORS, BatchProcess, Function, find_states
 from cairn.ids import new_id
 from cairn.metrics import Collected, followed
 from cairn.plan.check import (
@@ -53,6 +53,7 @@ from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
@@ -123,7 +124,7 @@ class Harness:
             lane = len(inlets)
             self._broadcast = Input(InletSpec(lane, parse_schema(broadcast), way="broadcast"))
             inlets = (*inlets, self._broadcast.inlet)
-        declared = [d for d in declared_state(function).values() if isinstance(d, Broadcast)]
+        declared = [d for d in find_states(function).values() if isinstance(d, Broadcast)]
         if broadcast_state is None:
             broadcast_state = next(iter(declared), None)
         self._broadcast_state = named(broadcast_state)
@@ -445,7 +446,7 @@ class Harness:
             run_id=UID,
             term=self._checkpoint.term,
             epoch=self.epoch,
-            attempt=0,
+            execution=Execution(),
             parent=self._checkpoint.parent,
             now_ms=max(self.clock(), self._checkpoint.now_ms),
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,

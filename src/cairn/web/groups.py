@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cairn.errors import CairnError, StateNotFoundError
 from cairn.slot.heat import bucket_groups, bucket_rows
 from cairn.storage.files import open_segment
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState
 from cairn.storage.store import Store
 
 Facts = dict[str, Any]
@@ -83,7 +83,7 @@ def skew(shares: Sequence[float]) -> float | None:
     return round(max(shares) * len(shares) / total, 2) if total > 0 else None
 
 
-def _entries(entry: OperatorEntry) -> int:
+def _entries(entry: EpochOperator) -> int:
     return sum(part.state_entries for part in entry.ranges)
 
 

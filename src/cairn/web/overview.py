@@ -23,6 +23,7 @@ from cairn.errors import RestoreError, StaleEpochError
 from cairn.protocol.letters import LetterSample
 from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
 from cairn.query.health import newest_takeover
+from cairn.report.drawing import dashboard_svg
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import read_failures
 from cairn.storage.graphs import newest_graph
@@ -41,7 +42,6 @@ from cairn.web.answers import (
 )
 from cairn.web.auth import session_of
 from cairn.web.errors import ApiError
-from cairn.web.graph import drawn
 from cairn.web.groups import spread_of
 from cairn.web.openapi import (
     ANYTHING,
@@ -95,7 +95,7 @@ def graph(store: Store) -> Facts:
     if found is None:
         return {"term": None, "graph": None, "drawing": None}
     term, facts = found
-    return {"term": term, "graph": facts, "drawing": drawn(facts)}
+    return {"term": term, "graph": facts, "drawing": dashboard_svg(facts)}
 
 
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> Facts:
@@ -282,7 +282,7 @@ DOCS: Docs = {
         "get": operation(
             "Sources, operators, sinks and what connects them, as of the last start",
             answer=objekt(
-                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(objekt())
+                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(STRING)
             ),
         )
     },

@@ -132,8 +132,7 @@ def serve(site: Site, listening: Listening | None = None) -> Served:
 
 def _bound(host: str, port: int, what: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Told that it is TCP, asyncio switches off Nagle's waiting: 40 ms with every answer.
-    found = BoundedSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found = BoundedSocket(family)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))

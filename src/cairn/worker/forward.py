@@ -83,7 +83,7 @@ class Forward:
         first = next(batches)
         subtask = first["pin"][0].as_py()
         home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
-        token = (begin.term, begin.epoch, begin.step, task.taskAttemptId())
+        token = begin.token(task.taskAttemptId())
         call = Call(token, self.spec_id, self.level, subtask, stage=task.stageId())
         try:
             yield from self._forward(self._begin(home, call, begin), call, first, batches)

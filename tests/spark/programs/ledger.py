@@ -132,7 +132,7 @@ def change_between_epochs(changes: list[str]) -> None:
     """Ask for "2:rescale=4" when two epochs of this run are committed, before the third."""
     from cairn.run import Run
 
-    commit_epoch = Run._commit_epoch
+    run_batch = Run._run_batch
     done = 0
 
     def changing(run: Any, position: Any, rows: Any, **more: Any) -> None:
@@ -140,11 +140,11 @@ def change_between_epochs(changes: list[str]) -> None:
         while changes and done >= int(changes[0].partition(":")[0]):
             change(run, changes.pop(0).partition(":")[2])
         newest = run._coordinator.newest
-        commit_epoch(run, position, rows, **more)
+        run_batch(run, position, rows, **more)
         # An epoch may have several batches.
         done += run._coordinator.newest is not newest
 
-    Run._commit_epoch = changing  # type: ignore[method-assign]
+    Run._run_batch = changing  # type: ignore[method-assign]
 
 
 def change(run: Any, what: str) -> None:

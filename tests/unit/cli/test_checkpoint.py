@@ -20,14 +20,12 @@ from cairn.errors import FunctionError
 from cairn.storage import (
     EMPTY_VERSION,
     Epoch,
-    FileRef,
+    EpochOperator,
     Log,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
     StateDecl,
-    StatePart,
     create_or_open_job,
     encode_segment,
     new_nonce,
@@ -45,27 +43,15 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
     """One more epoch: as many rows in its delta as its number says."""
     number = (log.last or 0) + 1
     batch = pa.record_batch({"group": np.zeros(number, np.int32), "v": [7] * number})
-    segment = encode_segment("delta", "count", [StatePart("n", batch)], first_epoch=number)
-    (place,) = write_pack(log.store, [segment.data], term)
-    file = FileRef(
-        id=segment.id,
-        path=place.path,
-        offset=place.offset,
-        length=place.length,
-        kind="delta",
-        tier=0,
-        rows=number,
-        first_epoch=number,
-        last_epoch=number,
-        first_group=0,
-        group_count=8,
-    )
+    segment = encode_segment("delta", "count", {"n": batch}, first_epoch=number)
+    (packed,) = write_pack(log.store, [segment], term)
+    file = packed.listed(range(8), first_epoch=number, last_epoch=number)
     before = [] if parent is None else log.epoch(parent).operators["count"].ranges[0].files
     state = RangeState(
         first_group=0, group_count=8, version=EMPTY_VERSION, files=[*before, file],
         state_keys=40, state_entries=60, state_bytes=2048,
     )  # fmt: skip
-    entry = OperatorEntry(
+    entry = EpochOperator(
         uid="count",
         function_version="f" * 32,
         key_types={"k": "bigint"},
@@ -81,7 +67,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         "rows_out": 900,
         "state_keys": 40,
         "state_entries": 60,
-        "delta_bytes": place.length,
+        "delta_bytes": file.length,
         "alignment_ms": 4,
     }
     return log.append(

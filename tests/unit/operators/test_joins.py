@@ -114,7 +114,7 @@ def test_rows_in_any_order_and_any_epochs_give_the_join_of_all_rows(
         harness.drain()
         assert emitted(harness) == model.joined(float("inf"))
         for key in range(3):
-            for name in harness.function.made_state():
+            for name in harness.function.declare_state():
                 assert not harness.state(name, key), "what is over is forgotten"
             assert harness.timers(key) == {"event": [], "processing": []}
 
@@ -324,7 +324,7 @@ def test_bounds_are_signed() -> None:
 def test_state_of_another_reach_is_refused_and_more_columns_are_not() -> None:
     def states(within: str, left: pa.Schema) -> dict[str, Any]:
         plan = join_plan(left, RIGHT, {"k": "id"}, within, "inner", "_right")
-        return IntervalJoin(plan).made_state()
+        return IntervalJoin(plan).declare_state()
 
     (held,) = (
         StateDecl(kind="map", type=declared.ddl, entry_type=declared.entry_ddl)

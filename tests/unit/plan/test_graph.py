@@ -8,6 +8,7 @@ import pytest
 
 from cairn import Job, KeyedProcess, Process, sinks
 from cairn.errors import PlanError
+from cairn.functions import Hooks
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained, explained_text
 from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
@@ -263,7 +264,7 @@ MARK = Watermark(1_000, 60_000)
 
 
 def test_results_about_time_up_to_an_end_belong_right_before_it(job: Job) -> None:
-    class Windows(Pass):
+    class Windows(Hooks, Pass):
         result_time = "end"
 
     rows = source(job, "s", TIMED, event_time="t")
@@ -367,7 +368,7 @@ def test_an_operator_without_event_time_has_no_late_rows(job: Job) -> None:
 
 
 def test_only_functions_that_want_it_have_their_rows_in_order(job: Job) -> None:
-    class AnyOrder(Pass):
+    class AnyOrder(Hooks, Pass):
         wants_order = False
 
     rows = source(job, "s", TIMED, "t")

@@ -126,7 +126,7 @@ class ScopedJob:
 
         self.batches += 1
         position = SparkPosition(folder="spark", batch_id=self.batches, offsets="")
-        self.coordinator.run_epoch(position, execute)
+        self.coordinator.run_batch(position, execute)
         self.coordinator.note_published()
         return sorted(self.sink.rows[before:])
 

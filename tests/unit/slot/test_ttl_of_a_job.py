@@ -236,7 +236,7 @@ def test_an_epoch_that_runs_again_sees_what_was_visible(make: Make) -> None:
     execute = job.cluster.execute
 
     def fail_once(sources: Any, begin: Any) -> Any:
-        attempts.append(begin.attempt)
+        attempts.append(begin.execution.attempt)
         outcome = execute(sources, begin)
         if len(attempts) == 1:
             for slot in job.cluster.slots.values():

@@ -126,7 +126,7 @@ class TtlJob:
         ).cast(row_codec.arrow)
         position = SparkPosition(folder="spark", batch_id=self.epochs, offsets="")
         self.epochs += 1
-        epoch = self.coordinator.run_epoch(
+        epoch = self.coordinator.run_batch(
             position,
             lambda begin: self.cluster.execute(
                 {"rows": array},

@@ -15,7 +15,7 @@ from cairn.snapshots.rollback import rollback
 from cairn.storage.files import open_segment
 from cairn.storage.holds import branch_hold_path, find_holds
 from cairn.storage.log import Log, create_or_open_job, read_job
-from cairn.storage.manifest import Epoch, FileRef, Origin
+from cairn.storage.manifest import Ancestor, Epoch, FileRef
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of, referenced_paths
 from cairn.storage.store import Store, open_store
@@ -96,7 +96,7 @@ def test_a_branch_is_a_job_of_its_own_that_says_where_it_came_from(store: Store,
     assert parent is not None and child is not None
     assert child.job_id == info.job_id != parent.job_id
     assert (child.name, child.max_parallelism) == (parent.name, parent.max_parallelism)
-    assert child.origin == Origin(kind="branch", id=parent.job_id, url=store.url, epoch=6)
+    assert child.ancestor == Ancestor(kind="branch", id=parent.job_id, url=store.url, epoch=6)
     assert create_or_open_job(open_store(dest), "j", 8) == child
 
 

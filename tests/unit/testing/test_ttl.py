@@ -228,7 +228,7 @@ def test_values_set_to_none_are_cleared_and_refused_ones_leave_no_trace() -> Non
     ("ttl", "message"),
     [
         ("soon", "ttl must be a span of time, found 'soon'"),
-        ("0 seconds", "ttl must be longer than nothing"),
+        ("0 seconds", "ttl must be positive"),
         (5, "ttl must be a span of time, found 5"),
     ],
 )

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cairn.storage.files import SegmentReader, StatePart, encode_segment
+from cairn.storage.files import SegmentReader, encode_segment
 from cairn.types import OBJECT, parse_type, row_class
 from cairn.types.codec import FrozenMap, ValueTypeError, codec, is_hashable, strict
 from tests.unit.types.typed_values import typed
@@ -441,7 +441,7 @@ def test_null_structs_in_maps_survive_a_segment(declared, value):
     c = codec(declared)
     column = c.encode([c.normalise(value), None])
     rows = pa.record_batch({"group": pa.array([0, 0], pa.int32()), "value": column})
-    data = encode_segment("delta", "op", [StatePart("s", rows)]).data
+    data = encode_segment("delta", "op", {"s": rows}).data
     segment = SegmentReader(lambda offset, length: data[offset : offset + length], len(data), "s")
     (stored,) = segment.read("s")
     assert c.decode(stored["value"]) == [c.normalise(value), None]

@@ -233,6 +233,10 @@ class ExpiringListHandle(_Expiring, List[Any]):
             self._replace([(max(at, clock) if at > dead else at, value) for at, value in kept])
         return map(self._restore, [value for _, value in pairs])
 
+    def __getitem__(self, index: int | slice) -> Any:
+        # All of it is looked at: an item's index depends on how many before it have expired.
+        return list(self)[index]
+
     def __len__(self) -> int:
         return len(self._later_than(self._clock(self._scope)))
 

@@ -155,6 +155,20 @@ class ListHandle(List[Any]):
         items = [*held[:start], *added]
         return iter(items) if self._values.type is not OBJECT else map(self._values.restore, items)
 
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return list(self)[index]
+        scope = self._scope
+        # One item is read by itself: the list may be long, and in a database.
+        held = self._rows[scope.group].get(scope.key, ())
+        start, added = self._changes[scope.group].get(scope.key, (len(held), ()))
+        count = start + len(added)
+        at = index + count if index < 0 else index
+        if not 0 <= at < count:
+            raise IndexError(f"state {self.name!r} has {count} items: no index {index}")
+        item = held[at] if at < start else added[at - start]
+        return item if self._values.type is not OBJECT else self._values.restore(item)
+
     def __len__(self) -> int:
         scope = self._scope
         changed = self._changes[scope.group].get(scope.key)

@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
@@ -32,8 +31,8 @@ from cairn.backends.contract import (
     Cursor,
 )
 from cairn.backends.layout import RowsByGroup
-from cairn.storage.files import SegmentWriter
-from cairn.storage.pack import Stored, write_segment_file
+from cairn.storage.files import SegmentWriter, StateFile
+from cairn.storage.pack import write_segment_file
 from cairn.types.codec import Codec, Key
 
 if TYPE_CHECKING:
@@ -307,37 +306,29 @@ class HeapBase(Base):
             self._forget()
             closed()
 
-    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
-        with tempfile.NamedTemporaryFile(dir=target.scratch, prefix="base-", delete=False) as file:
-            try:
-                writer = SegmentWriter(
-                    file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
-                )
-                for name, (table, rows) in self._parts.items():
-                    pieces = table.layout.pieces(self._capture(rows), BASE_PIECE_ROWS)
-                    _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
-                    for _, encoded in rows:
-                        encoded.undo = None
-                for name, pieces in self._frozen.items():
-                    _write_state(writer, name, pieces, pace)
-                written = writer.finish()
-                file.flush()
-                if self._cancelled:
-                    raise BaseCancelledError
-                if written.length <= target.inline_bytes_max:
-                    with open(file.name, "rb") as small:
-                        data = small.read()
-                    return Stored(
-                        written.id, written.length, written.rows,
-                        data=data, uploaded_bytes=written.length,
-                    )  # fmt: skip
-                at = write_segment_file(target.store, file.name, written, target.term)
-                return Stored(
-                    written.id, written.length, written.rows,
-                    path=at.path, uploaded_bytes=written.length,
-                )  # fmt: skip
-            finally:
-                os.unlink(file.name)
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
+        with tempfile.NamedTemporaryFile(dir=target.scratch, prefix="base-") as file:
+            writer = SegmentWriter(
+                file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
+            )
+            for name, (table, rows) in self._parts.items():
+                pieces = table.layout.pieces(self._capture(rows), BASE_PIECE_ROWS)
+                _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
+                for _, encoded in rows:
+                    encoded.undo = None
+            for name, pieces in self._frozen.items():
+                _write_state(writer, name, pieces, pace)
+            written = writer.finish()
+            file.flush()
+            if self._cancelled:
+                raise BaseCancelledError
+            return write_segment_file(
+                target.store,
+                written,
+                file.name,
+                target.term,
+                inline_bytes_max=target.inline_bytes_max,
+            )
 
     def _capture(self, parts: list[tuple[int, HeapRows]]) -> RowsByGroup:
         """Yield each group as it was when the base began."""

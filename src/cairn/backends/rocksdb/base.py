@@ -29,7 +29,8 @@ from cairn.backends.rocksdb.files import (
     encode_index,
 )
 from cairn.crash import crash_point
-from cairn.storage.pack import Stored, state_path
+from cairn.storage.files import StateFile
+from cairn.storage.pack import state_path
 
 if TYPE_CHECKING:
     from cairn.backends.rocksdb.backend import RocksBackend
@@ -127,7 +128,7 @@ class RocksBase(Base):
 
     # Writing it
 
-    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
         while self.step():
             pace()
         self._check()
@@ -155,8 +156,9 @@ class RocksBase(Base):
         path = state_path(target.term, f"{digest}.rocks")
         target.store.put(path, data)
         files = {file.path: file.size for database in databases for file in database.files}
-        return Stored(
+        return StateFile(
             digest,
+            "base",
             len(data),
             index.rows,
             path=path,

@@ -13,7 +13,7 @@ from cairn.driver.coordinator.compaction import due
 from cairn.driver.coordinator.ranges import lists_for, pieces_of, ranges_for, shared_range
 from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Compaction, Piece
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, RangeState
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState
 
 
 class Division:
@@ -40,7 +40,7 @@ class Division:
             return lists_for(held, self._parallelism, count, entry.redistribution)
         return ranges_for(held, self._parallelism, count)
 
-    def _held(self, uid: str) -> OperatorEntry | None:
+    def _held(self, uid: str) -> EpochOperator | None:
         """What the epoch has of an entry."""
         held = None if self._newest is None else self._newest.operators.get(uid)
         # One of another scope has no state, or the program would not have been let in.

@@ -14,7 +14,7 @@ from cairn.errors import PlanError, StateSchemaError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.protocol.entry import EntrySpec
 from cairn.state import Declaration
-from cairn.storage.manifest import Epoch, OperatorEntry
+from cairn.storage.manifest import Epoch, EpochOperator
 from cairn.storage.spark_log import match_sources
 from cairn.types.evolution import IncompatibleError, compare
 
@@ -51,7 +51,7 @@ def check_resume(
     return frozenset(anew)
 
 
-def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) -> PlanError:
+def _gone(where: str, entry: EpochOperator, entries: Mapping[str, EntrySpec]) -> PlanError:
     operator = entry.uid.split(":")[0]
     if entry.scope == "shared" and operator in entries:
         names = ", ".join(repr(name) for name in entry.states)
@@ -88,7 +88,7 @@ _SCOPES = {
 }
 
 
-def _other_scope(where: str, entry: OperatorEntry, declared: EntrySpec) -> StateSchemaError:
+def _other_scope(where: str, entry: EpochOperator, declared: EntrySpec) -> StateSchemaError:
     found, expected = _SCOPES[entry.scope], _SCOPES[declared.scope]
     return StateSchemaError(
         f"{where}\n  operator {entry.uid!r}: the epoch holds {found}, the job declares {expected}; "
@@ -142,7 +142,7 @@ def _where(newest: Epoch, job_name: str, url: str) -> str:
     return f"cannot go on with job {job_name!r} from epoch {newest.number} of {url}"
 
 
-def _check_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
+def _check_keys(where: str, entry: EpochOperator, program: EntrySpec) -> None:
     keys = program.key_types
     if entry.scope == "shared":
         _check_shared_keys(where, entry, program)
@@ -160,7 +160,7 @@ def _check_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
         )
 
 
-def _check_shared_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
+def _check_shared_keys(where: str, entry: EpochOperator, program: EntrySpec) -> None:
     kept = [name for name in entry.states if name in program.states]
     if kept and entry.key_types != program.key_types:
         (found,), (expected,) = entry.key_types.values(), program.key_types.values()
@@ -178,7 +178,7 @@ def _check_shared_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> 
 
 def _fits(
     where: str,
-    entry: OperatorEntry,
+    entry: EpochOperator,
     states: Mapping[str, Declaration],
     *,
     allow_dropped_state: bool,
@@ -219,7 +219,7 @@ def _fits(
     return fits
 
 
-def _next_step(entry: OperatorEntry, error: IncompatibleError) -> str:
+def _next_step(entry: EpochOperator, error: IncompatibleError) -> str:
     if entry.scope == "feedback":
         return "let the program of before run until nothing is in flight"
     return error.next_step

@@ -23,7 +23,7 @@ from cairn.driver.coordinator.acks import check_shared, complete
 from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
 from cairn.protocol.spec import JobSpec
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
 
 INLINE_BYTES_MAX = 32 * 1024 * 1024
 """So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
@@ -57,7 +57,7 @@ def run_rounds(
     inlined_bytes = 0
     while True:
         # Known before: what the last round sends back is stored, and nothing of the others.
-        is_last = begin.round + 1 >= spec.rounds_max or is_stopping()
+        is_last = begin.execution.round + 1 >= spec.rounds_max or is_stopping()
         begin = msgspec.structs.replace(begin, is_last_round=is_last)
         outcome = execute(begin)
         acks = complete(outcome.acks, spec, begin.parallelism)
@@ -85,7 +85,7 @@ def following(
     left = max(0, INLINE_BYTES_MAX - inlined_bytes) // shares
     return msgspec.structs.replace(
         begin,
-        round=begin.round + 1,
+        execution=msgspec.structs.replace(begin.execution, round=begin.execution.round + 1),
         inline_bytes_max=min(begin.inline_bytes_max, left),
         versions=versions,
         compactions={},
@@ -127,7 +127,7 @@ def is_pending(epoch: Epoch | None) -> bool:
     )
 
 
-def has_records(entry: OperatorEntry) -> bool:
+def has_records(entry: EpochOperator) -> bool:
     # Not by the keys of a range: those are estimates after a change of parallelism.
     return any(ref.rows for part in entry.ranges for ref in part.files)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.functions import PartialProcess
+from cairn.functions import Hooks, PartialProcess
 from cairn.operators.aggregates.accumulate import Accumulators
 from cairn.operators.aggregates.grouping import first_rows, numbered
 from cairn.operators.aggregates.partial import Layout
@@ -22,7 +22,7 @@ from cairn.operators.aggregates.parts import Columns
 from cairn.state import Declaration, Value
 
 
-class Aggregation(PartialProcess):
+class Aggregation(Hooks, PartialProcess):
     """What aggregations have in common: they are fed partials."""
 
     wants_order = False
@@ -61,7 +61,7 @@ class Aggregation(PartialProcess):
 class RunningAggregate(Aggregation):
     aggregates: Any
 
-    def made_state(self) -> dict[str, Declaration]:
+    def declare_state(self) -> dict[str, Declaration]:
         declaration: Value[Any] = Value(pa.struct(self.accumulators.fields))
         declaration.name = "aggregates"
         return {"aggregates": declaration}

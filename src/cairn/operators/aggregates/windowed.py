@@ -73,7 +73,7 @@ class WindowAggregate(Aggregation):
         self.result_shift_us = self._past_us - 1
         self._fields = [*_META, *accumulators.fields]
 
-    def made_state(self) -> dict[str, Declaration]:
+    def declare_state(self) -> dict[str, Declaration]:
         declaration: Map[int, Any] = Map("bigint", pa.struct(self._fields))
         declaration.name = "windows"
         return {"windows": declaration}
@@ -87,7 +87,7 @@ class WindowAggregate(Aggregation):
     def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
         counts = plain(batch[self.layout.count])
         now_us = ctx.now_ms * 1000
-        times = plain(ctx.times) if self._by_event else np.full(batch.num_rows, now_us)
+        times = plain(ctx.times_us) if self._by_event else np.full(batch.num_rows, now_us)
         if isinstance(self._spec, Session):
             self._take_sessions(self._spec, batch, ctx, times, counts)
         else:

@@ -1,7 +1,7 @@
 """What slots write for a Delta table: Parquet files, named by their content.
 
 Always true here:
-- a file's name is that of its sink, epoch, subtask, pass and content, so an attempt that runs
+- a file is named by its sink, epoch, batch, round, subtask and content, so an attempt that runs
   again cannot change one, and no file takes the place of another;
 - a file that the log will name is noted first, so what is abandoned can be found without
   looking through the table.
@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cairn.errors import EpochError
 from cairn.ids import digest
-from cairn.sinks.base import Committable, Writer
+from cairn.sinks.base import Committable, Execution, Writer
+from cairn.sinks.grouping import sort_by
 
 if TYPE_CHECKING:
     from cairn.sinks.delta.sink import Delta
@@ -42,10 +42,10 @@ Partition = tuple[str | None, ...]
 class _FilesWriter(Writer, ABC):
     """Holds rows by partition and stores files of them, the largest when there are too many."""
 
-    def __init__(self, sink: Delta, epoch: int, subtask: int, pass_index: int) -> None:
+    def __init__(self, sink: Delta, epoch: int, subtask: int, execution: Execution) -> None:
         self._sink = sink
         self._prefix = f"part-{epoch:012d}-{subtask:05d}"
-        self._place = [pass_index, subtask]
+        self._place = [execution.batch, execution.round, subtask]
         self._new: list[pa.RecordBatch] = []
         self._new_bytes = 0
         self._held: dict[Partition, list[pa.Table]] = {}
@@ -106,7 +106,7 @@ class _FilesWriter(Writer, ABC):
         stream = pa.BufferOutputStream()
         pq.write_table(rows, stream, compression=self._sink.compression)
         data = stream.getvalue().to_pybytes()
-        # Equal rows of another sink, in the next file, or in the next pass, are other rows.
+        # Equal rows of another sink, or of the next file, batch or round, are other rows.
         place = [*self._place, index]
         content = digest(self._sink.home.encode(), str(place).encode(), data)
         name = f"{self._prefix}-{content}.parquet"
@@ -143,23 +143,15 @@ class AppendWriter(_FilesWriter):
         if not columns or not rows.num_rows:
             yield from super()._split(rows)
             return
-        codes = np.zeros(rows.num_rows, np.int64)
-        values = {name: rows[name].combine_chunks() for name in columns}
-        for column in values.values():
-            encoded = column.dictionary_encode(null_encoding="encode")
-            codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
-            # Small again, whatever the number of columns.
-            codes = np.unique(codes, return_inverse=True)[1]
-        order = np.argsort(codes, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, len(order))
-        # Sorted once: a partition is then a slice.
-        rest = rows.drop_columns(list(columns)).take(pa.array(order))
-        start = 0
-        for end in ends.tolist():
-            first = int(order[start])
-            partition = tuple(self._value(column[first]) for column in values.values())
-            yield partition, rest.slice(start, end - start)
-            start = end
+        values = [rows[name].combine_chunks() for name in columns]
+        order, starts = sort_by(values)
+        rest = rows.drop_columns(list(columns)).take(order)
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            first = order[start].as_py()
+            yield (
+                tuple(self._value(column[first]) for column in values),
+                rest.slice(start, end - start),
+            )
 
     def _value(self, value: pa.Scalar) -> str | None:
         try:

@@ -6,7 +6,7 @@
 
 Slots write files, the driver commits: with `mode="append"` it names them in the table's log,
 with `mode="merge"` it merges their rows by key. Either way the commit carries an application
-transaction: who commits (job and sink) and which epoch and part. That is the mark.
+transaction: who commits (job and sink) and which epoch and batch. That is the mark.
 
 Always true here:
 - rows and mark are one entry of the table's log, so a reader sees a whole epoch or nothing
@@ -42,11 +42,11 @@ from cairn.ids import digest
 from cairn.logs import logger
 from cairn.sinks.base import (
     Committable,
+    Execution,
     Sink,
     SinkContext,
     Writer,
     causes,
-    round_of,
     without_password,
 )
 from cairn.sinks.delta.files import AppendWriter, MergeWriter
@@ -56,9 +56,10 @@ from cairn.sinks.delta.schema import (
     check_table,
     missing_columns,
 )
+from cairn.sinks.environment import read_setting
 from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
-PART_BITS = 20
+BATCH_BITS = 20
 CONFLICTS_MAX = 10
 LOOKS_AT_ONCE = 16
 NOTHING_COMMITTED = -1
@@ -136,7 +137,10 @@ class Delta(Sink):
         super().open(context)
         self._delta = _library()
         check_columns(context.schema, self)
-        self._options = {name: _resolved(value) for name, value in self.storage_options.items()}
+        self._options = {
+            name: read_setting(value, f"storage option {name!r} of sink {context.uid!r}")
+            for name, value in self.storage_options.items()
+        }
         self.home = digest(context.job_id.encode(), context.uid.encode())[:16]
         self._app = f"cairn/{context.job_id}/{context.uid}"
         self._table: Any = self._opened()
@@ -170,16 +174,16 @@ class Delta(Sink):
     def staged(self, name: str) -> str:
         return f"_cairn/{self.home}/{name}"
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         kind = AppendWriter if self.mode == "append" else MergeWriter
-        return kind(self, epoch, subtask, round_of(attempt))
+        return kind(self, epoch, subtask, execution)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         prepared = self._read_prepared(epoch, committables)
         if not prepared.files:
             return
-        assert part < 1 << PART_BITS, "an epoch has fewer parts"
-        mark = epoch << PART_BITS | part
+        assert batch < 1 << BATCH_BITS, "an epoch has fewer batches"
+        mark = epoch << BATCH_BITS | batch
         if self._on_newest(lambda table: self._publish_once(table, epoch, mark, prepared)):
             self.store.delete(self.staged(file["name"]) for file in prepared.files)
 
@@ -201,7 +205,7 @@ class Delta(Sink):
 
     def newest_mark(self) -> int | None:
         committed = self._committed(self._refreshed())
-        return None if committed == NOTHING_COMMITTED else committed >> PART_BITS
+        return None if committed == NOTHING_COMMITTED else committed >> BATCH_BITS
 
     def recover(self, before_epoch: int) -> None:
         # Names sort by epoch, so those of earlier ones compare lower.
@@ -236,7 +240,7 @@ class Delta(Sink):
             # Long done, or abandoned by then: `recover` can tell by the log.
             logger.warning(
                 "sink %r: %s has epoch %d already, so epoch %d is taken for published before it",
-                self.context.uid, self.path, committed >> PART_BITS, epoch,
+                self.context.uid, self.path, committed >> BATCH_BITS, epoch,
             )  # fmt: skip
             return False
         if committed == mark:
@@ -433,19 +437,6 @@ def _library() -> Any:
             "  next: pip install 'cairn-state[delta]'"
         ) from None
     return deltalake
-
-
-def _resolved(value: str) -> str:
-    """An option's value; "env:NAME" keeps a secret out of the pickled job."""
-    if not value.startswith("env:"):
-        return value
-    name = value.removeprefix("env:")
-    if name not in os.environ:
-        raise PlanError(
-            f"sinks.Delta: storage_options name the environment variable {name}, which is not set\n"
-            f"  next: set {name} where the driver and the executors run"
-        )
-    return os.environ[name]
 
 
 def _quoted(name: str) -> str:

@@ -7,7 +7,7 @@
                subtask by subtask
 
 Always true here:
-- a mark in the database, keyed by job, sink, epoch and part, proves the commit: in append
+- a mark in the database, keyed by job, sink, epoch and batch, proves the commit: in append
   and upsert it is in the transaction that publishes, in prepared each transaction has its own
   proof inside;
 - what another driver gave up cannot be published, whole or in part;
@@ -22,8 +22,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, away_at_start, causes
-from cairn.sinks.postgres.ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
+from cairn.sinks.base import (
+    Committable,
+    Execution,
+    Sink,
+    SinkContext,
+    Writer,
+    away_at_start,
+    causes,
+)
+from cairn.sinks.postgres.ledger import (
+    DROPS_MAX,
+    MISSING,
+    PIECE,
+    Ledger,
+    create_alone,
+    key_of,
+    literal,
+)
 from cairn.sinks.postgres.session import Dsn, Sessions, check_installed, is_lost, session_name
 from cairn.sinks.postgres.table import (
     Table,
@@ -31,7 +47,7 @@ from cairn.sinks.postgres.table import (
     create_statement,
     find_table,
     parse_name,
-    quoted,
+    quote,
 )
 from cairn.sinks.postgres.writer import (
     PreparedWriter,
@@ -140,7 +156,7 @@ class Postgres(Sink):
         table = find_table(connection, self.table)
         if table is None and self.create:
             statement = create_statement(self.table, schema, self.key)
-            connection.execute(alone(statement).encode())
+            connection.execute(create_alone(statement).encode())
         table = table or self._found(connection)
         check_table(table, schema, self.key)
         ledger = Ledger(self.context, self.schema or table.schema)
@@ -182,63 +198,63 @@ class Postgres(Sink):
             self._target = table, Ledger(self.context, self.schema or table.schema)
         return self._target
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         table, ledger = self._opened()
-        place = self._sessions, ledger, table, epoch, subtask, attempt
+        place = self._sessions, ledger, table, epoch, subtask, execution
         if self.mode == "prepared":
             return PreparedWriter(*place, schema=self.context.schema)
         return StagedWriter(*place, schema=self.context.schema, key=self.key)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         if not committables:
             return
         self._reaching(
-            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, part)
+            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, batch)
         )
         self._commits += 1
 
     def _commit(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         # As they were prepared: the mode may have been another one then.
         publish = self._commit_prepared if "gid" in pieces[0] else self._publish
-        publish(connection, epoch, pieces, part)
+        publish(connection, epoch, pieces, batch)
         self._remove(connection, epoch)
         if self._commits % _TRIM_EVERY == 0:
             connection.execute(self._opened()[1].trim().encode())
 
     def _publish(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         import psycopg
 
         table, ledger = self._opened()
-        # What came in a later pass is newer, whichever subtask it came from.
+        # Rows of a later batch or round are newer, whichever subtask they came from.
         pieces = sorted(pieces, key=lambda piece: (piece["pass"], piece["subtask"]))
         # As it was prepared: this program may have another table, other columns, another key.
         # Committables of older versions name the key only.
         first = pieces[0]
-        into = quoted(*first["table"]) if "table" in first else table.sql
+        into = quote(*first["table"]) if "table" in first else table.sql
         columns = first.get("columns", self.context.schema.names)
-        statement = ledger.publish(into, columns, first.get("key", ()), epoch, part, pieces)
+        statement = ledger.publish(into, columns, first.get("key", ()), epoch, batch, pieces)
         crash_point("driver.sink.unmarked")
         try:
             connection.execute(statement.encode())
         except psycopg.Error as error:
             why = error.diag.message_primary or ""
             if error.sqlstate == MISSING or (error.sqlstate == "42P01" and PIECE in why):
-                raise ledger.gone(epoch, why) from error
+                raise ledger.missing_error(epoch, why) from error
             raise
         if len(pieces) > DROPS_MAX:
             ledger.drop(connection, epoch, pieces)
 
     def _commit_prepared(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         from psycopg import errors
 
         ledger = self._opened()[1]
-        if ledger.is_published(connection, epoch, part):
+        if ledger.is_published(connection, epoch, batch):
             return
         for piece in pieces:
             try:
@@ -247,13 +263,13 @@ class Postgres(Sink):
                 # Gone because it is committed, or because it was given up: its proof decides.
                 # Proofs end long after the mark of their epoch is there.
                 if not ledger.is_proven(connection, epoch, piece["gid"]):
-                    if ledger.is_published(connection, epoch, part):
+                    if ledger.is_published(connection, epoch, batch):
                         return
                     why = f"its prepared transaction {piece['gid']} is gone"
-                    raise ledger.gone(epoch, why) from error
+                    raise ledger.missing_error(epoch, why) from error
             crash_point("driver.sink.piece")
         crash_point("driver.sink.unmarked")
-        connection.execute(ledger.mark(epoch, part).encode())
+        connection.execute(ledger.mark(epoch, batch).encode())
 
     def newest_mark(self) -> int | None:
         marks: list[int | None] = []

@@ -5,11 +5,11 @@
 
 Always true here:
 - equal rows at one place are kept once, whoever sends them, also when two send them at once:
-  of all tries where they are staged, of one try where they are prepared;
+  of all attempts where they are staged, of one where they are prepared;
 - a writer that has failed takes no more rows, and prepares nothing;
 - what is not prepared is inside an open transaction, and goes with it;
 - nothing that another attempt may have prepared is undone, but for lower attempts at the
-  same pass: the driver has given those up, or this one would not have begun.
+  same batch: the driver has given those up, or this one would not have begun.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import pyarrow as pa
 import xxhash
 
 from cairn.errors import EpochError
-from cairn.sinks.base import ATTEMPTS_MAX, Committable, Writer, round_of
+from cairn.sinks.base import Committable, Execution, Writer
 from cairn.sinks.postgres.copy import csv_rows
-from cairn.sinks.postgres.ledger import POSITION, Ledger, literal
+from cairn.sinks.postgres.ledger import POSITION, Ledger, literal, ordinal
 from cairn.sinks.postgres.session import Sessions, session_name
-from cairn.sinks.postgres.table import Table, quoted, quoted_list
+from cairn.sinks.postgres.table import Table, quote, quote_list
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -40,15 +40,15 @@ class CopyWriter(Writer):
 
     def __init__(
         self, sessions: Sessions, ledger: Ledger, table: Table, epoch: int, subtask: int,
-        attempt: int,
+        execution: Execution,
     ) -> None:  # fmt: skip
         self._sessions = sessions
         self._ledger = ledger
         self._table = table
         self._epoch = epoch
         self._subtask = subtask
-        self._pass = round_of(attempt)
-        self._try = attempt % ATTEMPTS_MAX
+        self._ordinal = ordinal(execution)
+        self._attempt = execution.attempt
         self._rows = 0
         self._hash = xxhash.xxh3_128()
         self._connection: Connection[Any] | None = None
@@ -180,17 +180,17 @@ class StagedWriter(CopyWriter):
             " with (autovacuum_enabled = off)"
         ]
         made += [
-            f"alter table {self._piece} drop column {quoted(name)} cascade"
+            f"alter table {self._piece} drop column {quote(name)} cascade"
             for name in self._table.extra(self._schema)
         ]
         names = list(self._schema.names)
         if self._key:
-            made.append(f"alter table {self._piece} add column {quoted(POSITION)} bigint")
+            made.append(f"alter table {self._piece} add column {quote(POSITION)} bigint")
             names.append(POSITION)
         connection.execute("; ".join(made).encode())
         # Frozen: the table is new in this transaction, and who reads it later need not ask
         # whether its rows were committed.
-        return f"{self._piece} ({quoted_list(names)}) from stdin (format csv, freeze)"
+        return f"{self._piece} ({quote_list(names)}) from stdin (format csv, freeze)"
 
     def _text(self, batch: pa.RecordBatch) -> bytes:
         for name in self._key:
@@ -212,7 +212,7 @@ class StagedWriter(CopyWriter):
 
         piece: Committable = {
             "subtask": self._subtask,
-            "pass": self._pass,
+            "pass": self._ordinal,
             "digest": digest,
             "rows": self._rows,
             "table": [self._table.schema, self._table.name],
@@ -224,13 +224,13 @@ class StagedWriter(CopyWriter):
         try:
             listed = connection.execute(
                 f"{self._ledger.list_piece(self._epoch, piece, self._piece)}; commit;"
-                f" {self._ledger.staged_from()}".encode()
+                f" {self._ledger.select_staged_from()}".encode()
             )
         except errors.UniqueViolation:
-            # The very same rows are listed already, by an earlier try or by a slot that was
+            # The very same rows are listed already, by an earlier attempt or by a slot that was
             # given up for dead: these are not needed.
             connection.execute("rollback")
-            listed = connection.execute(self._ledger.staged_from().encode())
+            listed = connection.execute(self._ledger.select_staged_from().encode())
         if _last(listed) > self._epoch:
             self._ledger.drop(connection, self._epoch, [piece])
             raise self._closed()
@@ -245,28 +245,28 @@ class PreparedWriter(CopyWriter):
         self._schema = schema
 
     def _begin(self, connection: Connection[Any]) -> str:
-        return f"{self._table.sql} ({quoted_list(self._schema.names)}) from stdin (format csv)"
+        return f"{self._table.sql} ({quote_list(self._schema.names)}) from stdin (format csv)"
 
     def _clear(self, connection: Connection[Any]) -> None:
-        """Lower tries, of which there may be many while a slot waits for the server.
+        """Roll back lower attempts, of which there may be many while a slot waits for the server.
 
         The last one too where it would be in the way: rows of one key wait for each other. Of all
         subtasks: a row may come to another one this time.
         """
-        below = self._try if self._table.is_exclusive else self._try - 1
+        below = self._attempt if self._table.is_exclusive else self._attempt - 1
         if below <= 0:
             return
         place = gid_of(self._ledger.key, self._epoch)
         for gid in prepared_gids(connection, place):
-            _, pass_, try_, _ = gid.removeprefix(place).split(":")
-            if int(pass_) == self._pass and int(try_) < below:
+            _, ordinal_, attempt, _ = gid.removeprefix(place).split(":")
+            if int(ordinal_) == self._ordinal and int(attempt) < below:
                 roll_back_prepared(connection, gid)
 
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
         from psycopg import errors
 
-        place = gid_of(self._ledger.key, self._epoch, self._subtask, self._pass)
-        gid = f"{place}{self._try}:{digest}"
+        place = gid_of(self._ledger.key, self._epoch, self._subtask, self._ordinal)
+        gid = f"{place}{self._attempt}:{digest}"
         committable = {"gid": gid, "rows": self._rows}
         if gid in prepared_gids(connection, gid):
             connection.execute("rollback")
@@ -274,7 +274,7 @@ class PreparedWriter(CopyWriter):
         try:
             told = connection.execute(
                 f"{self._ledger.prove(self._epoch, gid)}; prepare transaction {literal(gid)};"
-                f" {self._ledger.staged_from()}".encode()
+                f" {self._ledger.select_staged_from()}".encode()
             )
         except errors.UniqueViolation as error:
             connection.execute("rollback")
@@ -289,7 +289,7 @@ class PreparedWriter(CopyWriter):
 
 
 def gid_of(key: str, *place: int) -> str:
-    """How the names of transactions begin: job and sink, epoch, subtask, pass."""
+    """How the names of transactions begin: job and sink, epoch, subtask, ordinal."""
     return ":".join(["cairn", key, *map(str, place), ""])
 
 

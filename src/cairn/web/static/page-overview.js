@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { bars, spark } from "./chart.js";
 import { bytes, card, count, decimal, empty, facts, h, millis, plural, replace, span, table, when } from "./dom.js";
-import { graph } from "./graph.js";
+import { picture } from "./graph.js";
 import { PARTS } from "./page-epochs.js";
 
 const SPARKS = 60;
@@ -13,19 +13,19 @@ const EVENTS_SHOWN = 5;
 export function overview(root, live) {
   const tiles = h("div", { class: "tiles" });
   const failed = h("div", { class: "slot" });
-  const picture = h("div", { class: "slot" });
+  const graph = h("div", { class: "slot" });
   const operators = h("div", { class: "slot" });
   const events = h("div", { class: "slot" });
   const timeline = bars({ title: "The last epochs", parts: PARTS, href: (each) => `#/epochs/${each.epoch}`, format: millis, height: 170 });
   const where = h("code", { class: "where" });
-  let drawing;
+  let figures = () => {};
   let told = null;
 
   replace(root,
     h("h1", { class: "unseen" }, "Overview"),
     failed,
     tiles,
-    card("Graph", { aside: where, cls: "flush" }, picture),
+    card("Graph", { aside: where, cls: "flush" }, graph),
     h("div", { class: "two wide-left" },
       card("Epochs", { aside: h("a", { href: "#/epochs" }, "all") }, timeline),
       h("div", { class: "stack" },
@@ -38,15 +38,17 @@ export function overview(root, live) {
     where.textContent = job?.checkpoint ?? "";
     replace(failed, failureCard(live));
     replace(tiles, tileRow(live, epochs));
-    if (drawing !== undefined) replace(picture, graph(drawing, newest, live.health?.rates.operators));
+    figures(newest, live.health?.rates.operators);
     timeline.show(epochs);
     replace(operators, newest ? operatorTable(newest) : empty("No epoch is committed yet."));
   }
 
   get("/api/graph").then((found) => {
-    drawing = found.drawing;
-    replace(picture, graph(drawing, live.newest, live.health?.rates.operators));
-  }, (error) => replace(picture, empty(error.message)));
+    const [drawn, update] = picture(found);
+    figures = update;
+    replace(graph, drawn);
+    figures(live.newest, live.health?.rates.operators);
+  }, (error) => replace(graph, empty(error.message)));
   function update() {
     draw();
     const now = `${live.job?.status}/${live.job?.leader?.term}/${live.job?.error}`;

@@ -12,7 +12,6 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from cairn.errors import CommitError, EpochError
-from cairn.sinks.base import attempt_of
 from cairn.testing import told_of_passes
 from cairn.types import parse_schema
 from tests.unit.sinks.delta.tables import (
@@ -38,8 +37,8 @@ def test_a_merge_changes_the_stream_s_columns_and_no_others(tmp_path: Path) -> N
 
 def test_the_last_row_of_a_key_wins_whatever_the_order_of_committables(tmp_path: Path) -> None:
     sink = opened(tmp_path, buffer_bytes_max=1, **MERGE)
-    late = prepared(sink, 2, (1, "later"), (1, "last"), attempt=attempt_of(0, 1))
-    early = prepared(sink, 2, (1, "first"), (2, "x"), attempt=attempt_of(1, 0))
+    late = prepared(sink, 2, (1, "later"), (1, "last"), round=1)
+    early = prepared(sink, 2, (1, "first"), (2, "x"), attempt=1)
     sink.commit(2, [late, early])
     assert seen(tmp_path) == [(1, "last"), (2, "x")]
 

@@ -2,7 +2,7 @@
 
 Always true here:
 - any number of threads may read at once;
-- an epoch stays as long as its origin is open, if the checkpoint can be written to; if not,
+- an epoch stays as long as its states are open, if the checkpoint can be written to; if not,
   and its files go, that is a StaleEpochError.
 """
 
@@ -35,10 +35,10 @@ class About(NamedTuple):
     bytes: int
 
 
-class Origin(ABC):
+class StoredStates(ABC):
     """Operators and their states, and the rows of them."""
 
-    entries: Mapping[str, Any]
+    operators: Mapping[str, Any]
 
     @abstractmethod
     def columns(self, uid: str) -> dict[str, StateColumns]: ...
@@ -66,22 +66,22 @@ class Origin(ABC):
     def close(self) -> None: ...
 
 
-class EpochOrigin(Origin):
+class EpochStates(StoredStates):
     def __init__(self, store: Store, reading: Unheld) -> None:
         self.store = store
         self._reading = reading
         self.epoch: Epoch = reading.epoch
-        self.entries = self.epoch.operators
+        self.operators = self.epoch.operators
         self._counts: dict[str, dict[str, dict[int, int]]] = {}
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         return EpochReader(self.store, self.epoch).columns(uid)
 
     def about(self, uid: str, state: str) -> About:
-        entry = self.epoch.operators[uid]
+        operator = self.epoch.operators[uid]
         refs = self._refs(uid)
         rows, size = sum(ref.rows for ref in refs), sum(ref.size for ref in refs)
-        return About(entry.scope, len(entry.ranges), rows, size)
+        return About(operator.scope, len(operator.ranges), rows, size)
 
     def read(
         self,
@@ -131,11 +131,11 @@ class EpochOrigin(Origin):
         return [ref for part in self.epoch.operators[uid].ranges for ref in part.files]
 
 
-class SavepointOrigin(Origin):
+class SavepointStates(StoredStates):
     def __init__(self, savepoint: Savepoint) -> None:
         self._savepoint = savepoint
         self._files = CheckedFiles(savepoint.store)
-        self.entries = savepoint.info.operators
+        self.operators = savepoint.info.operators
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         return self._savepoint.columns(uid)
