@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
 from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.handles import make_batch_handle, make_handle, make_journaled_handle
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.operator_list import OperatorListHandle
