@@ -24,27 +24,23 @@ import msgspec
 from cairn.errors import CairnError, CommitUnknownError, RestoreError
 from cairn.ids import new_id
 from cairn.snapshots.published import check_published
-from cairn.storage import (
+from cairn.storage.holds import Hold, branch_hold_path, write_hold
+from cairn.storage.log import FIRST_NUMBER, Log, new_nonce, read_job
+from cairn.storage.manifest import (
     Ancestor,
     Epoch,
     EpochOperator,
     FileRef,
     JobInfo,
-    Log,
     SparkPosition,
-    Store,
-    new_nonce,
-    open_store,
-    read_job,
+    encode_record,
+    keys_in,
 )
-from cairn.storage.holds import Hold, branch_hold_path, write_hold
-from cairn.storage.log import FIRST_NUMBER
-from cairn.storage.manifest import encode_record, keys_in
 from cairn.storage.paths import JOB_PATH, SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.spark_log import lay_out, spark_folder
-from cairn.storage.store import other_store
+from cairn.storage.store import Store, open_store, other_store
 
 
 class BranchInfo(NamedTuple):

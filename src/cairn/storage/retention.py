@@ -48,18 +48,6 @@ from cairn.storage.paths import HOLDS_FOLDER, SPARK_FOLDER, STATE_FOLDER
 from cairn.storage.published import remove_notes
 from cairn.storage.store import Store, other_store
 
-__all__ = [
-    "GRACE_S",
-    "HOLDS_FOLDER",
-    "Collected",
-    "Collector",
-    "collect",
-    "files_of",
-    "read_holds",
-    "referenced_paths",
-    "retained",
-]
-
 GRACE_S: Final = 3600.0
 _REMOVED_MEMORY_MAX: Final = 100_000
 _SPARK_FOLDER: Final = re.compile(r"(spark/(\d{12})(?:-\w+)?)/")
@@ -92,17 +80,6 @@ def referenced_paths(epochs: Iterable[Epoch]) -> set[str]:
         if not file.store
         for path in (file.path, *file.objects)
     }
-
-
-def retained(log: Log, keep: int) -> set[int]:
-    """The records to keep: all from the oldest one that the last `keep` epochs need.
-
-    Those are the epochs of the current lineage, the full manifest that the oldest of them
-    is resolved from, and every record after it, so that the log has no gaps.
-    """
-    # What was retired stays retired, also after a rollback or with a larger `keep`.
-    oldest = max(Window(log, keep).oldest(), log.retired_below())
-    return {number for number in log.numbers() if number >= oldest}
 
 
 def _full_ancestor(log: Log, number: int) -> int:
@@ -377,10 +354,3 @@ class Collector:
         except Exception as error:
             # They keep more than they need until it succeeds, nothing worse.
             logger.warning("cairn could not shrink a hold on a checkpoint it shares: %s", error)
-
-
-def collect(
-    store: Store, log: Log, keep: int, term: int, now_s: float, grace_s: float = GRACE_S
-) -> Collected:
-    """One full collection by a driver that has just taken over, in the term it won."""
-    return Collector(store, log, keep, term, grace_s).sweep(now_s)

@@ -17,23 +17,21 @@ import pytest
 
 import cairn
 from cairn.errors import FunctionError
-from cairn.storage import (
+from cairn.storage.failures import Failures
+from cairn.storage.files import encode_segment
+from cairn.storage.log import Log, create_or_open_job, new_nonce
+from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
     EpochOperator,
-    Log,
     RangeState,
     Restore,
     SparkPosition,
     StateDecl,
-    create_or_open_job,
-    encode_segment,
-    new_nonce,
-    open_store,
-    write_pack,
 )
-from cairn.storage.failures import Failures
 from cairn.storage.notes import write_ending
+from cairn.storage.pack import write_pack
+from cairn.storage.store import open_store
 from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000
