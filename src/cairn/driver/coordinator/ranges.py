@@ -164,7 +164,7 @@ def take_in(part: RangeState, compacted: Compacted) -> RangeState | None:
         # They were the last of the range when they were merged.
         at = starts[-1]
         replaced = files[at : at + count]
-    ref = compacted.stored.listed(
+    ref = compacted.stored.list_for(
         part.groups,
         tier=compacted.tier,
         first_epoch=min((ref.first_epoch for ref in replaced), default=compacted.as_of),
@@ -190,7 +190,7 @@ def advance(
     files = list(part.files)
     version = part.version
     if ack.delta is not None:
-        files.append(ack.delta.listed(part.groups, first_epoch=epoch, last_epoch=epoch))
+        files.append(ack.delta.list_for(part.groups, first_epoch=epoch, last_epoch=epoch))
         version = next_version(version, ack.delta.id)
     return RangeState(
         first_group=part.first_group,
@@ -208,7 +208,7 @@ def replaced(part: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
     stored = ack.delta
     files = []
     if stored is not None:
-        files = [stored.listed(part.groups, first_epoch=epoch, last_epoch=epoch)]
+        files = [stored.list_for(part.groups, first_epoch=epoch, last_epoch=epoch)]
     return RangeState(
         first_group=part.first_group,
         group_count=part.group_count,

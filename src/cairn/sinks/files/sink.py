@@ -324,7 +324,7 @@ class Files(Sink):
 
     def _remove_unfinished(self, before_epoch: int) -> None:
         """What a slot killed while it stored a file has left, or a driver that was merging."""
-        unfinished = self._store.unfinished("" if self.listed else self.staged(""))
+        unfinished = self._store.list_unfinished("" if self.listed else self.staged(""))
         left = []
         for path, target in unfinished.items():
             name = parse_name(target)
