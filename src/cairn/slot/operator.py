@@ -395,7 +395,7 @@ class Operator:
     @property
     def groups_in(self) -> int:
         """Of an aggregation: how many groups the epoch's rows were in."""
-        return self.function.groups if isinstance(self.function, PartialProcess) else 0
+        return self.function.partial_count if isinstance(self.function, PartialProcess) else 0
 
     @property
     def journal(self) -> Journal | None:
