@@ -29,10 +29,10 @@ from cairn.functions import Context, Hooks, KeyedProcess
 from cairn.operators.context import RowContext
 from cairn.operators.window_process import name_states
 from cairn.state import Declaration, Map
+from cairn.types import Row
 from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 HOW = ("inner", "left", "right", "full")
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def readable(ddl: str) -> str:
 class Side:
     """One of the two streams: its rows of the current key."""
 
-    rows: Map[tuple[int, int], tuple[int, int | None, Any]]
+    rows: Map[tuple[int, int], tuple[int, int | None, Row]]
     panes: Map[int, int]
     waiting: Map[int, int]
     unmatched: Map[tuple[int, int], tuple[int, int]]
@@ -220,7 +220,7 @@ class Side:
             self.waiting = getattr(function, f"{self.name}_waiting")
             self.unmatched = getattr(function, f"{self.name}_unmatched")
 
-    def match(self, low_us: int, high_us: int) -> list[Any]:
+    def match(self, low_us: int, high_us: int) -> list[Row]:
         """Return the rows of these times, which now have a match."""
         step, rows = self._step_us, self.rows
         found = []
@@ -235,7 +235,7 @@ class Side:
                         self.unmatched.pop((self._over_ms(time_us), waiting), None)
         return found
 
-    def keep(self, time_us: int, row: Any, ctx: RowContext, *, is_matched: bool) -> None:
+    def keep(self, time_us: int, row: Row, ctx: RowContext, *, is_matched: bool) -> None:
         """Store a row for later matches."""
         pane = time_us - time_us % self._step_us
         number = self.panes.get(pane, 0)
@@ -252,7 +252,7 @@ class Side:
             self.unmatched[(at_ms, waiting)] = (pane, number)
         self.rows[(pane, number)] = (time_us, waiting, row)
 
-    def take_unmatched(self, time_ms: int) -> list[Any]:
+    def take_unmatched(self, time_ms: int) -> list[Row]:
         """Return the rows that certainly have no match, as of this time."""
         if not self.is_kept:
             return []
@@ -288,7 +288,7 @@ def _in_calendar(time_ms: int) -> int:
     return max(-MAX_MS, min(time_ms, MAX_MS))
 
 
-class IntervalJoin(Hooks, KeyedProcess[Any]):
+class IntervalJoin(Hooks, KeyedProcess[Row]):
     """Joins two connected streams, `left` and `right`."""
 
     forgets = True
@@ -337,19 +337,19 @@ class IntervalJoin(Hooks, KeyedProcess[Any]):
         self._left.bind(self)
         self._right.bind(self)
 
-    def on_left(self, row: Any, ctx: RowContext) -> Any:
+    def on_left(self, row: Row, ctx: RowContext) -> Any:
         found = self._match(self._left, self._right, row, ctx)
         if found is None:
             return self._left_alone(row)
         return [self._pair(row, other) for other in found] if found else None
 
-    def on_right(self, row: Any, ctx: RowContext) -> Any:
+    def on_right(self, row: Row, ctx: RowContext) -> Any:
         found = self._match(self._right, self._left, row, ctx)
         if found is None:
             return self._right_alone(row)
         return [self._pair(other, row) for other in found] if found else None
 
-    def _match(self, side: Side, others: Side, row: Any, ctx: RowContext) -> list[Any] | None:
+    def _match(self, side: Side, others: Side, row: Row, ctx: RowContext) -> list[Row] | None:
         """Return the matches of a new row; None if it is in the result without a match."""
         assert ctx.row_times_us is not None
         time_us = next(ctx.row_times_us)

@@ -34,7 +34,7 @@ from cairn.operators.window_process import (
     window_times,
 )
 from cairn.state import Declaration, Map
-from cairn.types import SchemaLike, parse_schema
+from cairn.types import Row, SchemaLike, parse_schema
 from cairn.user_code import check_arguments
 from cairn.windows import Bounds, Session, Sliding
 
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 class WindowFunction(Function):
     """Code that sees all rows of a window together. Subclass it and define `process`."""
 
-    def process(self, key: Any, window: Window, rows: Iterable[Any], ctx: Context) -> Any:
+    def process(self, key: Any, window: Window, rows: Iterable[Row], ctx: Context) -> Any:
         """Return or yield rows (tuples, dicts or row objects), or nothing.
 
         `rows` are in the order of their event times. Every result row begins with the key and
@@ -68,7 +68,7 @@ class WindowReduce(WindowProcess):
         plan: WindowPlan,
         schema: pa.Schema,
         keys: Sequence[str],
-        reduce: Callable[[Any, Any], Any],
+        reduce: Callable[[Row, Row], Row],
     ) -> None:
         super().__init__(plan, schema, keys)
         self.reduce = reduce
@@ -80,7 +80,7 @@ class WindowReduce(WindowProcess):
     def content_fields(self) -> list[pa.Field]:
         return [pa.field("row", self.rows_type)]
 
-    def first(self, row: Any) -> Content:
+    def first(self, row: Row) -> Content:
         return (row,)
 
     def merge(self, held: Content, more: Content) -> Content:
@@ -89,7 +89,7 @@ class WindowReduce(WindowProcess):
             raise TypeError("the function given to reduce() returned None; expected a row")
         return (reduced,)
 
-    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Any]:
+    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Row]:
         (row,) = held
         return [(*self.prefix(bounds, ctx), *(row[i] for i in self._rest))]
 
@@ -137,13 +137,13 @@ class WindowApply(WindowProcess):
     def close(self) -> None:
         self.function.close()
 
-    def take(self, row: Any, time_us: int, last: Bounds) -> None:
+    def take(self, row: Row, time_us: int, last: Bounds) -> None:
         pane = time_us - time_us % self._step_us if self._is_session else last[0]
         number = self.panes.get(pane, 0)
         self.rows[(pane, number)] = (time_us, row)
         self.panes[pane] = number + 1
 
-    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Any]:
+    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Row]:
         start, end = bounds
         timed = [
             self.rows[(pane, number)]
@@ -172,7 +172,7 @@ class WindowApply(WindowProcess):
             return range(start - start % step, end - step + 1, step)
         return range(start, end, step) if step else (start,)
 
-    def _with_prefix(self, prefix: tuple[Any, ...], row: Any) -> tuple[Any, ...]:
+    def _with_prefix(self, prefix: Row, row: Any) -> Row:
         """Return a user's row as a tuple after key and window."""
         if dataclasses.is_dataclass(row) and not isinstance(row, type):
             row = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}

@@ -29,6 +29,7 @@ from cairn.errors import PlanError
 from cairn.functions import LATE, Context, Hooks, KeyedProcess
 from cairn.operators.context import RowContext
 from cairn.state import Declaration, Map
+from cairn.types import Row
 from cairn.types.durations import MAX_MS
 from cairn.windows import FOREVER, Bounds, Global, Session, WindowSpec, complete_ms
 
@@ -67,7 +68,7 @@ class WindowPlan:
             raise PlanError(f"early_every of windows must be positive, found {self.early_ms} ms")
 
 
-class WindowProcess(Hooks, KeyedProcess[Any]):
+class WindowProcess(Hooks, KeyedProcess[Row]):
     """The part that all functions of windows share."""
 
     handles_late: ClassVar[bool] = True
@@ -107,10 +108,10 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         """Return the fields of a window's content in state."""
         return []
 
-    def take(self, row: Any, time_us: int, last: Bounds) -> None:
+    def take(self, row: Row, time_us: int, last: Bounds) -> None:
         """Store a row that is in some windows; `last` is the last of them."""
 
-    def first(self, row: Any) -> Content:
+    def first(self, row: Row) -> Content:
         """Return the content of a window with one row."""
         return ()
 
@@ -118,7 +119,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         """Return the content of two windows that become one, or of a window and its next row."""
         return ()
 
-    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Any]:
+    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Row]:
         """Return the result rows of a window."""
         raise NotImplementedError
 
@@ -127,7 +128,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
 
     # Rows
 
-    def process(self, row: Any, ctx: RowContext) -> Any:  # type: ignore[override]
+    def process(self, row: Row, ctx: RowContext) -> Any:  # type: ignore[override]
         time_us: int = ctx.now_ms * 1000
         if ctx.row_times_us is not None:
             event_us = next(ctx.row_times_us)
@@ -149,13 +150,13 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         if met:
             self._unite(bounds[0], met, ctx)
         self.take(row, time_us, bounds[-1])
-        results: list[Any] = []
+        results: list[Row] = []
         for start, end in bounds:
             if self._add(start, end, row, ctx):
                 results += self._emit(end, ctx)
         return results or None
 
-    def _add(self, start: int, end: int, row: Any, ctx: RowContext) -> bool:
+    def _add(self, start: int, end: int, row: Row, ctx: RowContext) -> bool:
         """Add a row to a window; True if the window then emits."""
         known = self.windows.get(end)
         if known is None:
@@ -181,7 +182,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
             self.windows[end] = changed
         return bool(emits)
 
-    def _emit(self, end: int, ctx: RowContext) -> Iterable[Any]:
+    def _emit(self, end: int, ctx: RowContext) -> Iterable[Row]:
         start, _, _, _, *held = self.windows[end]
         return self.results((start, end), tuple(held), ctx)
 
@@ -228,7 +229,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
     # Timers
 
     def on_timer(self, time_ms: int, ctx: RowContext) -> Any:  # type: ignore[override]
-        results: list[Any] = []
+        results: list[Row] = []
         if ctx.timer_kind == ("event" if self._by_event else "processing"):
             lateness_ms = self.plan.allowed_lateness_ms
             complete = self._due(self._complete_ms, time_ms, 0)
@@ -249,13 +250,13 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
             for end in self._due(self._removal_ms, time_ms, self.plan.allowed_lateness_ms):
                 self._remove(end)
 
-    def _complete(self, end: int, ctx: RowContext) -> Iterable[Any]:
+    def _complete(self, end: int, ctx: RowContext) -> Iterable[Row]:
         if not self._is_global:
             return self._fire(end, ctx, fired=True)
         # The job is drained. It may go on later, and so may the window.
         return self._fire(end, ctx, fired=False) if self.windows[end][1] else ()
 
-    def _fire(self, end: int, ctx: RowContext, *, fired: bool) -> Iterable[Any]:
+    def _fire(self, end: int, ctx: RowContext, *, fired: bool) -> Iterable[Row]:
         start, _, _, _, *held = self.windows[end]
         self.windows[end] = (start, 0, fired, None, *held)
         return self.results((start, end), tuple(held), ctx)
@@ -307,7 +308,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
 
     # Results
 
-    def prefix(self, bounds: Bounds, ctx: RowContext) -> tuple[Any, ...]:
+    def prefix(self, bounds: Bounds, ctx: RowContext) -> Row:
         """Return the first columns of every result: key, start, end."""
         key = (ctx.key,) if self.key_count == 1 else ctx.key
         return (*key, *window_times(bounds))
