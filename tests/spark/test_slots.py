@@ -18,6 +18,7 @@ from cairn.slot.folders import run_folder
 from cairn.slot.process import SlotHome
 from cairn.slot.server import Call
 from cairn.worker.forward import Forward
+from tests.marks import for_soak
 from tests.spark.programs.ledger import SCHEMA, payments
 from tests.spark.support import (
     Input,
@@ -176,7 +177,15 @@ def ledger(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["driver killed", "interrupted", "executor killed"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "driver killed",
+        "interrupted",
+        # tests/unit/slot/test_nursery.py has it without Spark.
+        for_soak("executor killed"),
+    ],
+)
 def test_slots_end_with_their_driver_and_executor(ledger, tmp_path, way):
     """In the middle of an epoch."""
     program = ledger("--trigger", "0 seconds", TRAP="sleep 60 2")

@@ -145,8 +145,8 @@ class OperatorAck(msgspec.Struct, frozen=True):
     event_timer_ms: int | None = None
     """The earliest timer that is left, by event time."""
     processing_timer_ms: int | None = None
-    groups: int = 0
-    """Of an aggregation: into how many groups its rows fell, or would have."""
+    partial_count: int = 0
+    """In an aggregation, the partials that its rows are combined into, or would be."""
 
 
 class Ack(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.packing import unpack_held
 from cairn.errors import CairnError, EpochError, QueryError, RestoreError
 from cairn.functions import find_states

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
 from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
@@ -342,17 +342,17 @@ def _form(table: Table) -> tuple[Any, ...]:
 
 
 def _without(groups: range, kept: Sequence[range]) -> list[range]:
-    """What is left of a range, as ranges."""
+    """Return the key groups that are not kept, as ranges."""
     gaps = []
     start = groups.start
-    for part in sorted((_cut(part, groups) for part in kept), key=lambda part: part.start):
-        if part.start > start:
-            gaps.append(range(start, part.start))
-        start = max(start, part.stop)
+    for owned in sorted((_cut(each, groups) for each in kept), key=lambda owned: owned.start):
+        if owned.start > start:
+            gaps.append(range(start, owned.start))
+        start = max(start, owned.stop)
     if start < groups.stop:
         gaps.append(range(start, groups.stop))
     return gaps
 
 
-def _cut(part: range, groups: range) -> range:
-    return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))
+def _cut(owned: range, groups: range) -> range:
+    return range(max(owned.start, groups.start), max(owned.start, min(owned.stop, groups.stop)))

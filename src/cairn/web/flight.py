@@ -162,13 +162,13 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
     # The base class answers these with a traceback.
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        raise _unsupported()
+        raise _read_only_error()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        raise _unsupported()
+        raise _read_only_error()
 
     def do_action(self, context: Any, action: Any) -> Any:
-        raise _unsupported()
+        raise _read_only_error()
 
     def list_actions(self, context: Any) -> Any:
         return iter(())
@@ -317,7 +317,7 @@ def make_error(code: str, message: str) -> Any:
     return flight.FlightServerError(message, extra_info=code.encode())
 
 
-def _unsupported() -> Any:
+def _read_only_error() -> Any:
     return make_error("not-here", "this server only reads states")
 
 

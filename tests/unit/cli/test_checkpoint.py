@@ -32,8 +32,8 @@ from cairn.storage import (
     open_store,
     write_pack,
 )
-from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
+from cairn.storage.notes import write_ending
 from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000
@@ -312,9 +312,9 @@ def build(spark, where):
     ("target", "args", "said"),
     [
         ("job.py", [], "path/to/job.py:build"),
-        ("nothing.py:build", [], "there is no file"),
+        ("nothing.py:build", [], "does not exist"),
         ("job.py:bild", [], "found: build"),
-        ("job.py:build", [], "build(spark, where) does not fit"),
+        ("job.py:build", [], "build(spark, where) cannot be called"),
         ("job.py:build", ["a", "b"], "given: a b"),
     ],
 )

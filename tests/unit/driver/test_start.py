@@ -25,9 +25,9 @@ from cairn.errors import (
 from cairn.plan.graph import Graph
 from cairn.run import Run
 from cairn.sinks.base import SinkContext
-from cairn.storage.endings import ending_of
 from cairn.storage.failures import Failures, read_failures
 from cairn.storage.log import Log, create_or_open_job
+from cairn.storage.notes import ending_of
 from cairn.storage.store import open_store
 from tests.unit.plan.programs import process, source
 

@@ -15,8 +15,8 @@ from cairn.ids import new_id
 from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.protocol.entry import entries_of
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Piece, Token
+from cairn.protocol.scoped_state import scoped_states
 from cairn.sinks import Collect, Sink
 from cairn.sinks.base import Execution
 from cairn.slot.level import LevelRuntime
@@ -152,7 +152,7 @@ class Checkpoint:
             uid="count",
             function_version="",
             key_types={"k": "bigint"},
-            states=entries_of(self.spec.levels[0].operators[0])[0].decls,
+            states=scoped_states(self.spec.levels[0].operators[0])[0].decls,
             parallelism=self.parallelism,
             ranges=[
                 advance(part, by_subtask[subtask], begin.epoch)

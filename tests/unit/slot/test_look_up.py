@@ -14,7 +14,7 @@ import pytest
 
 from cairn import state
 from cairn.backends import make_backend
-from cairn.backends.base import BaseCancelledError, BaseTarget
+from cairn.backends.contract import BaseCancelledError, BaseTarget
 from cairn.backends.handles import make_batch_handle, make_handle
 from cairn.backends.packing import form_of, pack_held, packing_of, unpack_held
 from cairn.key_groups import key_hasher
