@@ -345,7 +345,7 @@ class Harness:
             self._operator.finish()
             for held in self._operator.holdings:
                 stored = self._checkpoint.write_delta(held, UID)
-                held.finished(None if stored is None else stored.id)
+                held.name_pending(None if stored is None else stored.id)
                 ranges[held.uid] = self._checkpoint.advanced(held, stored, self._operator.rows_in)
         except BaseException:
             self.rollback()

@@ -227,7 +227,7 @@ def test_bases_and_merges_of_it_are_written_by_one_subtask(
     for epoch in range(12):
         job.run([], [("a", epoch), (f"b{epoch}", 0)])
         for slot in job.cluster.slots.values():
-            written = [file.uid for file in slot.compactor.announced()]
+            written = [file.uid for file in slot.compactor.list_unconfirmed()]
             assert slot is job.cluster.slots[0] or shared_uid("alerts") not in written
             slot.compactor.work()
     assert any(ref.kind == "base" for ref in job.shared.files)
