@@ -32,7 +32,6 @@ from cairn.protocol.letters import (
     BROADCAST,
     SAMPLE_MAX,
     SCHEMA,
-    LetterSample,
     error_text,
     json_text,
     key_text,
@@ -41,6 +40,7 @@ from cairn.protocol.letters import (
     timer_json,
     traceback_text,
 )
+from cairn.report.epoch import LetterSample
 from cairn.slot.batches import BatchRunner
 from cairn.slot.outlet import Outlet
 from cairn.slot.records import Kind, RecordRunner

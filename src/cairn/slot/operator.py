@@ -33,7 +33,7 @@ from cairn.functions import (
     hooks_of,
 )
 from cairn.logs import scope as log_scope
-from cairn.metrics import Collected, Metrics
+from cairn.metrics import Metrics, UserMetrics
 from cairn.protocol.messages import Begin
 from cairn.protocol.scoped_state import own_states, shared_uid
 from cairn.protocol.spec import OperatorSpec, lane_name
@@ -150,9 +150,9 @@ class Operator:
         return adopted
 
     @property
-    def metrics(self) -> Collected:
-        """The metrics of the function in this epoch."""
-        return self.context.metrics.collected()
+    def metrics(self) -> UserMetrics | None:
+        """The metrics of the function in this attempt; None if it has none."""
+        return self.context.metrics.collect()
 
     def open(self, begin: Begin, subtask: int) -> None:
         """Load the function if it is new, and tell it about the epoch."""
