@@ -22,7 +22,7 @@ from cairn.driver.interrupts import call_aside, held_back, print_no_traceback
 from cairn.driver.options import Options
 from cairn.driver.spark_batches import BatchFailedError, SparkBatches, StoppingError
 from cairn.driver.spark_failure import as_cairn_error, is_concurrent_use
-from cairn.driver.start import compact_interval, noted_on_error, start
+from cairn.driver.start import compact_interval, note_failed_start, start
 from cairn.errors import (
     CommitConflictError,
     CommitError,
@@ -77,7 +77,7 @@ class Run:
             started = start(graph, options)
             with (
                 closed_on_error(sink.sink for sink in graph.sinks),
-                noted_on_error(started.coordinator, started.failures),
+                note_failed_start(started.coordinator, started.failures),
             ):
                 self._driver = SparkDriver(
                     graph,
@@ -134,7 +134,7 @@ class Run:
         )
         self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
         try:
-            with noted_on_error(self._coordinator, self._failures):
+            with note_failed_start(self._coordinator, self._failures):
                 self._query = self._start_query()
         except BaseException:
             self._let_go()
