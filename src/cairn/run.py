@@ -17,8 +17,8 @@ from cairn.driver.coordinator.measured import summary
 from cairn.driver.coordinator.publisher import StoppedError
 from cairn.driver.coordinator.ticker import Pace, Ticker
 from cairn.driver.history import History
-from cairn.driver.idle import Host, IdleEpochs, Turn
-from cairn.driver.interrupts import call_aside, held_back, print_no_traceback
+from cairn.driver.idle import IdleEpochs, Turn
+from cairn.driver.interrupts import call_aside, hold_interrupts, print_no_traceback
 from cairn.driver.options import Options
 from cairn.driver.spark_batches import BatchFailedError, SparkBatches, StoppingError
 from cairn.driver.spark_failure import as_cairn_error, is_concurrent_use
@@ -90,7 +90,8 @@ class Run:
         self._store = started.store
         self._spark_store = started.spark_store
         self._coordinator = started.coordinator
-        self._coordinator.is_stopping = lambda: self._stopping
+        self._turn = Turn()
+        self._coordinator.is_stopping = lambda: self._turn.is_stopping
         self._batches = SparkBatches(
             started.coordinator,
             started.spark_store,
@@ -103,16 +104,11 @@ class Run:
         self._failures = started.failures
         self._ended_as: Ending | None = None
         self._started_ms = clock_ms()
-        self.error: BaseException | None = None
         self._is_raised = False
         self._awaiting = 0
         """Number of calls that wait for the end and will raise its error."""
         self._awaited_s = float("-inf")
         """When the last of them left. Some wait again and again, for a moment each."""
-        self._turn = Turn()
-        self._stopping = False
-        self._is_over = False
-        """Spark's query has ended, and what follows it."""
         self._stop_called = threading.Event()
         self._ended = threading.Event()
         self._history = History(started.coordinator)
@@ -125,14 +121,15 @@ class Run:
         self._live = LiveState(
             self._coordinator, graph.group_count, self._doors.ask, job=graph.name
         )
-        host = Host(
-            is_ending=lambda: self._is_ending,
-            is_changing=lambda: self._changes.is_asked,
-            run=self._run_without_batch,
-            fail=self._fail,
-            stop=self._stop_query,
+        self._idle = IdleEpochs(
+            self._coordinator,
+            self._pace,
+            self._turn,
+            self._changes,
+            run_batch=self._run_without_rows,
+            stop_query=self._stop_query,
+            name=graph.name,
         )
-        self._idle = IdleEpochs(host, self._coordinator, self._pace, self._turn, graph.name)
         try:
             with note_failed_start(self._coordinator, self._failures):
                 self._query = self._start_query()
@@ -148,10 +145,10 @@ class Run:
         self._say("the job runs on %s, with %d subtasks", started.store.url, self.parallelism)
 
     @classmethod
-    def started(cls, graph: Graph, options: Options) -> Run:
+    def start(cls, graph: Graph, options: Options) -> Run:
         """Start a job. Ctrl-C meanwhile stops the run as soon as it can be stopped."""
         print_no_traceback()
-        with held_back() as held:
+        with hold_interrupts() as held:
             run = cls(graph, options)
             if held.is_pending:
                 run.stop()
@@ -173,7 +170,7 @@ class Run:
         self._turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
         failure: BaseException | None = None
         try:
-            if not self._is_ending:
+            if not self._turn.is_ending:
                 position = self._batches.to_run(batch_id)
                 if position is not None:
                     self._run_batch(position, rows)
@@ -184,7 +181,7 @@ class Run:
             # The epoch is in the log, or its batch is read again: nothing is lost.
             self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
-            self.error = self.error or error
+            self._turn.fail(error)
             failure = error
         finally:
             self._turn.give_up()
@@ -193,12 +190,8 @@ class Run:
         # Not with the turn: who stops the run waits for it.
         self._refuse_if_ending()
 
-    @property
-    def _is_ending(self) -> bool:
-        return self._stopping or self._is_over or self.error is not None
-
     def _refuse_if_ending(self) -> None:
-        if not self._is_ending:
+        if not self._turn.is_ending:
             return
         # Only once Spark knows that it is being stopped is the refusal no failure to it.
         self._stop_called.wait(STOP_PATIENCE_S)
@@ -206,7 +199,7 @@ class Run:
         raise StoppingError
 
     def _leave_if_ending(self, batch_id: int) -> None:
-        if self._is_ending:
+        if self._turn.is_ending:
             self._leave_unread(batch_id)
             self._refuse_if_ending()
 
@@ -233,7 +226,7 @@ class Run:
 
     # Epochs without a batch, on threads of our own
 
-    def _run_without_batch(self, position: SparkPosition, is_draining: bool) -> None:
+    def _run_without_rows(self, position: SparkPosition, is_draining: bool) -> None:
         self._run_batch(position, None, is_draining=is_draining)
 
     def _tick(self) -> None:
@@ -242,9 +235,6 @@ class Run:
             self._coordinator.note_published()
         if not self._is_bounded:
             self._idle.tick()
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
 
     def _stop_query(self) -> None:
         self._stop_called.set()
@@ -267,7 +257,7 @@ class Run:
                 self._query.awaitTermination()
             except Exception as error:
                 failure = error
-            if self.error is None and failure is not None and not self._stopping:
+            if self.error is None and failure is not None and not self._turn.is_stopping:
                 self._turn.take_at_once()
                 try:
                     goes_on = self._go_on_elsewhere(failure)
@@ -277,13 +267,13 @@ class Run:
                     self._turn.give_up()
                 if goes_on:
                     continue
-                self.error = self._explained(failure)
+                self._turn.error = self._explained(failure)
             break
         self._ticker.stop()
-        if self._is_bounded and not self._is_ending:
+        if self._is_bounded and not self._turn.is_ending:
             self._finish_input()
         # An epoch without a batch may be under way: it needs its slots. None begins after this.
-        self._is_over = True
+        self._turn.is_over = True
         if self._turn.take_at_once(STOP_PATIENCE_S):
             self._turn.give_up()
         self._finish_epoch()
@@ -297,7 +287,7 @@ class Run:
             is_superseded = isinstance(self.error, CommitConflictError)
             self._ended_as = "superseded" if is_superseded else "failed"
         else:
-            self._ended_as = "stopped" if self._stopping else "finished"
+            self._ended_as = "stopped" if self._turn.is_stopping else "finished"
         if self._ended_as != "superseded":
             write_ending(self._store, self._coordinator.term, self._ended_as, self.error)
         if self.error is None:
@@ -310,7 +300,7 @@ class Run:
             try:
                 self._delete()
             except Exception as error:
-                self.error = error
+                self._turn.error = error
         self._ended.set()
 
     def _notice_takeover(self) -> None:
@@ -319,7 +309,9 @@ class Run:
         Spark stops a query quietly when another one of the same checkpoint starts in its session.
         An epoch that is under way then fails with whatever the interruption has caused.
         """
-        if self._stopping or isinstance(self.error, (CommitError, FunctionError, PlanError)):
+        if self._turn.is_stopping or isinstance(
+            self.error, (CommitError, FunctionError, PlanError)
+        ):
             return
         try:
             is_leading = self._coordinator.log.is_leading()
@@ -328,7 +320,7 @@ class Run:
         if not is_leading:
             conflict = self._conflict()
             conflict.__cause__ = self.error
-            self.error = conflict
+            self._turn.error = conflict
 
     def _conflict(self) -> CommitConflictError:
         return CommitConflictError(
@@ -357,7 +349,7 @@ class Run:
         except StoppedError as error:
             self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
-            self.error = error
+            self._turn.error = error
         finally:
             self._turn.give_up()
 
@@ -385,6 +377,11 @@ class Run:
         return as_cairn_error(failure, 0 if newest is None else newest.number)
 
     # What users call
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ended the run; None before that, and if it ended well."""
+        return self._turn.error
 
     @property
     def status(self) -> Status:
@@ -492,7 +489,7 @@ class Run:
         With `savepoint`, the state as of the last epoch is written there, once the run has ended.
         """
         self.check_stop(savepoint)
-        self._stopping = True
+        self._turn.is_stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self._turn.take_at_once(STOP_PATIENCE_S)
         try:
@@ -557,7 +554,7 @@ class Run:
         self._changes.upgrade(uid, function, allow_dropped_state=allow_dropped_state)
 
     def _check_running(self) -> None:
-        if self._ended.is_set() or self._stopping:
+        if self._ended.is_set() or self._turn.is_stopping:
             raise EpochError(f"the run of job {self.name!r} has ended\n  next: start it anew")
 
     def query(self, operator: str, state: str, key: Any) -> Answer:

@@ -77,8 +77,9 @@ class LiveRun(Protocol):
     """What is used of a run."""
 
     name: str
-    error: BaseException | None
 
+    @property
+    def error(self) -> BaseException | None: ...
     @property
     def status(self) -> Status: ...
     @property

@@ -152,7 +152,8 @@ def test_checkpoint_that_can_be_read_but_not_led_is_refused_too(
 
 def ended_run(error: Exception | None) -> Run:
     run = Run.__new__(Run)
-    run.error, run._is_raised, run._awaiting, run._ended = error, False, 0, threading.Event()
+    run._turn, run._is_raised, run._awaiting, run._ended = Turn(), False, 0, threading.Event()
+    run._turn.error = error
     run._ended.set()
     return run
 
@@ -238,7 +239,7 @@ def test_a_run_that_cannot_go_on_in_a_folder_of_its_own_ends_with_the_reason() -
         raise RestoreError("the list of files is gone")
 
     run: Any = Run.__new__(Run)
-    run.error, run._stopping, run._turn, run._ended = None, False, Turn(), threading.Event()
+    run._turn, run._ended = Turn(), threading.Event()
     run._query = SimpleNamespace(awaitTermination=await_termination)
     run._batches = SimpleNamespace(go_elsewhere=lay_out)
     run._coordinator = SimpleNamespace(newest=None, term=1, note_published=lambda: None)
