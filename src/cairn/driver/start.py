@@ -173,7 +173,7 @@ def note_failed_start(coordinator: Coordinator, failures: Failures) -> Iterator[
         yield
     except Exception as error:
         newest = coordinator.newest
-        failures.ended(error, 0 if newest is None else newest.number + 1)
+        failures.note_end(error, 0 if newest is None else newest.number + 1)
         if not isinstance(error, CommitConflictError):
             write_ending(coordinator.store, coordinator.term, "failed", error)
         raise
