@@ -117,7 +117,7 @@ def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Fact
         "lineage": _ancestors(log, epoch),
         "newest": current[0] if current else None,
         "restored_by": restored_by_record(log, lineage).get(epoch.number),
-        "retired": epoch.number < log.retired_below(),
+        "retired": epoch.number < log.oldest_kept(),
         "oldest_kept": epoch.oldest_kept,
         "now_ms": epoch.now_ms,
         "watermark_ms": epoch.watermark_ms,
@@ -149,8 +149,8 @@ def _ancestors(log: Log, epoch: Epoch) -> list[int]:
     """The epochs it was made from, newest first, as far back as they are kept."""
     found: list[int] = []
     try:
-        retired_below = log.retired_below()
-        while epoch.parent is not None and epoch.parent >= retired_below:
+        oldest_kept = log.oldest_kept()
+        while epoch.parent is not None and epoch.parent >= oldest_kept:
             epoch = log.epoch(epoch.parent)
             found.append(epoch.number)
     except RestoreError:

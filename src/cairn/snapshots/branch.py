@@ -226,11 +226,11 @@ def _epoch(store: Store, number: int | None) -> Epoch:
 
 
 def _check_kept(log: Log, number: int) -> None:
-    retired_below = log.retired_below()
-    if number < retired_below:
+    oldest_kept = log.oldest_kept()
+    if number < oldest_kept:
         raise RestoreError(
             f"epoch {number} is retired; its files may be gone\n"
-            f"  the oldest record kept is {retired_below}\n"
+            f"  the oldest record kept is {oldest_kept}\n"
             f"  checkpoint: {log.store.url}\n"
             "  next: branch a newer epoch; `cairn ls` shows them",
             epoch=number,

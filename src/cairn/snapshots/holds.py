@@ -176,7 +176,7 @@ class Reading(Unheld):
 
 def check_kept(log: Log, number: int, *, is_gone: bool = False) -> None:
     """StaleEpochError when an epoch is retired."""
-    oldest_kept = log.retired_below()
+    oldest_kept = log.oldest_kept()
     if number < oldest_kept or is_gone:
         raise StaleEpochError(
             f"epoch {number} is retired; its files may be gone\n"

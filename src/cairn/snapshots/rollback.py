@@ -132,11 +132,11 @@ def _target(log: Log, newest: Epoch | None, number: int) -> Epoch:
             "  next: give an older epoch; `cairn ls` shows them",
             epoch=number,
         )
-    retired_below = log.retired_below()
-    if 0 < number < retired_below:
+    oldest_kept = log.oldest_kept()
+    if 0 < number < oldest_kept:
         raise RestoreError(
             f"epoch {number} is retired; its files may be gone\n"
-            f"  the oldest record kept is {retired_below}\n"
+            f"  the oldest record kept is {oldest_kept}\n"
             "  next: `cairn ls` shows the epochs that can be gone back to; "
             "retained_epochs= sets how many are kept",
             epoch=number,
@@ -147,8 +147,8 @@ def _target(log: Log, newest: Epoch | None, number: int) -> Epoch:
 def _ancestors(log: Log, epoch: Epoch) -> list[Epoch]:
     """An epoch and all before it that are not retired, newest first."""
     found = [epoch]
-    retired_below = log.retired_below()
-    while epoch.parent is not None and epoch.parent >= retired_below:
+    oldest_kept = log.oldest_kept()
+    while epoch.parent is not None and epoch.parent >= oldest_kept:
         epoch = log.epoch(epoch.parent)
         found.append(epoch)
     return found

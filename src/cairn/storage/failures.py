@@ -1,11 +1,11 @@
-"""What went wrong in a job, kept beside its epochs: `failures/<wall_ms>-<id>.json`.
+"""Note the failures of a job beside its epochs: `failures/<wall_ms>-<count>-<id>.json`.
 
-An epoch that fails is tried again, so one cause has one file that counts the attempts; it says
-whether the run has ended with it.
+An epoch that fails is tried again, so one cause has one file. The file counts the attempts and
+records if the run ended with this failure.
 
 Always true here:
-- telling of a failure never waits for the store, and never hides the failure;
-- of one cause in one epoch there is one file.
+- noting a failure never waits for the store, and never hides the failure;
+- each cause in an epoch has one file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTLE_S: Final = 5.0
 
 
 class Failures:
-    """Writes down what fails in one run, on threads of its own."""
+    """Notes the failures of one run, on background threads."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._store = store
@@ -42,13 +42,13 @@ class Failures:
         self._writer: threading.Thread | None = None
 
     def note(self, error: BaseException, epoch: int, attempt: int) -> None:
-        """An attempt at an epoch has failed, the first one being 1."""
+        """Note that an attempt at an epoch failed; the first attempt is 1."""
         self._note(error, epoch, attempts=attempt)
 
     def note_end(self, error: BaseException, epoch: int) -> None:
-        """The run has failed with it. Waits a little, as the process may end next."""
+        """Note that the run failed with this error. Waits a little, as the process may end next."""
         if isinstance(error, CommitConflictError):
-            return  # The checkpoint is another driver's by now, or is being removed.
+            return  # The checkpoint belongs to another driver by now, or is being removed.
         self._note(error, epoch, ended_run=True)
         self.settle()
 
@@ -59,7 +59,7 @@ class Failures:
         return 0 if current is None or current[1]["epoch"] <= number else current[1]["attempts"]
 
     def settle(self) -> None:
-        """Wait, within bounds, for what is being written."""
+        """Wait a few seconds for notes that are being written."""
         writer = self._writer
         if writer is not None:
             writer.join(SETTLE_S)
@@ -71,7 +71,7 @@ class Failures:
             if self._current is not None and _same(self._current[1], facts):
                 name, facts = self._current[0], {**self._current[1], **more}
             else:
-                # Several may fall into one millisecond, and are told apart by their order too.
+                # The count orders failures of the same millisecond.
                 count = next(self._count)
                 name = f"{facts['wall_ms']:013d}-{count:06d}-{uuid.uuid4().hex[:12]}"
                 facts.update(more)
@@ -89,7 +89,7 @@ class Failures:
 
 
 def failure_facts(error: BaseException, job: str) -> Facts:
-    """What is known of a failure, under stable names."""
+    """Return the facts of a failure, under stable names."""
     given = error.facts if isinstance(error, CairnError) else {}
     trace = given.get("traceback") or given.get("text")
     if not trace:
@@ -111,7 +111,7 @@ def failure_facts(error: BaseException, job: str) -> Facts:
 
 
 def read_failures(store: Store) -> list[Facts]:
-    """Newest first."""
+    """Return the noted failures, newest first."""
     return [facts for _, facts in read_notes(store, FAILURES_FOLDER, Facts)]
 
 

@@ -100,7 +100,7 @@ def graph(store: Store) -> Facts:
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> Facts:
     """Epochs in figures, newest first."""
     found = trail.newest(log, limit, before)
-    return {"epochs": found, "oldest_kept": log.retired_below(), "limit": limit}
+    return {"epochs": found, "oldest_kept": log.oldest_kept(), "limit": limit}
 
 
 def epoch(store: Store, log: Log, trail: Trail, number: int) -> Facts:
@@ -181,7 +181,7 @@ def _slots(run: LiveRun | None) -> list[Facts]:
 def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:
     """Return a few of the rows that an operator put aside in an epoch, while it is kept."""
     try:
-        if number < log.retired_below():
+        if number < log.oldest_kept():
             return []
         measured = log.epoch(number).metrics.get("operators", {}).get(uid, {})
         return msgspec.convert(measured.get(SAMPLE, []), list[LetterSample])

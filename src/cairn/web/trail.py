@@ -49,22 +49,22 @@ class Trail:
             return self._walk(log, epoch, limit, before)
 
     def _walk(self, log: Log, newest: Epoch, limit: int, before: int | None) -> list[Facts]:
-        retired_below = log.retired_below()
+        oldest_kept = log.oldest_kept()
         found: list[Facts] = []
         facts: Facts | None = self._of(newest)
         while facts is not None and len(found) < limit:
             if before is None or facts["epoch"] < before:
                 found.append(facts)
-            facts = self._parent(log, facts, retired_below)
+            facts = self._parent(log, facts, oldest_kept)
         return found
 
-    def _parent(self, log: Log, child: Facts, retired_below: int) -> Facts | None:
+    def _parent(self, log: Log, child: Facts, oldest_kept: int) -> Facts | None:
         number = child["parent"]
         if number is None:
             return None
         facts = self._seen.get(number)
         if facts is None:
-            if number < retired_below:
+            if number < oldest_kept:
                 return None
             try:
                 facts = self._of(log.epoch(number))

@@ -152,7 +152,7 @@ def test_the_parents_collector_keeps_what_the_branch_needs_until_it_is_removed(
     epoch = parent.log.epoch(4)
     branch(store, 4, dest)
     parent.epochs(60, base=True)
-    assert parent.log.retired_below() > 4
+    assert parent.log.oldest_kept() > 4
     assert object_paths([epoch]) <= state_paths(store)
     assert rows(open_store(dest), newest(open_store(dest))) == [0, 1, 2]
     delete_checkpoint(open_store(dest))
