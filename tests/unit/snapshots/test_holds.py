@@ -237,7 +237,7 @@ def test_holds_that_are_gone_each_time_they_are_read_retire_nothing(
     monkeypatch.setattr(type(job.store), "list", busy)
     go_on(job)
     assert job.log.oldest_kept() == before
-    assert "come and go" in caplog.text
+    assert "change faster" in caplog.text
     monkeypatch.undo()
     go_on(job)
     assert job.log.oldest_kept() > before
