@@ -222,7 +222,7 @@ def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
         assert info.parent_epoch == start.number
         # The parent goes on until the epoch is retired, and has bases instead of its files.
         parent.feed(4)
-        assert Log(store).retired_below() > start.number
+        assert Log(store).oldest_kept() > start.number
         kept = epochs(parent.checkpoint)
         held = object_paths([start]) - object_paths(kept)
         assert held, "the parent itself needs them no more"
