@@ -9,6 +9,7 @@ from cairn.errors import PlanError
 from cairn.metrics import Metrics
 from cairn.misuse import no_assignment, no_deletion
 from cairn.state import Broadcast, Declaration, Map
+from cairn.types.durations import Duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,15 +40,17 @@ class Timers(Protocol):
     timer per key, kind and time: setting it again changes nothing.
     """
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         """Due when the watermark has come to `at`.
 
-        `after` is a span ("1 minute", or milliseconds) from the row's event time; in
-        `on_timer`, from the timer's.
+        `after` is a duration ("1 minute", a timedelta, or milliseconds) from the row's event
+        time; in `on_timer`, from the timer's.
         """
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         """Due when the epoch's clock has come to `at`; `after` counts from `ctx.now_ms`."""
 
@@ -341,8 +344,9 @@ def _check_declared(
 
 def has_timers(function: Function) -> bool:
     """True if a function can set timers: it defines `on_timer`."""
-    is_keyed = isinstance(function, KeyedProcess)
-    return is_keyed and type(function).on_timer is not KeyedProcess.on_timer
+    if not isinstance(function, KeyedProcess):
+        return False
+    return type(function).on_timer is not KeyedProcess.on_timer
 
 
 def timer_states() -> dict[str, Declaration]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import KeyedStream, Stream
+from cairn.types.durations import Duration, duration_ms, span_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,8 +42,8 @@ class Job:
         dataframe: DataFrame,
         *,
         event_time: str | None = None,
-        watermark: str | None = None,
-        idle_after: str | None = "1 minute",
+        watermark: Duration | None = None,
+        idle_after: Duration | None = "1 minute",
         replayable: bool | None = None,
     ) -> Stream:
         """A streaming DataFrame. With `event_time`, rows of a key are processed in that order.
@@ -132,20 +134,20 @@ class Job:
         parallelism: int | None = None,
         backend: str = "heap",
         backend_memory_mb: int = 512,
-        trigger: str = "1 second",
+        trigger: Duration = "1 second",
         savepoint: str | None = None,
         reset_sources: Sequence[str] = (),
         allow_dropped_state: bool = False,
         allow_dropped_output: bool = False,
         retained_epochs: int = 10,
-        retained_for: str | None = None,
+        retained_for: Duration | None = None,
         on_stop: Literal["retain", "delete"] = "retain",
         spark_checkpoint: str | None = None,
         drain: bool = False,
         on_error: Literal["fail", "dead-letter"] = "fail",
         guarantee: Guarantee = "exactly-once",
         checkpoint_every: int = 1,
-        commit_timeout: str | None = None,
+        commit_timeout: Duration | None = None,
         serve: Serve | str | bool | None = None,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
@@ -188,7 +190,7 @@ class Job:
                 parallelism=parallelism,
                 backend=backend,
                 backend_memory_mb=backend_memory_mb,
-                trigger=trigger,
+                trigger=trigger if isinstance(trigger, str) else _interval_text(trigger),
                 savepoint=None if savepoint is None else str(savepoint),
                 reset_sources=tuple(reset_sources),
                 allow_dropped_state=allow_dropped_state,
@@ -212,3 +214,8 @@ class Job:
     def _spark(self) -> SparkSession:
         session: Any = self._sources()[0].dataframe.sparkSession
         return session  # type: ignore[no-any-return]
+
+
+def _interval_text(trigger: dt.timedelta) -> str:
+    """Write the interval of a trigger as Spark reads it."""
+    return span_text(duration_ms(trigger, "trigger", positive=True))

@@ -42,11 +42,11 @@ from cairn.sinks.base import close_all, closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
-from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
 from cairn.storage.manifest import SparkPosition
+from cairn.storage.notes import write_ending
+from cairn.storage.paths import SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Run:
         # Before anything else: a port that is taken is known before a job is taken over.
         self._web = Web(options.serve)
         spark = graph.sources[0].dataframe.sparkSession
-        with self._web.closed_on_error():
+        with self._web.close_on_error():
             started = start(graph, options)
             with (
                 closed_on_error(sink.sink for sink in graph.sinks),
@@ -293,7 +293,7 @@ class Run:
             self._coordinator.note_published()
         if self.error is not None:
             newest = self._coordinator.newest
-            self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
+            self._failures.note_end(self.error, 0 if newest is None else newest.number + 1)
             is_superseded = isinstance(self.error, CommitConflictError)
             self._ended_as = "superseded" if is_superseded else "failed"
         else:
@@ -617,7 +617,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ended.is_set():
             if kind is not None and issubclass(kind, KeyboardInterrupt):
-                progress.say("stopping after the epoch under way; Ctrl-C again stops at once")
+                progress.say("stopping after the current epoch; Ctrl-C again stops at once")
             with self._awaited():
                 self.stop()
         if kind is None and not self._is_raised:

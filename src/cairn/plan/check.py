@@ -16,7 +16,7 @@ from cairn.sinks.base import ROUNDS_MAX
 from cairn.state import Broadcast, Declaration, Map, OperatorList, Reducing, Value
 from cairn.types import OBJECT, type_ddl
 from cairn.types.codec import ValueTypeError, codec, is_hashable
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 from cairn.user_code import check_arguments
 
 S = TypeVar("S")
@@ -94,7 +94,10 @@ def check_event_time(column: str | None, schema: pa.Schema, where: str) -> None:
 
 
 def check_watermark(
-    watermark: str | None, idle_after: str | None, event_time: str | None, where: str
+    watermark: Duration | None,
+    idle_after: Duration | None,
+    event_time: str | None,
+    where: str,
 ) -> Watermark | None:
     """What was declared, in milliseconds."""
     idle_ms = None if idle_after is None else duration_ms(idle_after, f"idle_after of {where}")

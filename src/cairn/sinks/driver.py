@@ -1,7 +1,7 @@
-"""Sinks that end in the driver, and one that ends nowhere: for tests, notebooks, a first look.
+"""Sinks in the driver, and one that drops rows: for tests, notebooks and a first look.
 
-Their rows travel with the acknowledgements and are kept in the manifest, so they are
-for small output. The rows of an epoch arrive when it is committed.
+Their rows travel with the acknowledgements and are kept in the manifest, so they are for
+small output. The rows of an epoch arrive when it is committed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from cairn.types.codec import codec
 
 
 class RowsWriter(Writer):
-    """Carries rows to the driver, all of them or the first few."""
+    """Sends rows to the driver, all of them or the first few."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -40,7 +40,7 @@ class RowsWriter(Writer):
             return None
         out = io.BytesIO()
         with pa.ipc.new_stream(out, self._batches[0].schema) as stream:
-            # As one: equal rows are equal bytes, whatever the batches they came in.
+            # As one batch: equal rows give equal bytes, whatever the size of the batches.
             stream.write_batch(pa.concat_batches(self._batches))
         return {"rows": self._rows, "arrow": base64.b64encode(out.getvalue()).decode()}
 
@@ -48,18 +48,23 @@ class RowsWriter(Writer):
         self._batches.clear()
 
 
+def decode_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[Any]:
+    """Return Arrow rows as named tuples."""
+    make = partial(tuple.__new__, row_class(rows.schema))
+    columns = [codec(column.type).decode(column) for column in rows.columns]
+    return map(make, zip(*columns, strict=True))
+
+
 def _rows(committables: Sequence[Committable]) -> list[Any]:
     rows: list[Any] = []
     for committable in committables:
-        table = pa.ipc.open_stream(base64.b64decode(committable["arrow"])).read_all()
-        make = partial(tuple.__new__, row_class(table.schema))
-        columns = [codec(f.type).decode(table[f.name]) for f in table.schema]
-        rows += map(make, zip(*columns, strict=True))
+        stream = pa.ipc.open_stream(base64.b64decode(committable["arrow"]))
+        rows += decode_rows(stream.read_all())
     return rows
 
 
 class _DriverSink(Sink):
-    """Ends with the driver: what it has not published is lost to nobody."""
+    """A sink whose target ends with the driver, so unpublished rows do not matter."""
 
     @property
     def target(self) -> str:
@@ -69,8 +74,7 @@ class _DriverSink(Sink):
 class Collect(_DriverSink):
     """Keeps committed rows in the driver's memory: `sink.rows`, in order of the epochs.
 
-    A run that goes on from an earlier one holds what it committed itself, and the newest
-    epoch before it.
+    A run that continues an earlier one holds its own epochs and the newest one before them.
     """
 
     def __init__(self) -> None:
@@ -85,7 +89,7 @@ class Collect(_DriverSink):
 
     @property
     def epochs(self) -> dict[int, list[Any]]:
-        """The rows of each epoch."""
+        """The rows by epoch."""
         found: dict[int, list[Any]] = {}
         for epoch, batch in sorted(self._published):
             found.setdefault(epoch, []).extend(self._published[epoch, batch])
@@ -131,7 +135,7 @@ class _NoopWriter(Writer):
 
 
 class Noop(_DriverSink):
-    """Takes rows and drops them, like Spark's `noop` format: to measure what comes before."""
+    """Drops its rows, like Spark's `noop` format: to measure the job without a sink."""
 
     def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return _NoopWriter()

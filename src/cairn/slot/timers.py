@@ -25,7 +25,7 @@ from cairn.backends.overlay import Table, in_order
 from cairn.errors import FunctionError, PlanError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.slot.context import SlotContext
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 STALE_TIMES_MAX = 1024
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -288,14 +288,16 @@ class KeyTimers:
             self._event = JournaledIndex(timers.event, journal)
             self._processing = JournaledIndex(timers.processing, journal)
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         context = self._context
         if after is not None or type(at) is not int or not -MAX_MS <= at <= MAX_MS:
             at = _time_ms(at, after, context.event_time_ms)
         self._event.set(context.group, context.key, at)
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         context = self._context
         if after is not None or type(at) is not int or not -MAX_MS <= at <= MAX_MS:
@@ -316,7 +318,9 @@ class UntimedKeyTimers(KeyTimers):
 
     __slots__ = ()
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         _refuse_untimed()
 
     def delete_event(self, at: int | dt.datetime) -> None:
@@ -331,11 +335,13 @@ class NoTimers:
     def __init__(self, message: str) -> None:
         self._message = message
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         self._refuse()
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         self._refuse()
 
@@ -366,9 +372,9 @@ def _refuse_untimed() -> NoReturn:
 
 
 @lru_cache(maxsize=256)
-def _span_ms(text: str) -> int:
+def _span_ms(span: Duration) -> int:
     try:
-        return duration_ms(text, "after")
+        return duration_ms(span, "after")
     except PlanError as error:
         raise FunctionError(error.message) from None
 
@@ -385,12 +391,13 @@ def _time_ms(at: Any, after: Any, from_ms: int | None) -> int:
             "a processing timer has none\n  next: give the time itself, `at`"
         )
     # A row of the last of years is no reason to fail: its timer is due when all are.
-    if isinstance(after, str):
+    if isinstance(after, Duration):
         return min(from_ms + _span_ms(after), MAX_MS)
     if type(after) is int:
         return as_ms(min(from_ms + after, MAX_MS))
     raise TypeError(
-        f"`after` is a span of time such as '1 minute', or milliseconds; found {after!r}"
+        "`after` must be a duration such as '1 minute', a timedelta, or milliseconds; "
+        f"found {after!r}"
     )
 
 

@@ -99,19 +99,21 @@ class EpochStates(StoredStates):
                 for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
                     self._reading.renew()
                     yield from chunk.rows[name]
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
 
     def group_rows(self, uid: str, state: str) -> Counter[int]:
         found: Counter[int] = Counter()
         try:
             for ref in self._refs(uid):
                 counted = ref.groups
-                for group, rows in self._counted(ref).get(state, {}).items():
+                for group, rows in self._count_groups(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
         return found
 
     @property
@@ -122,7 +124,7 @@ class EpochStates(StoredStates):
     def close(self) -> None:
         self._reading.release()
 
-    def _counted(self, ref: FileRef) -> dict[str, dict[int, int]]:
+    def _count_groups(self, ref: FileRef) -> dict[str, dict[int, int]]:
         if ref.id not in self._counts:
             self._counts[ref.id] = group_counts(self.store, ref)
         return self._counts[ref.id]

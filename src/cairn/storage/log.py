@@ -31,13 +31,11 @@ from cairn.errors import (
 )
 from cairn.storage import manifest
 from cairn.storage.manifest import Ancestor, Epoch, JobInfo, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.paths import JOB_PATH, LOG_FOLDER, REMOVAL_PATH
 from cairn.storage.store import NotFoundError, Store
 
 FIRST_NUMBER: Final = 1
-JOB_PATH: Final = "job.json"
 # While it is there, the checkpoint is being removed: nobody may start from what is left.
-REMOVAL_PATH: Final = "removing.json"
-LOG_FOLDER: Final = "epochs"
 SETTLE_ATTEMPTS_MAX: Final = 5
 TAKEOVER_ATTEMPTS_MAX: Final = 100
 _NUMBERED: Final = re.compile(rf"{LOG_FOLDER}/(\d{{12}})\.json")
@@ -207,7 +205,7 @@ class Log:
         number = self._last + 1
         record = make_record(number)
         assert record.number == number, "a record must carry the number it is given"
-        record = self._checked(record)
+        record = self._check_record(record)
         data = self._encode(record)
         try:
             self._publish(number, record.nonce, data)
@@ -255,7 +253,7 @@ class Log:
         is_free = not self.store.exists(record_path(self._last + 1))
         return is_free and self.store.exists(record_path(self._last))
 
-    def _checked(self, record: R) -> R:
+    def _check_record(self, record: R) -> R:
         if isinstance(record, Epoch):
             kept = max(record.oldest_kept, self.retired_below())
             assert kept <= (record.parent or record.number), "a parent cannot be retired"

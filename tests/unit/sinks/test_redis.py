@@ -341,7 +341,7 @@ def test_a_server_that_is_gone_and_returns_gets_the_rows(tmp_path: Path, server:
     found = prepared(sink, 2, (1, "a"), (2, "b"))
     proxy.stop()
     for _ in range(2):
-        with pytest.raises(CommitError, match="did not take all of epoch 2"):
+        with pytest.raises(CommitError, match="did not accept all of epoch 2"):
             sink.commit(2, [found])
     proxy.start()
     sink.commit(2, [found])
@@ -399,7 +399,7 @@ def test_a_null_in_the_key_fails_the_epoch_with_the_row(tmp_path: Path, server: 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"key": "row"}, "names no column"),
+        ({"key": "row"}, "without a column"),
         ({"key": "row:{}"}, "no name"),
         ({"key": "row:{k"}, "cannot be used"),
         ({"key": "row:{k:>5}"}, "no format"),
@@ -407,8 +407,8 @@ def test_a_null_in_the_key_fails_the_epoch_with_the_row(tmp_path: Path, server: 
         ({"kind": "string", "value": ["k", "s"]}, "one value"),
         ({"chunk_rows": 0}, "at least 1"),
         ({"ttl": "soon"}, "ttl"),
-        ({"key": "row:{z}"}, "no column 'z'"),
-        ({"value": "z"}, "no column 'z'"),
+        ({"key": "row:{z}"}, "not have column 'z'"),
+        ({"value": "z"}, "not have column 'z'"),
         ({"key": "{k}{s}"}, "has no field"),
     ],
 )
@@ -427,7 +427,7 @@ def test_the_url_can_come_from_the_environment_and_is_never_shown(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Redis("env:MY_REDIS", key="row:{k}")
-    with pytest.raises(PlanError, match="MY_REDIS is not set"):
+    with pytest.raises(PlanError, match="MY_REDIS, which is not set"):
         sink.open(context(tmp_path, "job", "out", None))
     monkeypatch.setenv("MY_REDIS", "http://:hunter22@host")
     with pytest.raises(PlanError, match="the url is not valid") as raised:

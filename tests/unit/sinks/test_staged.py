@@ -100,7 +100,7 @@ def test_nothing_is_published_when_a_file_is_gone(tmp_path: Path, gone: int) -> 
     seen: list[Any] = []
     sink = opened(tmp_path, Foreach(lambda row, epoch: seen.append(row)))
     found = [prepared(sink, 2, (s, "x"), subtask=s) for s in range(2)]
-    sink._store.delete([sink.staged_path(found[gone]["files"][0]["name"])])
+    sink._store.delete([sink.staging_path(found[gone]["files"][0]["name"])])
     for _ in range(2):
         with pytest.raises(CommitError, match="nothing is published"):
             sink.commit(2, found)
@@ -112,7 +112,7 @@ def test_what_is_recovered_away_cannot_be_committed(tmp_path: Path) -> None:
     found = prepared(sink, 2, (1, "a"))
     later = prepared(sink, 5, (2, "b"))
     sink.recover(5)
-    with pytest.raises(CommitError, match="gone"):
+    with pytest.raises(CommitError, match="missing"):
         sink.commit(2, [found])
     sink.commit(5, [later])
     assert [key for key, _ in sink.published] == ["job/out/5/0"]

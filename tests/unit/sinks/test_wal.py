@@ -127,7 +127,7 @@ def test_a_damaged_file_does_not_reach_spark(tmp_path: Path, place: int) -> None
     sink = sinks.Wal(lambda frame, epoch: asked.append(epoch))
     sink.open(replace(context(tmp_path, "job", "out", None), spark=Session()))
     found = prepared(sink, 2, (1, "a"))
-    (file,) = (tmp_path / "checkpoint" / sink.staged_path("")).iterdir()
+    (file,) = (tmp_path / "checkpoint" / sink.staging_path("")).iterdir()
     data = bytearray(file.read_bytes())
     data[place] ^= 1
     file.write_bytes(data)

@@ -95,7 +95,7 @@ def test_a_timer_needs_exactly_one_of_at_and_after(use: Callable[[Any], Any]) ->
     ("use", "expected"),
     [
         (lambda ctx: ctx.timers.event(1.5), "milliseconds since 1970 or a datetime; found 1.5"),
-        (lambda ctx: ctx.timers.event(after=1.5), "`after` is a span of time"),
+        (lambda ctx: ctx.timers.event(after=1.5), "`after` must be a duration"),
         (lambda ctx: ctx.timers.event(after="soon"), "after must be a span of time"),
         (lambda ctx: ctx.timers.event(MAX_MS + 1), "out of range"),
         (lambda ctx: ctx.timers.delete_event("x"), "milliseconds since 1970 or a datetime"),

@@ -23,7 +23,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from cairn.errors import CommitError, PlanError
-from cairn.sinks.json_lines import LinesEncoder, as_text, interval_text, refused_in_json
+from cairn.sinks.json_lines import LinesEncoder, as_text, interval_text, why_not_json
 
 _MERGED_GROUP_BYTES: Final = 64 << 20
 
@@ -114,7 +114,7 @@ class Json(Format):
 
     def check(self, schema: pa.Schema) -> str | None:
         for field in schema:
-            why = refused_in_json(field.type)
+            why = why_not_json(field.type)
             if why is not None:
                 return f"column {field.name!r} has {why}"
         return None

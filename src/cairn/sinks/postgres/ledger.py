@@ -15,8 +15,8 @@ Always true here:
 - the rows of an epoch and its mark are one transaction, and that is one statement: a driver
   that stops halfway holds no lock;
 - a piece is listed while its table exists, and dropped when it is published or abandoned;
-- all sessions lock pieces in the same order, each in the list first and then its table, so
-  there is no deadlock;
+- all sessions lock pieces in the same order, each in the list first and then its table, so they
+  cannot deadlock;
 - a mark is written once; a second writer waits for the first and finds its mark;
 - a proof is written once, so a transaction prepared again after its commit cannot be committed;
 - an epoch below `marks_from` has been published: epochs are published in order, each

@@ -55,4 +55,4 @@ def test_states_of_users_may_have_any_name() -> None:
     with Harness(Names(), "k bigint", "k", "n bigint") as harness:
         assert harness.push([(1,), (1,)]) == [(1,), (2,)]
         harness.commit()
-        assert harness._operator.groups_in == 0
+        assert harness._operator.partial_count == 0
