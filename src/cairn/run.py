@@ -42,11 +42,11 @@ from cairn.sinks.base import close_all, closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
-from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
 from cairn.storage.manifest import SparkPosition
+from cairn.storage.notes import write_ending
+from cairn.storage.paths import SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:

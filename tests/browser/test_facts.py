@@ -11,9 +11,8 @@ import pytest
 
 from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
-from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
+from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cairn.types.codec import Key
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 GONE: Final[Any] = object()
 CALL: Final[Any] = object()

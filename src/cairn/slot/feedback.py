@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import FeedbackSpec
 from cairn.sinks.base import Execution
 from cairn.slot.gather import Rows
@@ -45,15 +45,15 @@ from cairn.types.evolution import reshape
 RECORDS = "records"
 
 
-def records_entry(spec: FeedbackSpec) -> EntrySpec:
-    """What they are in an epoch."""
+def feedback_state(spec: FeedbackSpec) -> ScopedState:
+    """Return the state that holds the records of a loop in an epoch."""
     declaration: Map[Any, Any] = Map("bigint", type_ddl(pa.struct(list(spec.inlet.schema))))
     declaration.name = RECORDS
-    return EntrySpec(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
+    return ScopedState(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
 
 
-def _columns(entry: EntrySpec) -> StateColumns:
-    return StateColumns(RECORDS, entry.decls[RECORDS], entry.key_types)
+def _columns(state: ScopedState) -> StateColumns:
+    return StateColumns(RECORDS, state.decls[RECORDS], state.key_types)
 
 
 class _Held(NamedTuple):
@@ -91,7 +91,7 @@ class Feedback:
         self.spec = spec
         self._in_flight = in_flight
         self._group_count = group_count
-        self._columns = _columns(records_entry(spec))
+        self._columns = _columns(feedback_state(spec))
         self._parts: list[tuple[pa.Array, pa.StructArray]] = []
         self._rows: Rows | None = None
         self._subtask = self._first_group = 0
@@ -183,7 +183,7 @@ def _restored(
 ) -> Rows | None:
     """What an epoch has left for these key groups, in the order in which it was sent."""
     entry = epoch.operators[spec.uid]
-    wanted = records_entry(spec)
+    wanted = feedback_state(spec)
     key_type = _columns(wanted).key_type
     batches = []
     for part in entry.ranges:

@@ -48,7 +48,7 @@ class Finishing:
             broadcast_aside=operator.broadcast_aside,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
-            groups=operator.groups_in,
+            partial_count=operator.partial_count,
         )
 
     def shared(self, holding: Holding) -> OperatorAck:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.handles import make_batch_handle, make_handle, make_journaled_handle
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.operator_list import OperatorListHandle
@@ -34,8 +34,8 @@ from cairn.functions import (
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
-from cairn.protocol.entry import own_states, shared_uid
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import own_states, shared_uid
 from cairn.protocol.spec import OperatorSpec, lane_name
 from cairn.slot.blame import Blame
 from cairn.slot.context import SlotContext
@@ -393,9 +393,9 @@ class Operator:
         return function.row_count(rows) if isinstance(function, PartialProcess) else len(rows)
 
     @property
-    def groups_in(self) -> int:
-        """Of an aggregation: how many groups the epoch's rows were in."""
-        return self.function.groups if isinstance(self.function, PartialProcess) else 0
+    def partial_count(self) -> int:
+        """The partials that the epoch's rows were combined into; 0 if it is not an aggregation."""
+        return self.function.partial_count if isinstance(self.function, PartialProcess) else 0
 
     @property
     def journal(self) -> Journal | None:

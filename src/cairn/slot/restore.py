@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from cairn.backends.base import Base, BaseTarget
+from cairn.backends.contract import Base, BaseTarget
 from cairn.backends.files import RowsReader, open_rows
 from cairn.crash import crash_point
 from cairn.errors import RestoreError

@@ -19,7 +19,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, in_order
 from cairn.errors import FunctionError, PlanError

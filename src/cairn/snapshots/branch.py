@@ -38,11 +38,12 @@ from cairn.storage import (
     read_job,
 )
 from cairn.storage.holds import Hold, branch_hold_path, write_hold
-from cairn.storage.log import FIRST_NUMBER, JOB_PATH
+from cairn.storage.log import FIRST_NUMBER
 from cairn.storage.manifest import encode_record, keys_in
+from cairn.storage.paths import JOB_PATH, SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
-from cairn.storage.spark_log import SPARK_FOLDER, lay_out, spark_folder
+from cairn.storage.spark_log import lay_out, spark_folder
 from cairn.storage.store import other_store
 
 

@@ -24,15 +24,9 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CommitUnknownError, RestoreError
 from cairn.snapshots.columns import GROUP, StateColumns
-from cairn.snapshots.savepoint import (
-    SAVEPOINT_PATH,
-    UNFINISHED_PATH,
-    SavedFile,
-    SavedStateFile,
-    SavepointInfo,
-    state_folder,
-)
+from cairn.snapshots.savepoint import SavedFile, SavedStateFile, SavepointInfo, state_folder
 from cairn.storage.manifest import seal
+from cairn.storage.paths import SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 
 FILE_ROWS: Final = 1 << 20

@@ -18,8 +18,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
-from cairn.errors import CorruptFileError, StaleEpochError, StateNotFoundError
+from cairn.errors import CorruptFileError, StateNotFoundError
 from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.holds import check_kept
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.log import Log
 from cairn.storage.manifest import (
@@ -94,16 +95,9 @@ def diff_epochs(
                 for uid, names in wanted.items()
                 for diff in _diff_operator(old, new, uid, names, limit, check)
             ]
-    except CorruptFileError as error:
-        oldest_kept = Log(store).retired_below()
-        if min(a, b) >= oldest_kept:
-            raise
-        raise StaleEpochError(
-            f"epoch {min(a, b)} is retired; its files may be gone\n"
-            f"  checkpoint: {store.url}, where the oldest record kept is {oldest_kept}\n"
-            "  next: `cairn ls` shows the epochs that are kept",
-            epoch=min(a, b),
-        ) from error
+    except CorruptFileError:
+        check_kept(Log(store), min(a, b))
+        raise
     return found
 
 

@@ -31,10 +31,8 @@ import pyarrow.parquet as pq
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.snapshots.reader import uid_with_state
-from cairn.storage.log import JOB_PATH, LOG_FOLDER
 from cairn.storage.manifest import Scope, StateDecl, operator_uids, unseal
-from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
-from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
+from cairn.storage.paths import JOB_PATH, LOG_FOLDER, SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.verify import Damage
 

@@ -24,7 +24,7 @@ from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
 from cairn.storage.log import Log, read_job
 from cairn.storage.manifest import EpochOperator, JobInfo
-from cairn.storage.saved import note_savepoint
+from cairn.storage.notes import SavepointNote, write_savepoint_note
 from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store, open_store
 
@@ -61,8 +61,9 @@ def write_savepoint(
         info, url = _write(
             reading, store, job, savepoint_id, dest_url, spark_store, progress, scratch
         )
-    except (CorruptFileError, NotFoundError) as error:
-        raise reading.lost(error) from error
+    except (CorruptFileError, NotFoundError):
+        reading.check_kept()
+        raise
     finally:
         reading.release()
     if note:
@@ -118,14 +119,12 @@ def _write(
 
 
 def note_written(store: Store, info: SavepointInfo, url: str) -> None:
-    """In the checkpoint that a savepoint was made of."""
-    note_savepoint(
+    """Note a savepoint in the checkpoint that it was made from."""
+    write_savepoint_note(
         store,
-        id=info.id,
-        url=url,
-        epoch=info.epoch,
-        created_ms=info.created_ms,
-        bytes=info.bytes,
+        SavepointNote(
+            id=info.id, url=url, epoch=info.epoch, created_ms=info.created_ms, bytes=info.bytes
+        ),
     )
 
 

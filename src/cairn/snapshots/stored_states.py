@@ -99,8 +99,9 @@ class EpochStates(StoredStates):
                 for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
                     self._reading.renew()
                     yield from chunk.rows[name]
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
 
     def group_rows(self, uid: str, state: str) -> Counter[int]:
         found: Counter[int] = Counter()
@@ -110,8 +111,9 @@ class EpochStates(StoredStates):
                 for group, rows in self._counted(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
         return found
 
     @property

@@ -28,11 +28,12 @@ from cairn.snapshots.columns import StateColumns, is_plain
 from cairn.snapshots.holds import READ_MS, Reading, Unheld
 from cairn.snapshots.key_text import parse_key
 from cairn.snapshots.reader import uid_with_state
-from cairn.snapshots.savepoint import SAVEPOINT_PATH, open_savepoint
+from cairn.snapshots.savepoint import open_savepoint
 from cairn.snapshots.shape import Shape
 from cairn.snapshots.stored_states import EpochStates, SavepointStates, StoredStates
-from cairn.storage.log import LOG_FOLDER, read_job
+from cairn.storage.log import read_job
 from cairn.storage.manifest import Epoch, operator_uids
+from cairn.storage.paths import LOG_FOLDER, SAVEPOINT_PATH
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.types.codec import ValueTypeError

@@ -31,13 +31,11 @@ from cairn.errors import (
 )
 from cairn.storage import manifest
 from cairn.storage.manifest import Ancestor, Epoch, JobInfo, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.paths import JOB_PATH, LOG_FOLDER, REMOVAL_PATH
 from cairn.storage.store import NotFoundError, Store
 
 FIRST_NUMBER: Final = 1
-JOB_PATH: Final = "job.json"
 # While it is there, the checkpoint is being removed: nobody may start from what is left.
-REMOVAL_PATH: Final = "removing.json"
-LOG_FOLDER: Final = "epochs"
 SETTLE_ATTEMPTS_MAX: Final = 5
 TAKEOVER_ATTEMPTS_MAX: Final = 100
 _NUMBERED: Final = re.compile(rf"{LOG_FOLDER}/(\d{{12}})\.json")

@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 
 from cairn.storage.files import StateFile
+from cairn.storage.paths import STATE_FOLDER
 from cairn.storage.store import Store
 
-STATE_FOLDER: Final = "state"
 _TERM: Final = re.compile(rf"{STATE_FOLDER}/(\d{{12}})/")
 
 

@@ -39,20 +39,13 @@ from typing import Final, NamedTuple
 
 from cairn.errors import RestoreError
 from cairn.logs import logger
-from cairn.storage.holds import (
-    HOLDS_FOLDER,
-    Found,
-    Known,
-    find_holds,
-    read_holds,
-    shrink_branch_hold,
-)
+from cairn.storage.holds import Found, Known, find_holds, read_holds, shrink_branch_hold
 from cairn.storage.lineage import Window
 from cairn.storage.log import FIRST_NUMBER, Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, is_full
-from cairn.storage.pack import STATE_FOLDER, writer_term
+from cairn.storage.pack import writer_term
+from cairn.storage.paths import HOLDS_FOLDER, SPARK_FOLDER, STATE_FOLDER
 from cairn.storage.published import remove_notes
-from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import Store, other_store
 
 __all__ = [

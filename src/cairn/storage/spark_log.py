@@ -28,11 +28,11 @@ import msgspec
 
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage.manifest import SourceLog, SparkPosition
+from cairn.storage.paths import SPARK_FOLDER
 from cairn.storage.source_files import source_lines
 from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store
 
-SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
 NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 """A batch as committed, in Spark's words."""

@@ -26,10 +26,10 @@ import psutil
 
 from cairn.errors import CairnError
 from cairn.storage.files import open_segment
-from cairn.storage.holds import HOLDS_FOLDER, Hold, branch_of_hold, find_holds
-from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job, record_path
+from cairn.storage.holds import Hold, branch_of_hold, find_holds
+from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, JobInfo, Restore
-from cairn.storage.pack import STATE_FOLDER
+from cairn.storage.paths import HOLDS_FOLDER, JOB_PATH, LOG_FOLDER, REMOVAL_PATH, STATE_FOLDER
 from cairn.storage.retention import files_of
 from cairn.storage.source_logs import read_chunk
 from cairn.storage.store import NotFoundError, Store, StoredObject, open_store, other_store

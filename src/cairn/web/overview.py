@@ -26,11 +26,10 @@ from cairn.query.health import newest_takeover
 from cairn.report.drawing import dashboard_svg
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import read_failures
-from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Restore, Takeover
+from cairn.storage.notes import newest_graph, read_savepoint_notes
 from cairn.storage.removal import branches_of
-from cairn.storage.saved import saved_points
 from cairn.storage.store import Store
 from cairn.web.answers import (
     EPOCH_MAX,
@@ -136,7 +135,7 @@ def points(store: Store, log: Log) -> Facts:
     current = {each.number for each in lineage}
     return {
         "origin": None if about is None else job_facts(about)["origin"],  # type: ignore[index]
-        "savepoints": saved_points(store),
+        "savepoints": msgspec.to_builtins(read_savepoint_notes(store)),
         "branches": [
             {"url": hold.url, "objects": len(hold.paths)} for hold in branches_of(store).values()
         ],

@@ -32,8 +32,8 @@ from cairn.storage import (
     open_store,
     write_pack,
 )
-from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
+from cairn.storage.notes import write_ending
 from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000

@@ -12,10 +12,9 @@ from cairn.errors import EpochError, FunctionError
 from cairn.process_identity import identify, pid_namespace
 from cairn.query.health import checkpoint_health
 from cairn.report.status import Ending
-from cairn.storage.endings import ending_of, write_ending
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log
+from cairn.storage.notes import ending_of, write_ending, write_graph
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 
 

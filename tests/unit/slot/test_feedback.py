@@ -17,7 +17,7 @@ from cairn.key_groups import groups_of, key_hasher
 from cairn.protocol.messages import Begin, OperatorAck
 from cairn.protocol.spec import FeedbackSpec, InletSpec
 from cairn.sinks.base import Execution
-from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
+from cairn.slot.feedback import RECORDS, Feedback, InFlight, feedback_state, take
 from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.files import StateFile, encode_segment
@@ -105,7 +105,7 @@ class Slot:
             uid="loop:op",
             function_version="",
             key_types=self.spec.key_types,
-            states=records_entry(self.spec).decls,
+            states=feedback_state(self.spec).decls,
             parallelism=1,
             ranges=[replaced(whole, ack, 5)],
             scope="feedback",

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cairn.backends import BACKENDS
-from cairn.protocol.entry import entries_of
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.snapshots import (
     EpochReader,
     diff_epochs,
@@ -145,7 +145,7 @@ def test_where_event_time_is_behind_the_watermark_readers_see_what_the_operator_
     job = make(TTL("1 minute", clock="event"))
     job.run((1, 10, 100_000))
     (operator,) = job.coordinator.spec.levels[0].operators
-    (entry,) = entries_of(dataclasses.replace(operator, delay_ms=5_000))
+    (entry,) = states_by_scope(dataclasses.replace(operator, delay_ms=5_000))
     held = msgspec.structs.replace(job.newest.operators["keep"], states=entry.decls)
     for passed_ms, keys in ((164_999, {1}), (165_000, set())):
         epoch = msgspec.structs.replace(job.newest, passed_ms=passed_ms, operators={"keep": held})

@@ -14,9 +14,8 @@ from cairn.errors import FunctionError
 from cairn.report.epoch_time import PARTS, parts_ms
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log
-from cairn.storage.saved import note_savepoint
+from cairn.storage.notes import SavepointNote, write_graph, write_savepoint_note
 from cairn.storage.store import open_store
 from cairn.web import overview
 from cairn.web.trail import Trail
@@ -138,7 +137,10 @@ def test_key_groups_are_counted_from_the_indexes_of_files(checkpoint: Checkpoint
 
 
 def test_savepoints_and_starts_and_rollbacks_are_told(checkpoint: Checkpoint) -> None:
-    note_savepoint(checkpoint.store, id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9)
+    write_savepoint_note(
+        checkpoint.store,
+        SavepointNote(id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9),
+    )
     rollback(checkpoint.store, 2)
     found = ask(checkpoint, "/api/points")
     assert [each["url"] for each in found["savepoints"]] == ["file:///away/s1"]

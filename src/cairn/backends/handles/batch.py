@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT, Backend
 from cairn.backends.columnar.name_order import name_order
 from cairn.backends.columnar.table import Bools, ColumnTable
+from cairn.backends.contract import ABSENT, Backend
 from cairn.backends.entry_index import IndexedMapTable
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, ValueTable, make_table
@@ -26,7 +26,7 @@ from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import format_type
 from cairn.types.codec import Datum, Key
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 Input: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[object]"
 """An array as functions pass it."""

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.scope import Entries, Scope, name_state
 from cairn.backends.overlay import ListTable, MapTable, Table, ValueTable, in_order
 from cairn.state import TTL, List, Value
 from cairn.types.codec import Datum, Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 from cairn.types.durations import MIN_MS
 
 Clock = Callable[[Scope], int]

@@ -25,7 +25,7 @@ from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
 from cairn.state import Declaration
 from cairn.types.codec import Datum, Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 
 class _Journaled:

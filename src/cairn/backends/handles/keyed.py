@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.expiring import (
     ExpiringListHandle,
@@ -36,7 +36,7 @@ from cairn.state import (
 )
 from cairn.types import OBJECT
 from cairn.types.codec import Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 
 class ValueHandle(Value[Any]):

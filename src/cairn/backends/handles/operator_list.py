@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.scope import name_state
 from cairn.backends.overlay import MapTable
 from cairn.errors import FunctionError
 from cairn.state import OperatorList
 from cairn.types.codec import Datum, FrozenMap, Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 OWN: Final = -1
 """In place of a number: only this subtask has the item."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.state import Declaration, Map
 from cairn.types.codec import Codec, Datum, Key, ValueTypeError
 

@@ -23,7 +23,7 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.output import Output, check_output
 from cairn.errors import CommitConflictError, CommitError
 from cairn.logs import logger
-from cairn.sinks.base import Committable, Sink, reached_at_start
+from cairn.sinks.base import Committable, Sink, refuse_if_away
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.published import has_output, is_known_published, note_path, note_published
@@ -106,7 +106,7 @@ class Publisher:
                 self.note_published()
         for uid, sink in self.sinks.items():
             # The number of the takeover itself may have been tried by the driver before.
-            with reached_at_start(uid, sink):
+            with refuse_if_away(uid, sink):
                 sink.recover(term + 1)
 
     def publish_epoch(self, epoch: Epoch) -> None:

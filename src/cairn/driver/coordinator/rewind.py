@@ -29,9 +29,9 @@ import msgspec
 from cairn.errors import CorruptFileError
 from cairn.logs import logger
 from cairn.storage.manifest import Epoch, SparkPosition
+from cairn.storage.paths import SPARK_FOLDER
 from cairn.storage.source_logs import advance, differing_file, misplaced_file
 from cairn.storage.spark_log import (
-    SPARK_FOLDER,
     damaged_file,
     last_planned,
     lay_out,

@@ -33,10 +33,10 @@ class Aggregation(Hooks, PartialProcess):
         self.layout = layout
         self.schema = schema
         """Of the results."""
-        self.groups = 0
+        self.partial_count = 0
 
     def begin_epoch(self, ctx: Any) -> None:
-        self.groups = 0
+        self.partial_count = 0
 
     def read(self, batch: pa.RecordBatch) -> list[Columns]:
         """The partials of a batch."""
@@ -75,7 +75,7 @@ class RunningAggregate(Aggregation):
         stored = self.accumulators.store(columns)
         struct = pa.StructArray.from_arrays(stored, fields=self.accumulators.fields)
         self.aggregates.put_many(keys, struct)
-        self.groups += count
+        self.partial_count += count
 
     def end_epoch(self, ctx: Any) -> pa.RecordBatch | None:
         keys, values = self.aggregates.set_in_epoch()

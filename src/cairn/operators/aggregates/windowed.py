@@ -114,7 +114,7 @@ class WindowAggregate(Aggregation):
             return
         key_at, key_count = numbered(keys)
         at, count = together(key_at, key_count, *numbered(pa.array(panes)))
-        self.groups += count
+        self.partial_count += count
         first = first_rows(at, count)
         columns, starts = self.read(batch), panes[first]
         ends = assign.last_ends(self._spec, starts)
@@ -160,7 +160,7 @@ class WindowAggregate(Aggregation):
         if not len(times):
             return
         at, sessions = united(Spans(key_at, times, times + gap_us))
-        self.groups += len(sessions.keys)
+        self.partial_count += len(sessions.keys)
         columns = self.accumulators.grouped(at, len(sessions.keys), self.read(batch))
         rows = _summed(at, counts, len(sessions.keys))
         # What is known and what is new, together.

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.types import OBJECT, type_ddl
-from cairn.types.codec.base import (
+from cairn.types.codec.core import (
     Codec,
     Values,
     ValueTypeError,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cairn import state
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.files import open_rows
 from cairn.backends.rocksdb import files as rocksdb_files
 from cairn.backends.rocksdb.backend import DATABASES_MAX, RocksBackend

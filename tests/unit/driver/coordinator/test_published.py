@@ -9,12 +9,8 @@ import pytest
 from cairn.errors import CommitError
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
-from cairn.storage.published import (
-    PUBLISHED_FOLDER,
-    is_known_published,
-    is_published,
-    note_published,
-)
+from cairn.storage.paths import PUBLISHED_FOLDER
+from cairn.storage.published import is_known_published, is_published, note_published
 from cairn.testing import Fault, SimulatedCrash, simulated_crash
 from tests.unit.driver.coordinator.leads import Lead
 

@@ -11,7 +11,7 @@ import pytest
 
 from cairn.errors import CommitError, EpochError
 from cairn.sinks import Postgres
-from cairn.sinks.base import reached_at_start
+from cairn.sinks.base import refuse_if_away
 from cairn.sinks.postgres import session as postgres_session
 from tests.places.base import prepared
 from tests.places.postgres import PostgresPlace
@@ -90,7 +90,7 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
         assert driver.is_away(unopened.value)
         with (
             pytest.raises(CommitError, match="cannot be reached") as unrecovered,
-            reached_at_start("out", driver),
+            refuse_if_away("out", driver),
         ):
             driver.recover(4)
         assert driver.is_away(unrecovered.value)
