@@ -23,6 +23,7 @@ from cairn.snapshots import (
 from cairn.state import TTL
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.store import open_store
+from tests.marks import in_turn
 from tests.simulation.cluster import Trouble
 from tests.unit.slot.ttl_job import GROUP_COUNT, TtlJob, rows_of
 
@@ -62,9 +63,9 @@ def test_removal_changes_neither_deltas_nor_versions(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("clock", ["processing", "event"])
-@pytest.mark.parametrize("refresh", ["write", "read-write"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("clock", "refresh", "seed"), in_turn(["processing", "event"], ["write", "read-write"], [0, 1])
+)
 def test_lost_slots_reruns_and_removal_change_nothing_that_is_seen(
     make: Make, tmp_path: Path, seed: int, refresh: Any, clock: Any
 ) -> None:

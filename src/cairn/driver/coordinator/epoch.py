@@ -301,7 +301,7 @@ class Coordinator:
                 acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
                 epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
-                lost = self._collector.lost_paths(epoch)
+                lost = self._collector.find_lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
                 break

@@ -85,7 +85,7 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
         with pytest.raises(EpochError, match="could not be written") as unwritten:
             prepared(slot, 4, (4, "c"))
         assert slot.is_away(unwritten.value)
-        with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*next: bring") as unopened:
+        with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*next: repair") as unopened:
             place.opened()
         assert driver.is_away(unopened.value)
         with (
