@@ -71,7 +71,7 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
             shutil.rmtree(runtime, ignore_errors=True)
         else:
             stage.happened(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
-    took = f"took {stage.elapsed_s():.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
+    took = f"took {stage.elapsed_s:.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
     stage.console.print(took, style="dim", soft_wrap=True)
     return ok
 

@@ -60,6 +60,7 @@ class Stage:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
+    @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
@@ -68,7 +69,7 @@ class Stage:
         self.console.print(title, soft_wrap=True)
 
     def happened(self, text: str, kind: str = "plain") -> None:
-        stamp = f"{self.elapsed_s():6.1f} s  "
+        stamp = f"{self.elapsed_s:6.1f} s  "
         mark = {"kill": "✗ ", "good": "✓ ", "bad": "! "}.get(kind, "  ")
         self.console.print(
             Text.assemble((stamp, "dim"), (mark, STYLES[kind]), (text, STYLES[kind])),
@@ -76,11 +77,11 @@ class Stage:
         )
 
     def busy(self, text: str) -> AbstractContextManager[object]:
-        """Show a spinner while there is no live part."""
+        """Show a spinner, for steps without a live part."""
         return self.console.status(text) if self.console.is_terminal else nullcontext()
 
     def doing(self, text: str) -> None:
-        """What the audience is waiting for."""
+        """Name the next step, for the live part."""
         self._doing = text
 
     def epoch(self, facts: Facts) -> None:
@@ -88,8 +89,8 @@ class Stage:
         self._rates = [*self._rates, facts["rows_per_s"]][-32:]
 
     def tick(self) -> None:
-        """Print the progress now and then, if there is no live part."""
-        now_s = self.elapsed_s()
+        """Print the progress now and then, without a live part."""
+        now_s = self.elapsed_s
         if self.console.is_terminal or now_s - self._plain_said_s < PLAIN_EVERY_S:
             return
         at = self.standing
