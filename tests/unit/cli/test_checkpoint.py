@@ -278,7 +278,7 @@ def test_looking_at_nothing_fails_and_makes_no_folder(
 ) -> None:
     result = call(command, f"{scheme}{tmp_path}/nowhere")
     assert result.exit_code == 2
-    assert "there is no checkpoint" in result.stderr
+    assert "no checkpoint at" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_with_the_next_step(
 
 def test_where_there_is_no_checkpoint_none_is_made(tmp_path: Path) -> None:
     result = call(tmp_path / "missing")
-    assert result.exit_code == 2 and "there is no checkpoint" in result.stderr
+    assert result.exit_code == 2 and "no checkpoint at" in result.stderr
     assert not (tmp_path / "missing").exists()
 
 

@@ -324,7 +324,7 @@ def test_one_difference_is_made_at_a_time(
             found.append(asking.get(path).status_code)
         return []
 
-    monkeypatch.setattr("cairn.snapshots.diff.diff_epochs", and_another)
+    monkeypatch.setattr("cairn.web.states.diff_epochs", and_another)
     assert asking.get(path).status_code == 200
     assert found == [429]
 
