@@ -21,7 +21,7 @@ CELLS = [
 
 
 @pytest.fixture(scope="module")
-def show_cells(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def shown(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what each cell shows for its last line, by type; {} if it shows nothing."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     with pytest.MonkeyPatch.context() as patch:
