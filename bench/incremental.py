@@ -27,7 +27,7 @@ from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
-from cairn.storage import Epoch
+from cairn.storage.manifest import Epoch
 
 BASE_RATIO = "1e-6"
 TICKS_MAX = 60

@@ -21,7 +21,7 @@ from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
-from cairn.storage import Epoch
+from cairn.storage.manifest import Epoch
 
 BEFORE, AFTER = 2, 4
 ROCKSDB_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

@@ -263,7 +263,7 @@ class PartialProcess(BatchProcess):
     """A BatchProcess whose rows stand for rows of the stream, one or many each."""
 
     partial_count: int = 0
-    """The partials that the epoch's rows were combined into: what aggregating ahead would leave."""
+    """Number of partials that aggregating before the shuffle would leave of the epoch's rows."""
 
     def row_count(self, rows: pa.StructArray) -> int:
         """How many rows of the stream these stand for."""

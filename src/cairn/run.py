@@ -293,7 +293,7 @@ class Run:
             self._coordinator.note_published()
         if self.error is not None:
             newest = self._coordinator.newest
-            self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
+            self._failures.note_end(self.error, 0 if newest is None else newest.number + 1)
             is_superseded = isinstance(self.error, CommitConflictError)
             self._ended_as = "superseded" if is_superseded else "failed"
         else:

@@ -95,7 +95,7 @@ def test_a_failed_job_opens_on_its_failure(
     failures = Failures(made.store, "shop")
     for attempt in range(1, 5):
         failures.note(error, 2, attempt)
-    failures.ended(error, 2)
+    failures.note_end(error, 2)
     write_ending(made.store, made.term, "failed", error)
     page = open_page(url, width=width, scheme=scheme)
     assert page.locator("#status").inner_text() == "failed"

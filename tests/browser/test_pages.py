@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     made.commit({"n": {"key-1": 1001}, "seen": {HOSTILE: {HOSTILE: HOSTILE}}})
     write_graph(made.store, 1, {**GRAPH, "job": HOSTILE})
     failures = Failures(made.store, "shop")
-    failures.ended(FunctionError(HOSTILE, operator=UID, key=HOSTILE, row=HOSTILE), 4)
+    failures.note_end(FunctionError(HOSTILE, operator=UID, key=HOSTILE, row=HOSTILE), 4)
     write_savepoint_note(
         made.store, SavepointNote(id="s", url=HOSTILE, epoch=3, created_ms=1, bytes=1)
     )

@@ -26,7 +26,7 @@ GIVEN_UP = {
     "round_of": "Execution, with named fields",
     "groups_in": "partial_count: `groups` are key groups",
     "EntrySpec": "ScopedState: an `entry` is an entry of a map",
-    "entries_of": "scoped_states: an `entry` is an entry of a map",
+    "entries_of": "states_by_scope: an `entry` is an entry of a map",
     "records_entry": "feedback_state: an `entry` is an entry of a map",
 }
 

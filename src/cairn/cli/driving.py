@@ -28,7 +28,9 @@ from cairn.driver.options import Options
 from cairn.logs import configure_from_environment
 from cairn.query.facts import epoch_facts
 from cairn.report.text import JsonView, LineView, LiveView, View
-from cairn.storage import Epoch, Log, Store, open_store
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import Store, open_store
 
 if TYPE_CHECKING:
     from cairn.run import Run

@@ -152,7 +152,7 @@ def _table_facts(table: StateTable) -> Facts:
         "type": value,
         "ttl": decl.ttl,
         "columns": json_columns(table.schema),
-        "rows": table.stored_rows(),
+        "rows": table.count_stored_rows(),
         "bytes": table.bytes,
     }
 

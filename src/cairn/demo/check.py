@@ -18,7 +18,8 @@ import pyarrow as pa
 from cairn.demo.fraud import ALERT, LARGE_CENTS, LEDGER, PAYMENT, TINY_CENTS, build
 from cairn.functions import find_states
 from cairn.snapshots.reader import EpochReader
-from cairn.storage import Log, open_store
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

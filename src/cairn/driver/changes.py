@@ -29,7 +29,7 @@ from cairn.logs import logger
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
-from cairn.protocol.scoped_state import scoped_states
+from cairn.protocol.scoped_state import states_by_scope
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
@@ -167,7 +167,7 @@ class Changes:
             return frozenset()
         operator = self._coordinator.operators[uid]
         states = {
-            state.uid: state for state in scoped_states(operator, cloudpickle.loads(function))
+            state.uid: state for state in states_by_scope(operator, cloudpickle.loads(function))
         }
         held = {each: newest.operators[each] for each in states if each in newest.operators}
         return check_resume(

@@ -98,7 +98,7 @@ class SparkDriver:
     def deploy(self, spec: JobSpec, parallelism: int) -> None:
         """Plan the epochs to come: with these functions, on this many subtasks."""
         self._wait_for_pin()
-        spec_id, pickled = replace(spec, door=self.door).pickled()
+        spec_id, pickled = replace(spec, door=self.door).pickle()
         forwards = [
             Forward(
                 self.run_id,

@@ -158,7 +158,7 @@ def noted_on_error(coordinator: Coordinator, failures: Failures) -> Iterator[Non
         yield
     except Exception as error:
         newest = coordinator.newest
-        failures.ended(error, 0 if newest is None else newest.number + 1)
+        failures.note_end(error, 0 if newest is None else newest.number + 1)
         if not isinstance(error, CommitConflictError):
             write_ending(coordinator.store, coordinator.term, "failed", error)
         raise

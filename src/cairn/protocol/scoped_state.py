@@ -32,7 +32,7 @@ class ScopedState(NamedTuple):
     operator: str = ""
     """The uid of the operator."""
     delay_ms: int = 0
-    """How far event time in the operator is behind the job's watermark."""
+    """The delay of event time in the operator, behind the job's watermark."""
 
     @property
     def decls(self) -> dict[str, StateDecl]:
@@ -66,7 +66,7 @@ def own_states(function: Function) -> dict[str, Declaration]:
     return {name: d for name, d in declared.items() if not isinstance(d, Broadcast)}
 
 
-def scoped_states(spec: OperatorSpec, function: Function | None = None) -> list[ScopedState]:
+def states_by_scope(spec: OperatorSpec, function: Function | None = None) -> list[ScopedState]:
     """Return the states of an operator by scope, its own first.
 
     `function` replaces the function of the spec.

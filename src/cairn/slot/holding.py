@@ -29,7 +29,7 @@ from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.lookups import TOLD_BYTES_MAX
+from cairn.protocol.lookups import REPLY_BYTES_MAX
 from cairn.protocol.messages import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
@@ -300,7 +300,7 @@ class Holding:
             piece_bytes = sum(len(raw) for raw in packed if raw is not None)
             told += packed
             told_bytes += piece_bytes
-            if told_bytes > TOLD_BYTES_MAX or time.monotonic() > end_s:
+            if told_bytes > REPLY_BYTES_MAX or time.monotonic() > end_s:
                 return None
             step = min(2 * step, PIECE_KEYS) if piece_bytes < PIECE_BYTES else max(1, step // 4)
         return told, floor_ms

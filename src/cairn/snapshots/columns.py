@@ -75,7 +75,7 @@ class StateColumns:
                 for name, type in columns.items()
             ]
         )
-        self.stored_schema = pa.schema(_stored_fields(self.schema, decl))
+        self.stored_schema = pa.schema(_make_stored_fields(self.schema, decl))
 
     @property
     def place_names(self) -> list[str]:
@@ -216,7 +216,7 @@ def _declaration(name: str, decl: StateDecl) -> Declaration:
     return declaration
 
 
-def _stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
+def _make_stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
     head = [field for field in schema if field.name not in ("value", "at")]
     start = [pa.field("start", pa.int64())] if decl.kind == "list" else []
     value = schema.field("value")

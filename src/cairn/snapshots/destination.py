@@ -47,7 +47,7 @@ def check_destination(url: str) -> None:
         return
     there = store.list()
     if there:
-        raise _refused(store, [found.path for found in there])
+        raise _not_empty_error(store, [found.path for found in there])
 
 
 def open_claimed(url: str) -> Store:
@@ -77,8 +77,8 @@ class Destination:
         there = store.list()
         self._claim = msgspec.json.encode({"id": savepoint_id, "epoch": epoch})
         self._is_ours = True
-        if there or not _claimed(store, self._claim):
-            raise _refused(store, [found.path for found in there] or [UNFINISHED_PATH])
+        if there or not _claim_folder(store, self._claim):
+            raise _not_empty_error(store, [found.path for found in there] or [UNFINISHED_PATH])
 
     def put_sources(self, sources: dict[str, bytes]) -> list[SavedFile]:
         found = []
@@ -147,7 +147,7 @@ def put_file(store: Store, path: str, local_file: str) -> SavedFile:
     return SavedFile(path=path, bytes=size, digest=digest.hexdigest())
 
 
-def _claimed(store: Store, claim: bytes) -> bool:
+def _claim_folder(store: Store, claim: bytes) -> bool:
     try:
         return store.put_if_absent(UNFINISHED_PATH, claim)
     except CommitUnknownError:
@@ -158,7 +158,7 @@ def _claimed(store: Store, claim: bytes) -> bool:
         raise
 
 
-def _refused(store: Store, there: list[str]) -> RestoreError:
+def _not_empty_error(store: Store, there: list[str]) -> RestoreError:
     if SAVEPOINT_PATH in there:
         found = "another savepoint"
     elif UNFINISHED_PATH in there:

@@ -87,7 +87,7 @@ def diff_epochs(
     """
     log = Log(store)
     before, after = log.epoch(a), log.epoch(b)
-    wanted = _wanted(before, after, operator, state)
+    wanted = _select_states(before, after, operator, state)
     try:
         with EpochReader(store, before) as old, EpochReader(store, after) as new:
             found = [
@@ -119,21 +119,21 @@ def changes(
     for number, piece in enumerate(_differing(before, after, skip_equal=False)):
         if number not in pieces or (by_files and piece.is_equal):
             continue
-        keys = _changed_keys(old, new, piece, new_columns) if by_files else None
+        keys = _find_changed_keys(old, new, piece, new_columns) if by_files else None
         left = _read(old, uid, piece.groups, old_columns, keys).get(state, [])
         right = _read(new, uid, piece.groups, new_columns, keys).get(state, [])
         if is_everywhere and _same_rows(left, right):
             continue
         diff = StateDiff(uid, state, "", "", [])
-        held = _decoded(old_columns[state], left) if old_columns else {}
-        found = _decoded(new_columns[state], right) if new_columns else {}
+        held = _decode(old_columns[state], left) if old_columns else {}
+        found = _decode(new_columns[state], right) if new_columns else {}
         _compare(diff, held, found, limit=len(held) + len(found))
         yield from (("added", each) for each in diff.added_examples)
         yield from (("changed", each) for each in diff.changed_examples)
         yield from (("removed", each) for each in diff.removed_examples)
 
 
-def _wanted(
+def _select_states(
     before: Epoch, after: Epoch, operator: str | None, state: str | None
 ) -> dict[str, list[str]]:
     """The states to compare, by operator, in the order of the later epoch."""
@@ -183,17 +183,17 @@ def _diff_operator(
     by_files = not gone and not come and not _expire_between(old_columns, new_columns)
     for piece in _differing(before, after, skip_equal=by_files):
         check()
-        keys = _changed_keys(old, new, piece, new_columns) if by_files else None
+        keys = _find_changed_keys(old, new, piece, new_columns) if by_files else None
         left = _read(old, uid, piece.groups, old_columns, keys)
         right = _read(new, uid, piece.groups, new_columns, keys)
         for name, diff in shared.items():
             if not _same_rows(left[name], right[name]):
-                held = _decoded(old_columns[name], left[name], check)
-                _compare(diff, held, _decoded(new_columns[name], right[name], check), limit)
+                held = _decode(old_columns[name], left[name], check)
+                _compare(diff, held, _decode(new_columns[name], right[name], check), limit)
         for name, diff in gone.items():
-            _compare(diff, _decoded(old_columns[name], left[name], check), {}, limit)
+            _compare(diff, _decode(old_columns[name], left[name], check), {}, limit)
         for name, diff in come.items():
-            _compare(diff, {}, _decoded(new_columns[name], right[name], check), limit)
+            _compare(diff, {}, _decode(new_columns[name], right[name], check), limit)
     by_name = [[gone.get(name), shared.get(name), come.get(name)] for name in names]
     return [diff for diffs in by_name for diff in diffs if diff is not None]
 
@@ -290,7 +290,7 @@ def _is_equal(left: _Content, right: _Content) -> bool:
     return [ref.id for ref in left.files] == [ref.id for ref in right.files]
 
 
-def _changed_keys(
+def _find_changed_keys(
     old: EpochReader, new: EpochReader, piece: _Piece, columns: dict[str, StateColumns]
 ) -> dict[str, pa.Array] | None:
     """The only keys that can differ, by state: those in files that the two do not share.
@@ -343,7 +343,7 @@ def _same_rows(left: list[pa.RecordBatch], right: list[pa.RecordBatch]) -> bool:
     return equal
 
 
-def _decoded(
+def _decode(
     columns: StateColumns,
     batches: list[pa.RecordBatch],
     check: Callable[[], None] = lambda: None,

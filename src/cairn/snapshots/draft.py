@@ -239,7 +239,7 @@ class Draft:
             raise PlanError(
                 f"operator {uid!r} is declared with other keys\n"
                 f"  found: state {left[0]!r}, which has the keys of before: "
-                f"{_shown(held.key_types)}\n"
+                f"{_show_types(held.key_types)}\n"
                 f"  next: declare it too and put() its rows, or remove({uid!r}, {left[0]!r})",
                 operator=uid,
                 state=left[0],
@@ -365,5 +365,5 @@ def _has_rows(state: DraftState) -> bool:
     return state.kept is not None or bool(state.given) or state.is_due
 
 
-def _shown(key_types: dict[str, str]) -> str:
+def _show_types(key_types: dict[str, str]) -> str:
     return ", ".join(f"{name} {type}" for name, type in key_types.items())

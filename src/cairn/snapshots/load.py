@@ -180,7 +180,7 @@ class _Loading(NamedTuple):
             refs = []
             if written.rows:
                 stored = write_segment_file(self.store, written, file.name, self.term)
-                refs = [stored.listed(groups, first_epoch=self.number, last_epoch=self.number)]
+                refs = [stored.list_for(groups, first_epoch=self.number, last_epoch=self.number)]
         return RangeState(
             first_group=groups.start,
             group_count=len(groups),

@@ -181,7 +181,7 @@ class EpochReader:
                         batches = [b.filter(_are_among(b["key"], keys[name])) for b in batches]
                     files[name].append(list(batches))
         return {
-            name: _merged(table, columns[name], files[name], groups, ordered=ordered)
+            name: _merge(table, columns[name], files[name], groups, ordered=ordered)
             for name, table in tables.items()
         }
 
@@ -216,7 +216,7 @@ def _make_table(columns: StateColumns, group_count: int) -> Table:
     return make_table(columns.declaration, columns.key_type, _backend(), group_count)
 
 
-def _merged(
+def _merge(
     table: Table,
     columns: StateColumns,
     files: list[list[pa.RecordBatch]],
@@ -230,7 +230,7 @@ def _merged(
         if columns.is_merged_by_arrow and _are_alike(files):
             plain, files = _last_words(columns, files), []
         elif columns.is_ordered_by_arrow:
-            plain, files = _unchanged(columns, files)
+            plain, files = _split_unchanged(columns, files)
     table.assign(groups)
     for batches in files:
         for batch in batches:
@@ -258,7 +258,7 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
     first, *later = files
     if len(columns.places(batches[0])) == 1 and _row_count(first) > 4 * _row_count(*later):
         # A large base and what has changed since: its own rows need not be told apart.
-        return [*_unchanged(columns, files)[0], *_last_words(columns, later)]
+        return [*_split_unchanged(columns, files)[0], *_last_words(columns, later)]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     keep = _are_last(columns.places(whole), [_row_count(each) for each in files])
     keep &= whole["live"].to_numpy(zero_copy_only=False)
@@ -327,7 +327,7 @@ def _are_alike(files: list[list[pa.RecordBatch]]) -> bool:
     return all(schema == schemas[0] for schema in schemas)
 
 
-def _unchanged(
+def _split_unchanged(
     columns: StateColumns, files: list[list[pa.RecordBatch]]
 ) -> tuple[list[pa.RecordBatch], list[list[pa.RecordBatch]]]:
     """(rows of keys that only the first file knows, stored rows that must be merged).

@@ -231,10 +231,10 @@ def open_savepoint(url: str) -> Savepoint:
         data = store.get(SAVEPOINT_PATH)
     except NotFoundError:
         raise _no_savepoint(url, *_what_is_there(store)) from None
-    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damaged))
+    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damage_error))
 
 
-def saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
+def make_saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
     """What savepoint.json says of a state."""
     return SavedState(
         kind=decl.kind,
@@ -247,10 +247,10 @@ def saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
 
 
 def state_folder(uid: str, state: str) -> str:
-    return f"state/{_quoted(uid)}/{_quoted(state)}"
+    return f"state/{_quote(uid)}/{_quote(state)}"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     # A leading dot would hide the folder, and ".." would leave it.
     quoted = quote(name, safe="")
     return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
@@ -273,7 +273,7 @@ def _no_savepoint(url: str, found: str, next_step: str) -> RestoreError:
     )
 
 
-def _damaged(name: str, what: str) -> CorruptFileError:
+def _damage_error(name: str, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"a file of the savepoint is damaged: {what}\n"
         f"  file: {name}\n"
@@ -345,13 +345,13 @@ def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
             if offset > file.bytes:
                 break
     except NotFoundError:
-        raise _damaged(name, "the file is missing") from None
+        raise _damage_error(name, "the file is missing") from None
     if offset != file.bytes:
         more = "more than " if offset > file.bytes else ""
         found = min(offset, file.bytes)
-        raise _damaged(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
+        raise _damage_error(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
     if digest.hexdigest() != file.digest:
-        raise _damaged(
+        raise _damage_error(
             name, f"its digest is {digest.hexdigest()}, savepoint.json says {file.digest}"
         )
 
@@ -365,7 +365,9 @@ def _read_file(
     try:
         with pq.ParquetFile(path) as parquet:
             if parquet.schema_arrow.names != columns.parquet_schema.names:
-                raise _damaged(name, f"its columns are {', '.join(parquet.schema_arrow.names)}")
+                raise _damage_error(
+                    name, f"its columns are {', '.join(parquet.schema_arrow.names)}"
+                )
             wanted = _row_groups(parquet.metadata, groups)
             for batch in parquet.iter_batches(_READ_ROWS, row_groups=wanted):
                 row_count += batch.num_rows
@@ -377,9 +379,9 @@ def _read_file(
                 if rows.num_rows:
                     yield rows
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, str(error)) from error
+        raise _damage_error(name, str(error)) from error
     if groups is None and row_count != file.rows:
-        raise _damaged(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
+        raise _damage_error(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
 
 
 def _row_groups(metadata: Any, groups: range | None) -> list[int]:

@@ -21,7 +21,7 @@ from cairn.snapshots.destination import Destination, StateWriter
 from cairn.snapshots.holds import Reading
 from cairn.snapshots.published import check_published
 from cairn.snapshots.reader import EpochReader
-from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
+from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, make_saved_state
 from cairn.storage.log import Log, read_job
 from cairn.storage.manifest import EpochOperator, JobInfo
 from cairn.storage.notes import SavepointNote, write_savepoint_note
@@ -154,7 +154,7 @@ def _write_operators(
                 function_version=operator.function_version,
                 key_types=operator.key_types,
                 states={
-                    name: saved_state(operator.states[name], writer.finish())
+                    name: make_saved_state(operator.states[name], writer.finish())
                     for name, writer in writers.items()
                 },
                 scope=operator.scope,

@@ -108,7 +108,7 @@ class EpochStates(StoredStates):
         try:
             for ref in self._refs(uid):
                 counted = ref.groups
-                for group, rows in self._counted(ref).get(state, {}).items():
+                for group, rows in self._count_groups(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
         except (CorruptFileError, NotFoundError):
@@ -124,7 +124,7 @@ class EpochStates(StoredStates):
     def close(self) -> None:
         self._reading.release()
 
-    def _counted(self, ref: FileRef) -> dict[str, dict[int, int]]:
+    def _count_groups(self, ref: FileRef) -> dict[str, dict[int, int]]:
         if ref.id not in self._counts:
             self._counts[ref.id] = group_counts(self.store, ref)
         return self._counts[ref.id]

@@ -89,19 +89,19 @@ class StateTable:
             return
         if self.scope in ("feedback", "subtask"):
             # They are few, and where those of a subtask lie depends on how many there were.
-            some = [self._stored_key(key) for key in keys]
+            some = [self._to_stored_key(key) for key in keys]
             yield from self.shape.batches(self._of_keys(wanted, some))
             return
         by_group: dict[int, list[Any]] = {}
         for key in keys:
-            by_group.setdefault(self.key_group(key), []).append(self._stored_key(key))
+            by_group.setdefault(self.key_group(key), []).append(self._to_stored_key(key))
         for run in _runs(sorted(group for group in by_group if group in wanted)):
             some = [key for group in run for key in by_group[group]]
             yield from self.shape.batches(self._of_keys(run, some))
 
     def key_group(self, key: Key) -> int:
         """The key group that a key lies in. QueryError when it does not fit the key columns."""
-        stored = self._stored_key(key)
+        stored = self._to_stored_key(key)
         if self.scope == "shared":
             return 0
         if self.scope == "subtask":
@@ -117,7 +117,7 @@ class StateTable:
         """A key from text: alice, 42, or a JSON array with a value for each key column."""
         return parse_key(text, self.key_names, self.key_types)
 
-    def stored_rows(self) -> int:
+    def count_stored_rows(self) -> int:
         """Rows of this state in its files: no more keys and entries than that."""
         return self._states.group_rows(self.uid, self.state).total()
 
@@ -134,7 +134,7 @@ class StateTable:
         starts = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(self.groups)]
         return [range(a, b) for a, b in pairwise(starts)]
 
-    def _stored_key(self, key: Key) -> Any:
+    def _to_stored_key(self, key: Key) -> Any:
         if not isinstance(key, tuple) or len(key) != len(self.key_types):
             raise QueryError(
                 f"a key of {self.operator}.{self.state} is a tuple of {len(self.key_types)}\n"

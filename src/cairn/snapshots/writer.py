@@ -37,8 +37,8 @@ from cairn.snapshots.savepoint import (
     SavedStateFile,
     Savepoint,
     SavepointInfo,
+    make_saved_state,
     open_savepoint,
-    saved_state,
 )
 from cairn.snapshots.saving import note_written, write_savepoint
 from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows, one_batch
@@ -78,7 +78,7 @@ class StateTask:
         columns = StateColumns(self.name, self.decl, self.key_types)
         return TableRows(self.uid, columns, self.stamp_ms)
 
-    def kept_rows(self, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+    def read_kept_rows(self, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         """The rows that are kept, staged; `groups` are those of the savepoint they are in."""
         if self.kept is None:
             return
@@ -225,15 +225,15 @@ class _Writing:
         states = {}
         for name, state in operator.states.items():
             if self._is_as_it_was(operator, state, parallelism):
-                states[name] = self._copied(operator.uid, name, state)
+                states[name] = self._copy_state(operator.uid, name, state)
             else:
                 task = self._task(operator, name, state, parallelism)
                 files = None
                 if operator.scope == "keyed":
                     files = self._rewriter.rewrite(task, given[name])
                 if files is None:
-                    files = self._rewritten(task, given[name])
-                states[name] = saved_state(state.decl, self._dest.wrote(files))
+                    files = self._rewrite(task, given[name])
+                states[name] = make_saved_state(state.decl, self._dest.wrote(files))
         return SavedOperator(
             uid=operator.uid,
             function_version=operator.function_version,
@@ -268,7 +268,7 @@ class _Writing:
         is_spread_alike = operator.scope != "subtask" or parallelism == operator.parallelism
         return is_spread_alike and self._draft.group_count == self._draft.edited_group_count
 
-    def _copied(self, uid: str, name: str, state: DraftState) -> SavedState:
+    def _copy_state(self, uid: str, name: str, state: DraftState) -> SavedState:
         assert self._edited is not None and state.kept is not None
         was_uid, was_name = state.kept
         rows = StateColumns(name, state.decl, self._edited.info.operators[was_uid].key_types)
@@ -281,7 +281,7 @@ class _Writing:
                 self._dest.put_file(path, checked.path(file))
                 checked.release(file)
                 files.append(msgspec.structs.replace(file, path=path))
-        return saved_state(state.decl, files)
+        return make_saved_state(state.decl, files)
 
     def _task(
         self, operator: DraftOperator, name: str, state: DraftState, parallelism: int
@@ -309,9 +309,9 @@ class _Writing:
             first_rank=PUT if state.is_put else PATCH,
         )
 
-    def _rewritten(self, task: StateTask, given: list[pa.Table]) -> list[SavedStateFile]:
+    def _rewrite(self, task: StateTask, given: list[pa.Table]) -> list[SavedStateFile]:
         rows = task.rows
-        staged = list(task.kept_rows())
+        staged = list(task.read_kept_rows())
         for rank, table in enumerate(given, start=task.first_rank):
             staged += [rows.stage(batch, rank) for batch in table.to_batches()]
         whole = one_batch(pa.Table.from_batches(staged, schema=rows.staged))
@@ -325,11 +325,11 @@ def in_order(task: StateTask, staged: pa.RecordBatch) -> pa.RecordBatch:
     keys = rows.keys(staged)
     groups = _groups(task, keys)
     names = rows.columns.keys.decode_keys(keys)
-    by = [-staged[RANK].to_numpy(), _numbered(rows.places(staged)), _numbered(names), groups]
+    by = [-staged[RANK].to_numpy(), _number(rows.places(staged)), _number(names), groups]
     for name in rows.order if rows.is_whole else []:
         by.insert(0, staged[name].cast(pa.int64()).fill_null(-1).to_numpy())
     order = pa.array(np.lexsort(by))
-    return rows.grouped(pa.array(groups), staged).take(order)
+    return rows.with_groups(pa.array(groups), staged).take(order)
 
 
 def _groups(task: StateTask, keys: pa.Array) -> npt.NDArray[np.int64]:
@@ -345,7 +345,7 @@ def _groups(task: StateTask, keys: pa.Array) -> npt.NDArray[np.int64]:
     return found
 
 
-def _numbered(values: list[Any]) -> npt.NDArray[np.int64]:
+def _number(values: list[Any]) -> npt.NDArray[np.int64]:
     """Equal ones have equal numbers."""
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(v, len(numbers)) for v in values], np.int64)

@@ -45,7 +45,7 @@ class Failures:
         """An attempt at an epoch has failed, the first one being 1."""
         self._note(error, epoch, attempts=attempt)
 
-    def ended(self, error: BaseException, epoch: int) -> None:
+    def note_end(self, error: BaseException, epoch: int) -> None:
         """The run has failed with it. Waits a little, as the process may end next."""
         if isinstance(error, CommitConflictError):
             return  # The checkpoint is another driver's by now, or is being removed.

@@ -98,7 +98,9 @@ class StateFile(msgspec.Struct, frozen=True):
     uploaded_bytes: int = 0
     """The bytes of the file and its objects that were not in the store before."""
 
-    def listed(self, groups: range, *, first_epoch: int, last_epoch: int, tier: int = 0) -> FileRef:
+    def list_for(
+        self, groups: range, *, first_epoch: int, last_epoch: int, tier: int = 0
+    ) -> FileRef:
         """Return the file as a manifest lists it, for these key groups."""
         assert self.path is not None, f"file {self.id} is not in the store"
         return FileRef(

@@ -205,7 +205,7 @@ class Log:
         number = self._last + 1
         record = make_record(number)
         assert record.number == number, "a record must carry the number it is given"
-        record = self._checked(record)
+        record = self._check_record(record)
         data = self._encode(record)
         try:
             self._publish(number, record.nonce, data)
@@ -253,7 +253,7 @@ class Log:
         is_free = not self.store.exists(record_path(self._last + 1))
         return is_free and self.store.exists(record_path(self._last))
 
-    def _checked(self, record: R) -> R:
+    def _check_record(self, record: R) -> R:
         if isinstance(record, Epoch):
             kept = max(record.oldest_kept, self.retired_below())
             assert kept <= (record.parent or record.number), "a parent cannot be retired"

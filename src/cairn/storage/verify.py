@@ -80,7 +80,7 @@ def verify(
     job = _check_job(store, damage)
     log = Log(store)
     # Retired records may be half way gone; nobody starts from them any more.
-    numbers = _kept(log, log.numbers(), damage)
+    numbers = _drop_retired(log, log.numbers(), damage)
     for before, after in itertools.pairwise(numbers):
         if after != before + 1:
             damage.append(Damage(record_path(before + 1), f"records up to {after - 1} are missing"))
@@ -137,7 +137,7 @@ def _check_job(store: Store, damage: list[Damage]) -> JobInfo | None:
     return job
 
 
-def _kept(log: Log, numbers: list[int], damage: list[Damage]) -> list[int]:
+def _drop_retired(log: Log, numbers: list[int], damage: list[Damage]) -> list[int]:
     try:
         retired_below = log.retired_below()
     except CairnError as error:

@@ -51,7 +51,7 @@ from cairn.plan.check import (
 )
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
-from cairn.protocol.scoped_state import scoped_states
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
@@ -139,7 +139,7 @@ class Harness:
             broadcast=self._broadcast_state,
             stored_key_types=self._inputs.key_types,
         )
-        states = {state.uid: state for state in scoped_states(self._spec)}
+        states = {state.uid: state for state in states_by_scope(self._spec)}
         self._checkpoint = Checkpoint(states, now_ms)
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)

@@ -16,9 +16,10 @@ from cairn.cli.checkpoint import split_epoch
 from cairn.snapshots import write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
-from cairn.storage import Log, Store, open_store, read_job
+from cairn.storage.log import Log, read_job
 from cairn.storage.notes import SavepointNote, write_savepoint_note
 from cairn.storage.spark_log import lay_out_from
+from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from tests.unit.cli.command_line import call, json_of
 from tests.unit.storage.leading import Driver, lay_spark_folder, new_store

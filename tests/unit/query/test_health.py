@@ -46,7 +46,7 @@ def failed(made: Checkpoint, epoch: int, *, ended: bool) -> None:
     for attempt in range(1, 5):
         failures.note(error, epoch, attempt)
     if ended:
-        failures.ended(error, epoch)
+        failures.note_end(error, epoch)
     failures.settle()
 
 

@@ -16,7 +16,7 @@ from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Piece, Token
-from cairn.protocol.scoped_state import scoped_states
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.sinks import Collect, Sink
 from cairn.sinks.base import Execution
 from cairn.slot.level import LevelRuntime
@@ -98,7 +98,7 @@ class Checkpoint:
 
     def slot(self, scratch: Any) -> LevelRuntime:
         runtime = Runtime(scratch=str(scratch), store=self.store, threaded=False)
-        runtime.load(*self.spec.pickled())
+        runtime.load(*self.spec.pickle())
         return runtime.level(0)
 
     @property
@@ -152,7 +152,7 @@ class Checkpoint:
             uid="count",
             function_version="",
             key_types={"k": "bigint"},
-            states=scoped_states(self.spec.levels[0].operators[0])[0].decls,
+            states=states_by_scope(self.spec.levels[0].operators[0])[0].decls,
             parallelism=self.parallelism,
             ranges=[
                 advance(part, by_subtask[subtask], begin.epoch)

@@ -471,7 +471,7 @@ class Richer(Count):
 
 def upgraded(checkpoint: Checkpoint, function: KeyedProcess[Any]) -> tuple[str, bytes]:
     spec = checkpoint.spec.with_function("count", cloudpickle.dumps(function))
-    return spec.pickled()
+    return spec.pickle()
 
 
 @pytest.mark.parametrize("function", [Tripled(), Richer()])
@@ -479,7 +479,7 @@ def test_another_function_finds_the_state_of_the_one_before(
     checkpoint: Checkpoint, tmp_path: Path, function: KeyedProcess[Any]
 ) -> None:
     runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
-    runtime.load(*checkpoint.spec.pickled())
+    runtime.load(*checkpoint.spec.pickle())
     old = runtime.level(0)
     checkpoint.run_batch([old], [(1, 1), (2, 2)])
     runtime.load(*upgraded(checkpoint, function))
@@ -495,7 +495,7 @@ def test_an_attempt_of_before_the_change_can_do_nothing_more(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
-    before = checkpoint.spec.pickled()
+    before = checkpoint.spec.pickle()
     runtime.load(*before)
     old = runtime.level(0)
     begin = checkpoint.begin(inline_bytes_max=0)
@@ -532,7 +532,7 @@ def test_state_of_another_form_is_read_anew_and_written_as_a_base(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
-    runtime.load(*checkpoint.spec.pickled())
+    runtime.load(*checkpoint.spec.pickle())
     checkpoint.run_batch([runtime.level(0)], [(1, 1), (1, 1)])
     runtime.load(*upgraded(checkpoint, Text()))
     slot = runtime.level(0)

@@ -13,10 +13,10 @@ from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
 from cairn.key_groups import key_hasher
 from cairn.snapshots import open_savepoint, saving, write_savepoint
 from cairn.snapshots.destination import Destination
+from cairn.storage.holds import read_holds
 from cairn.storage.notes import read_savepoint_notes
 from cairn.storage.paths import HOLDS_FOLDER
 from cairn.storage.removal import delete_savepoint
-from cairn.storage.retention import read_holds
 from cairn.storage.store import StoredObject, open_store
 from cairn.testing import FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob

@@ -47,7 +47,7 @@ def test_a_store_that_is_away_is_no_failure_of_a_note() -> None:
 
 def test_a_driver_that_was_fenced_leaves_no_note() -> None:
     store = open_store("memory:")
-    Failures(store, "job").ended(CommitConflictError("another driver is ahead"), 3)
+    Failures(store, "job").note_end(CommitConflictError("another driver is ahead"), 3)
     assert store.list(FAILURES_FOLDER) == []
 
 
@@ -56,7 +56,7 @@ def test_an_error_that_is_not_ours_is_told_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("nothing to share")
     except ZeroDivisionError as error:
-        Failures(store, "job").ended(error, 3)
+        Failures(store, "job").note_end(error, 3)
     (found,) = read_failures(store)
     assert (found["kind"], found["message"], found["epoch"]) == (
         "ZeroDivisionError", "nothing to share", 3,

@@ -217,7 +217,7 @@ def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) 
     error = FunctionError("process() raised", operator=UID, key="<b>7</b>", row="Row(k=7)")
     for attempt in (1, 2, 3):
         failures.note(error, 4, attempt)
-    failures.ended(error, 4)
+    failures.note_end(error, 4)
     (found,) = ask(checkpoint, "/api/failures")["failures"]
     assert (found["attempts"], found["ended_run"], found["epoch"]) == (3, True, 4)
     assert (found["operator"], found["key"], found["row"]) == (UID, "<b>7</b>", "Row(k=7)")
@@ -283,7 +283,7 @@ def test_a_store_that_fails_to_note_a_failure_adds_none(caplog: pytest.LogCaptur
 
     failures = Failures(Broken(), "shop")  # type: ignore[arg-type]
     failures.note(FunctionError("it failed"), 1, 1)
-    failures.ended(FunctionError("it failed"), 1)
+    failures.note_end(FunctionError("it failed"), 1)
     assert caplog.text.count("could not be written: no space left") == 2
 
 

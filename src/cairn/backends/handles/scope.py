@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cairn.backends.contract import ABSENT
+from cairn.backends.contract import ABSENT, Change, Content
 from cairn.state import Declaration, Map
 from cairn.types.codec import Codec, Datum, Key, ValueTypeError
 
@@ -30,8 +30,8 @@ class Entries(Map[Any, Any]):
     """Map entries of the current key: in the overlay, else in the rows."""
 
     _scope: Scope
-    _rows: list[Any]
-    _changes: list[dict[Key, Any]]
+    _rows: list[Content]
+    _changes: list[dict[Key, Change]]
     _entries: Codec
 
     def _entry(self, entry: object) -> Key:

@@ -66,7 +66,7 @@ from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
 from cairn.protocol.messages import Begin
-from cairn.protocol.scoped_state import scoped_states
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import JobSpec, OperatorSpec
 from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import feedback_state
@@ -191,7 +191,7 @@ class Coordinator:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
-        states = [state for op in self.operators.values() for state in scoped_states(op)]
+        states = [state for op in self.operators.values() for state in states_by_scope(op)]
         states += [feedback_state(feedback) for feedback in spec.feedbacks]
         self.scoped_states = {state.uid: state for state in states}
         self._decls = {state.uid: state.decls for state in states}
@@ -301,7 +301,7 @@ class Coordinator:
                 acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
                 epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
-                lost = self._collector.lost_paths(epoch)
+                lost = self._collector.find_lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
                 break

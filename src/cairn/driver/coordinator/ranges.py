@@ -166,7 +166,7 @@ def take_in(before: RangeState, compacted: Compacted) -> RangeState | None:
         # They were the last of the range when they were merged.
         at = starts[-1]
         replaced = files[at : at + count]
-    ref = compacted.stored.listed(
+    ref = compacted.stored.list_for(
         before.groups,
         tier=compacted.tier,
         first_epoch=min((ref.first_epoch for ref in replaced), default=compacted.as_of),
@@ -192,7 +192,7 @@ def advance(
     files = list(before.files)
     version = before.version
     if ack.delta is not None:
-        files.append(ack.delta.listed(before.groups, first_epoch=epoch, last_epoch=epoch))
+        files.append(ack.delta.list_for(before.groups, first_epoch=epoch, last_epoch=epoch))
         version = next_version(version, ack.delta.id)
     return RangeState(
         first_group=before.first_group,
@@ -210,7 +210,7 @@ def replaced(before: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
     stored = ack.delta
     files = []
     if stored is not None:
-        files = [stored.listed(before.groups, first_epoch=epoch, last_epoch=epoch)]
+        files = [stored.list_for(before.groups, first_epoch=epoch, last_epoch=epoch)]
     return RangeState(
         first_group=before.first_group,
         group_count=before.group_count,

@@ -323,7 +323,7 @@ class Files(Sink):
 
     def _remove_unfinished(self, before_epoch: int) -> None:
         """Delete partial files of slots that were killed while storing, or of a killed merge."""
-        unfinished = self._store.unfinished("" if self.listed else self.staging_path(""))
+        unfinished = self._store.list_unfinished("" if self.listed else self.staging_path(""))
         left = []
         for path, target in unfinished.items():
             name = parse_name(target)
