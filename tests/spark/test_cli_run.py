@@ -17,6 +17,8 @@ import pytest
 from tests.spark.attached import Attachment
 from tests.spark.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 JOB = '''
 import sys
 from pyspark.sql import functions as F

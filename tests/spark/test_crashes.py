@@ -134,7 +134,7 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
     """Two chains of drivers at the same time, each of which dies at the points in turn.
 
     The second one starts from a savepoint, with the output that there was by then.
-    All points between the last subtask and the end of the epoch are in test_sink_kills.
+    Points between the last subtask and the end of the epoch are in test_sink_kills.
     """
     arguments = {
         # Once per start.
