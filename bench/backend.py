@@ -90,7 +90,7 @@ class Job:
             stored = base.write(target, lambda: time.sleep(0.005))
             base.close()
             self.bases.append((stored, time.perf_counter() - started))
-            self.known = (stored.listed(range(GROUP_COUNT), first_epoch=0, last_epoch=1),)
+            self.known = (stored.list_for(range(GROUP_COUNT), first_epoch=0, last_epoch=1),)
 
         thread = threading.Thread(target=write)
         thread.start()

@@ -99,7 +99,7 @@ class Slot:
             operator.run(groups.slice(at, BATCH_ROWS), None, rows.slice(at, BATCH_ROWS))
         operator.finish()
         spent = time.thread_time() - started
-        operator.state.finished(f"delta-{self.number}")
+        operator.state.name_pending(f"delta-{self.number}")
         operator.state.bring_to(operator.state.pending or "", range(GROUP_COUNT), [])
         return spent
 
@@ -110,8 +110,8 @@ class Slot:
         )  # fmt: skip
 
 
-def measured(heat: Heat, groups: pa.Array, rows: pa.StructArray) -> float:
-    """The processor time of what a slot measures of an epoch, in seconds."""
+def measure(heat: Heat, groups: pa.Array, rows: pa.StructArray) -> float:
+    """Return the processor time of a slot's measurements of an epoch, in seconds."""
     started = time.thread_time()
     heat.reset()
     for at in range(0, len(rows), BATCH_ROWS):
@@ -143,7 +143,7 @@ def main() -> None:
         spent: dict[str, list[float]] = {name: [] for name in (*slots, "measuring")}
         for index in range(options.runs + 1):
             took = {name: slot.epoch(groups, rows) for name, slot in slots.items()}
-            took["measuring"] = measured(heat, groups, rows)
+            took["measuring"] = measure(heat, groups, rows)
             if index:  # The first is warm-up.
                 for name, seconds in took.items():
                     spent[name].append(seconds)

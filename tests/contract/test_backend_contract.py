@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cairn.backends import BACKENDS, Backend, make_backend
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.types.codec import codec
 

@@ -104,7 +104,7 @@ class Cluster:
         self.hosts: dict[int, Host] = {}
         """Hosts of slots that are not on a machine like the driver's."""
         self._executors: dict[int, ProcessIdentity] = {}
-        self.spec_id, self._spec = spec.pickled()
+        self.spec_id, self._spec = spec.pickle()
         self._task_attempts = itertools.count()
 
     def host(self, number: int) -> Host:

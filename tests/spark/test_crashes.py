@@ -32,6 +32,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing.crash import crash_points
 from cairn.testing.faulty_store import Fault, FaultyStore
+from tests.marks import for_soak
 from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
 from tests.spark.programs.ledger import SCHEMA, Ledger, build, payments
 from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
@@ -93,7 +94,7 @@ def short(spark, tmp_path_factory):
 # The driver
 
 
-def crash_chain(undisturbed, work, points, *always):
+def crash_chain(spark, undisturbed, work, points, *always):
     """Start, die at a point, start again, die at the next, ….
 
     A point is a name, at which pass of it to die, and what to start the program with.
@@ -101,9 +102,8 @@ def crash_chain(undisturbed, work, points, *always):
     done = 0
     for number, (point, nth, *arguments) in enumerate(points):
         arguments = ("--retained", 1, "--parallelism", 1 + number % 3, *always, *arguments)
-        with Program(
-            "ledger", undisturbed.input.folder, work, *arguments, CAIRN_CRASH_AT=f"{point}:{nth}"
-        ) as program:
+        arguments = (undisturbed.input.folder, work, *arguments)
+        with Program("ledger", *arguments, on=spark, CAIRN_CRASH_AT=f"{point}:{nth}") as program:
             program.end()
         assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
         now = undisturbed.check_prefix(work)
@@ -118,7 +118,7 @@ def crash_chains(spark, undisturbed, *chains, **options):
     Then a driver that nobody kills, the one of these tests, runs each to the end.
     """
     with concurrent.futures.ThreadPoolExecutor(len(chains)) as pool:
-        for run in [pool.submit(crash_chain, undisturbed, *chain) for chain in chains]:
+        for run in [pool.submit(crash_chain, spark, undisturbed, *chain) for chain in chains]:
             run.result()
     for work, *_ in chains:
         job = build(spark, undisturbed.input.folder, work)
@@ -134,7 +134,7 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
     """Two chains of drivers at the same time, each of which dies at the points in turn.
 
     The second one starts from a savepoint, with the output that there was by then.
-    All points between the last subtask and the end of the epoch are in test_sink_kills.
+    Points between the last subtask and the end of the epoch are in test_sink_kills.
     """
     arguments = {
         # Once per start.
@@ -179,15 +179,13 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
 def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp_path):
     """With its JVM or without it, wherever it happens to be. The seed is in the test."""
     chance = random.Random(11)
-    for attempt in range(2):
-        with Program("ledger", short.input.folder, tmp_path, TRAP="sleep * 0.01") as program:
+    for with_jvm in (False, True):
+        on = None if with_jvm else spark
+        trap = "sleep * 0.01"
+        with Program("ledger", short.input.folder, tmp_path, on=on, TRAP=trap) as program:
             program.await_report()
             time.sleep(chance.uniform(0, 3))
-            if attempt % 2:
-                program.kill()
-            else:
-                program.process.kill()
-                program.process.wait()
+            program.kill()
         short.check_prefix(tmp_path)
     finish(build(spark, short.input.folder, tmp_path), tmp_path / "checkpoint")
     short.check(tmp_path)
@@ -198,7 +196,7 @@ def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp
 def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(spark, undisturbed, tmp_path):
     folder = undisturbed.input.folder
     keep = ("--retained", 100)
-    with Program("ledger", folder, tmp_path, *keep, TRAP="sleep * 0.05") as older:
+    with Program("ledger", folder, tmp_path, *keep, on=spark, TRAP="sleep * 0.05") as older:
         older.await_report(epoch=3)
         finish(build(spark, folder, tmp_path), tmp_path / "checkpoint", retained_epochs=100)
         ends = older.end()[-1]
@@ -237,7 +235,10 @@ BESIDE = ("slot.restored", "slot.base.begun", "slot.base.written", "slot.sst.upl
     [
         ("heap", "slot.batch"),
         ("heap", "slot.delta.written"),
-        *(("rocksdb", point) for point in sorted(set(crash_points("slot")) - set(BESIDE))),
+        *(
+            (for_soak if point == "slot.batch" else pytest.param)("rocksdb", point)
+            for point in sorted(set(crash_points("slot")) - set(BESIDE))
+        ),
     ],
 )
 def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
@@ -326,10 +327,10 @@ def faulty(monkeypatch):
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("put", 3, "before"),
-        Fault("put", 3, "after"),
+        for_soak(Fault("put", 3, "before")),
+        for_soak(Fault("put", 3, "after")),
         Fault("put", 3, "enospc"),
-        Fault("put_if_absent", 4, "before"),
+        for_soak(Fault("put_if_absent", 4, "before")),
         Fault("put_if_absent", 4, "after"),
     ],
     ids=lambda fault: f"{fault.operation}-{fault.kind}",
@@ -343,7 +344,7 @@ def test_store_that_fails_once_or_does_not_say_is_asked_again(
     short.check(tmp_path)
 
 
-@pytest.mark.parametrize("operation", ["put", "put_if_absent"])
+@pytest.mark.parametrize("operation", [for_soak("put"), "put_if_absent"])
 def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
     spark, short, tmp_path, faulty, operation
 ):
@@ -360,7 +361,7 @@ def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [1, for_soak(4)])
 def test_store_that_fails_at_random_costs_restarts_and_nothing_else(
     spark, short, tmp_path, faulty, seed
 ):
@@ -525,7 +526,7 @@ def test_lost_folder_of_spark_s_is_laid_out_from_the_newest_epoch(spark, short, 
 # Age
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # Jobs of the simulation grow old in every `make test`.
 @pytest.mark.timeout(600)
 def test_job_that_grows_old_merges_rebases_and_collects_without_changing_anything(
     spark, tmp_path, monkeypatch

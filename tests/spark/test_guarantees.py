@@ -89,7 +89,8 @@ def test_a_killed_driver_does_to_the_output_what_the_guarantee_allows(
     weak = guarantee != "exactly-once"
     point = "driver.batch.published:5" if weak else "driver.epoch.ended:5"
     options = ("--guarantee", guarantee, "--checkpoint-every", 3)
-    with Program("ledger", source.folder, tmp_path, *options, CAIRN_CRASH_AT=point) as program:
+    arguments = (source.folder, tmp_path, *options)
+    with Program("ledger", *arguments, on=spark, CAIRN_CRASH_AT=point) as program:
         program.end()
     assert program.killed, program.errors[-2000:]
     before = ids(tmp_path / "booked")

@@ -32,6 +32,7 @@ from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.memory import memory_folder
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.marks import for_soak
 from tests.spark.live import Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import (
@@ -90,10 +91,10 @@ def input_of(folder, ledger, files):
 @pytest.mark.parametrize(
     ("before", "after", "parallelism"),
     [
-        ("heap", "heap", 3),
+        for_soak("heap", "heap", 3),
         ("heap", "rocksdb", 1),
-        ("rocksdb", "heap", 1),
-        ("rocksdb", "rocksdb", 2),
+        ("rocksdb", "heap", 3),
+        for_soak("rocksdb", "rocksdb", 2),
     ],
 )
 def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(
@@ -345,9 +346,10 @@ def test_a_source_is_added_on_the_way_through_a_savepoint(spark, small, make_inp
 # Checkpoints that go, epochs that stay
 
 
-def test_a_checkpoint_in_memory_runs_and_leaves_nothing_behind(tmp_path):
+def test_a_checkpoint_in_memory_runs_and_leaves_nothing_behind(spark, tmp_path):
     source = Input(tmp_path / "in", SCHEMA).add_all(payments(2))
-    with Program("ledger", source.folder, tmp_path, "--checkpoint", "memory:") as program:
+    arguments = (source.folder, tmp_path, "--checkpoint", "memory:")
+    with Program("ledger", *arguments, on=spark) as program:
         next(program.reports())
         # Folders in memory lie beside each other, named for the process they are of.
         beside = Path(memory_folder()).parents[1]

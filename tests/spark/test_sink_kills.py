@@ -15,9 +15,10 @@ import pytest
 from cairn import CommitConflictError
 from cairn.testing.crash import told_of_passes
 from tests import servers
+from tests.marks import for_soak
 from tests.soak.chain import Chain
 from tests.soak.lossy import LossyProxy
-from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
+from tests.soak.schedule import SINK_POINTS
 from tests.soak.targets import TARGETS, Site, new_site, targets
 from tests.spark.programs.outputs import Account, build
 from tests.spark.support import epochs, eventually, finish
@@ -26,9 +27,10 @@ POSTGRES = ["postgres", "upsert", "prepared"]
 
 
 @pytest.fixture
-def chain(tmp_path):
-    def make(*names):
-        return Chain(new_site(tmp_path / str(len(list(tmp_path.iterdir())))), names)
+def chain(spark, tmp_path):
+    def make(*names, on=spark):
+        site = new_site(tmp_path / str(len(list(tmp_path.iterdir()))))
+        return Chain(site, names, on=on)
 
     return make
 
@@ -67,8 +69,9 @@ def one_place_per_sink():
 def test_driver_killed_anywhere_between_prepare_and_the_end_of_commit_publishes_once(spark, chain):
     """Two chains at the same time; what one sink is through with, the next one begins with."""
     first, second = chain(*TARGETS), chain(*TARGETS)
-    places = [*DRIVER_POINTS, *one_place_per_sink()]
-    assert {place.split("@")[0] for place in places} == {*DRIVER_POINTS, *SINK_POINTS}
+    # Before the record and after it; the simulation has every point of no sink in particular.
+    places = ["driver.epoch.ran", "driver.manifest.written", *one_place_per_sink()]
+    assert {place.split("@")[0] for place in places} >= {*SINK_POINTS}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(first.die, places[::2]), pool.submit(second.die, places[1::2])]:
             done.result()
@@ -179,10 +182,17 @@ def test_commit_that_every_sink_has_made_and_not_told_is_made_once(spark, chain,
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("place", ["driver.epoch.ran:2", "driver.sink.unmarked@postgres:2"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        for_soak("driver.epoch.ran:2"),
+        "driver.sink.unmarked@postgres:2",
+    ],
+)
 def test_of_two_drivers_exactly_one_publishes(spark, chain, place):
     """The older one stands still with an epoch prepared, until the newer one has cleaned up."""
-    work = chain("files", *POSTGRES)
+    # One that stands still would keep the scheduler of a JVM it shares from going on.
+    work = chain("files", *POSTGRES, on=None)
     work.events.add(4)
     with work.drive("--at", f"{place}=stop") as older:
         assert older.await_report(at=...), older.errors()

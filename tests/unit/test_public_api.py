@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -70,11 +71,15 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports() -> Iterator[Imported]:
+@functools.cache
+def imports() -> tuple[Imported, ...]:
     """All but those for type checkers."""
     known = modules()
-    for module, path in known.items():
-        yield from _imports_of(ast.parse(path.read_text()), module, known, in_function=False)
+    return tuple(
+        found
+        for module, path in known.items()
+        for found in _imports_of(ast.parse(path.read_text()), module, known, in_function=False)
+    )
 
 
 def _imports_of(

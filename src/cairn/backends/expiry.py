@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.base import ABSENT, Change, Content, Cursor
+from cairn.backends.contract import ABSENT, Change, Content, Cursor
 from cairn.types.codec import Datum, Key
 from cairn.types.codec.stamped import join_stamps
 

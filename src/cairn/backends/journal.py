@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from cairn.types.codec import Key
-from cairn.types.codec.base import Values
+from cairn.types.codec import Datum, Key
+from cairn.types.codec.core import Values
 
 GONE: Final[Any] = object()
 CALL: Final[Any] = object()
@@ -29,7 +29,7 @@ class Journal(list[Write]):
 
     __slots__ = ()
 
-    def keep(self, mapping: dict[Key, Any], name: Key) -> None:
+    def keep(self, mapping: dict[Key, Datum], name: Key) -> None:
         """Record `mapping[name]` before it is set or removed."""
         self.append((mapping, name, mapping.get(name, GONE)))
 

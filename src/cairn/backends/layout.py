@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT, Change, Content
+from cairn.backends.contract import ABSENT, Change, Content
 from cairn.errors import FunctionError
 from cairn.types import type_ddl
 from cairn.types.codec import Codec, Key, codec
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 Keyed = Mapping[Key, Content | Change]
 RowsByGroup = Iterable[tuple[int, Keyed]]

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT, Backend, Change, Content, Rows
+from cairn.backends.contract import ABSENT, Backend, Change, Content, Rows
 from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import empty_rows
 from cairn.backends.journal import Journal
@@ -31,7 +31,7 @@ from cairn.errors import FunctionError
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
 from cairn.types.codec import Codec, Datum, Key, codec, strict
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 from cairn.types.codec.stamped import stamp_codec
 
 BASE_BATCH_ROWS = 64 * 1024

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cairn.backends.base import ABSENT, Content
+from cairn.backends.contract import ABSENT, Content
 from cairn.state import Declaration
 from cairn.types.codec import Codec, Datum, Key
-from cairn.types.codec.base import Convert, if_some, same
+from cairn.types.codec.core import Convert, if_some, same
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.heap.backend import HeapBackend
 
 DEFAULT_MEMORY_BYTES = 512 << 20

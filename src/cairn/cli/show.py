@@ -38,8 +38,8 @@ from cairn.query.epochs import (
 )
 from cairn.report.epoch import SubtaskTimes
 from cairn.report.text import PART_STYLES, count, duration, millis, size
-from cairn.storage import Store
 from cairn.storage.log import Log
+from cairn.storage.store import Store
 
 _SCOPES = {
     "subtask": "a list per subtask",

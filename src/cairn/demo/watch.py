@@ -12,7 +12,9 @@ from pathlib import Path
 
 from cairn.driver.coordinator.reports import report_of
 from cairn.report.epoch import EpochReport
-from cairn.storage import Epoch, Log, open_store
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import open_store
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from cairn.protocol.channel import knock
+from cairn.protocol.channel import connect
 from cairn.protocol.lookups import ended_decoder
 from cairn.protocol.messages import End, Report, Token
 
@@ -113,7 +113,7 @@ class Roster:
     def _send(self, door: str, order: End) -> bool:
         """Send an order. True if the slot has answered, or is gone."""
         try:
-            channel = knock(door, self._key, TIMEOUT_S)
+            channel = connect(door, self._key, TIMEOUT_S)
         except (ConnectionRefusedError, FileNotFoundError):
             return True  # The process is gone.
         except OSError:

@@ -98,7 +98,7 @@ class SparkDriver:
     def deploy(self, spec: JobSpec, parallelism: int) -> None:
         """Plan the epochs to come: with these functions, on this many subtasks."""
         self._wait_for_pin()
-        spec_id, pickled = replace(spec, door=self.door).pickled()
+        spec_id, pickled = replace(spec, door=self.door).pickle()
         forwards = [
             Forward(
                 self.run_id,
@@ -226,7 +226,7 @@ class SparkDriver:
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
-        self.planner.grouped = self._partials.chosen(begin.epoch)
+        self.planner.grouped = self._partials.choose(begin.epoch)
         failure: Exception | None = None
         try:
             self._wait_for_pin()

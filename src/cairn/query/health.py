@@ -27,11 +27,10 @@ from cairn.report.status import (
     health_of,
     status_of,
 )
-from cairn.storage.endings import ending_of
 from cairn.storage.failures import FailureNote, read_failures
-from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Takeover
+from cairn.storage.notes import ending_of, newest_graph
 from cairn.types.durations import duration_ms
 
 _LINE: Final = re.compile(r"^  (at|log|next): (.*)$", re.MULTILINE)

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.overlay import in_order
 from cairn.backends.packing import Form, Packing
 from cairn.errors import QueryError, StateNotFoundError

@@ -137,7 +137,7 @@ def _read(task: StateTask, parts: int) -> Callable[[_Batches], _Batches]:
     def read(batches: _Batches) -> _Batches:
         for batch in batches:
             for part in batch["id"].to_pylist():
-                for rows in task.kept_rows(groups_of(part, parts, task.kept_group_count)):
+                for rows in task.read_kept_rows(groups_of(part, parts, task.kept_group_count)):
                     pairs = zip(rows.columns, types, strict=True)
                     columns = [c if c.type == type else c.cast(type) for c, type in pairs]
                     yield pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
@@ -151,7 +151,7 @@ def _write_files(task: StateTask) -> Callable[[_Batches], _Batches]:
     def write(batches: _Batches) -> _Batches:
         rows = task.rows
 
-        grouped = (rows.grouped(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
+        grouped = (rows.with_groups(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
         files: list[SavedStateFile] = []
         error: bytes | None = None
         try:

@@ -5,15 +5,15 @@
 
 Always true of a sink:
 - after `prepare` the data is durable and no reader sees it;
-- `commit` is idempotent; it proves itself by a mark written with it, keyed by job, sink, epoch
-  and batch, which together never mean two things;
-- `commit` is called again until it succeeds, by whichever driver leads;
+- `commit` is idempotent: it writes a mark in the same step, keyed by job, sink, epoch and batch,
+  a key that never repeats;
+- `commit` is called again until it succeeds, by the driver that leads;
 - a committable is plain JSON, equal for equal rows, and enough to commit from another machine,
   also for a program with other columns or settings of the sink;
-- a mark of an epoch that the log does not have is found by `newest_mark` before a takeover: a
-  new epoch is never taken for published because of it;
-- what was prepared and never named in a manifest is removed by `recover`, after a takeover;
-- a sink says what a reader sees (`shows`) and what a repeated commit does (`promise`).
+- `newest_mark` finds a mark of an epoch that is not in the log before a takeover, so a new epoch
+  never counts as published because of an old mark;
+- `recover` removes prepared data that no manifest names, after a takeover;
+- `shows` declares what a reader sees, `promise` what a repeated commit does.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Execution(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Who writes: fixed for the life of the job."""
+    """The job and the place of an open sink, fixed for the life of the job."""
 
     job_id: str
     job_name: str
@@ -65,7 +65,7 @@ class SinkContext:
     scratch: str | None = None
     """A private local directory, in a slot. None in the driver."""
     checkpoint: str = ""
-    """The url of the job's checkpoint, for what rides in the epoch until it is published."""
+    """The url of the job's checkpoint, for rows that are staged there."""
     spark: Any = None
     """The Spark session, in the driver of a real run."""
 
@@ -78,23 +78,23 @@ class Writer(ABC):
 
     @abstractmethod
     def prepare(self) -> Committable | None:
-        """Make the rows durable but invisible. None when there were none."""
+        """Make the rows durable but invisible; return None if there were none."""
 
     @abstractmethod
     def abort(self) -> None:
         """Forget the rows; called instead of prepare.
 
-        What is durable already and may be shared with a later attempt is left to `recover`.
+        Durable data that a later attempt may share is left to `recover`.
         """
 
 
 class Sink(ABC):
-    """Where a stream ends. Objects are pickled to the slots, so they hold settings only."""
+    """A target of a stream. Sinks are pickled to the slots, so they hold only settings."""
 
     promise: Promise = "exactly-once"
-    """What a reader finds of each row, when a commit is repeated until it succeeds."""
+    """The number of copies of a row that readers find after repeated commits."""
     shows: Shows = "epochs"
-    """Readers see whole epochs, in order; or an epoch may appear piece by piece."""
+    """With "epochs" readers see whole epochs, in order; with "pieces" an epoch appears in parts."""
 
     context: SinkContext
 
@@ -102,7 +102,7 @@ class Sink(ABC):
         return {name: value for name, value in vars(self).items() if name != "context"}
 
     def open(self, context: SinkContext) -> None:
-        """Once in the driver and once in each slot, before anything else."""
+        """Open the sink; called once in the driver and once in each slot, before anything else."""
         self.context = context
 
     @abstractmethod
@@ -123,47 +123,47 @@ class Sink(ABC):
         """
 
     def recover(self, before_epoch: int) -> None:
-        """After a takeover and the repeated commit: remove what abandoned attempts left behind.
+        """Remove data of abandoned attempts; called after a takeover and the repeated commit.
 
-        Only of epochs below this number. Those from there on belong to this driver, or to
-        one that has taken over from it since, unnoticed.
+        Only of epochs below this number. Later ones belong to this driver, or to a newer one
+        that has taken over from it since.
         """
 
     def newest_mark(self) -> int | None:
-        """The newest epoch of this job and sink that is marked as published in the target.
+        """Return the newest epoch of this job and sink with a mark in the target, or None.
 
-        Asked in the driver before a takeover: a mark of an epoch that is not in the log ends
-        the start. None when there is no mark, or the sink keeps none.
+        Called in the driver before a takeover: a mark of an epoch that is not in the log ends
+        the start. Sinks without marks return None.
         """
         return None
 
     @property
     def target(self) -> str:
-        """The place an open sink publishes to, in words and without secrets, for the driver.
+        """The place an open sink publishes to, as text without secrets.
 
-        It is noted with each epoch. At a start, a sink publishes the newest epoch again only if
-        that was prepared for an equal target. "" is a target that ends with the driver.
+        The driver stores it with each epoch. At a start, a sink publishes the newest epoch again
+        only if it was prepared for an equal target. "" is a target that ends with the driver.
         """
         return type(self).__name__
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the target cannot be reached now, and may be later: then the job waits for it."""
+        """True if the target cannot be reached now, and may be later: then the job waits for it."""
         return any(isinstance(each, ConnectionError | TimeoutError) for each in causes(error))
 
     def on_epoch_committed(self, epoch: int) -> None:
-        """In a slot, at the beginning of the next epoch: this one is committed for good."""
+        """Called in a slot at the beginning of the next epoch, when this one is final."""
 
     def close(self) -> None:
-        """When the run or the slot ends; also after an `open` that failed."""
+        """Close the sink; called when the run or the slot ends, also after a failed `open`."""
 
 
 def without_password(url: str) -> str:
-    """Return a url as it can be shown: a password in it is left out."""
+    """Return a url without its password."""
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", url)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then what caused it, and so on."""
+    """Yield an error, its cause, the cause of that, and so on."""
     found: BaseException | None = error
     while found is not None:
         yield found
@@ -171,33 +171,33 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 @contextmanager
-def reached_at_start(uid: str, sink: Sink) -> Iterator[None]:
-    """Raise CommitError if the target is away: then the job is right, and the world is not."""
+def refuse_if_away(uid: str, sink: Sink) -> Iterator[None]:
+    """Raise CommitError for an error that means that the target is unreachable."""
     try:
         yield
     except AssertionError:
         raise
     except Exception as error:
-        is_told = isinstance(error, CommitError) and bool(error.facts.get("is_away"))
-        if is_told or not sink.is_away(error):
+        is_refused = isinstance(error, CommitError) and bool(error.facts.get("is_away"))
+        if is_refused or not sink.is_away(error):
             raise
-        raise away_at_start(uid, error) from error
+        raise away_error(uid, error) from error
 
 
-def away_at_start(uid: str, error: Exception) -> CommitError:
-    """Return what a start raises while the target of a sink is away."""
+def away_error(uid: str, error: Exception) -> CommitError:
+    """Return the error of a start while the target of a sink is unreachable."""
     why = str(error).strip().replace("\n", "\n  ") or type(error).__name__
     return CommitError(
         f"sink {uid!r} cannot be reached, so the job does not start\n  cause: {why}\n"
-        "  next: bring the target back, or correct where the sink looks for it, and start the "
-        "job again; nothing is lost",
+        "  next: repair the target, or correct its address in the sink, and start the job again; "
+        "nothing is lost",
         sink=uid,
         is_away=True,
     )
 
 
 def close_all(sinks: Iterable[Sink]) -> None:
-    """Close each of them, whatever becomes of the others: what is committed does not need it."""
+    """Close all sinks, even if some fail to close: committed output does not depend on it."""
     for sink in sinks:
         with suppress(Exception):
             sink.close()
@@ -205,7 +205,7 @@ def close_all(sinks: Iterable[Sink]) -> None:
 
 @contextmanager
 def closed_on_error(sinks: Iterable[Sink]) -> Iterator[None]:
-    """Around what comes after they are opened: if it fails, nobody else closes them."""
+    """Close the sinks if the block fails, since no caller has them yet."""
     try:
         yield
     except BaseException:

@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 from cairn.crash import crash_point
 from cairn.errors import CommitError, CorruptFileError
 from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
+from cairn.storage.paths import WAL_FOLDER
 from cairn.storage.store import NotFoundError, Store, open_store
-from cairn.storage.wal import WAL_FOLDER
 
 FILE_BYTES_TARGET: Final = 32 << 20
 MARKS_KEPT: Final = 100

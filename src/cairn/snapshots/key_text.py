@@ -1,11 +1,11 @@
-"""A key that somebody typed, or that stands in an address.
+"""Parse a key from a command line or a url.
 
-A key of one column is written plainly: alice, 42, 2024-01-31. A JSON array with a value per
-column always works: ["alice", 3]; it is also how to say null, and a text that itself looks like
-such an array: ["[\\"alice\\"]"].
+A key of one column is plain text: alice, 42, 2024-01-31. A JSON array with a value per column
+always works: ["alice", 3]. It is needed for null, and for a text that itself looks like such an
+array: ["[\\"alice\\"]"].
 
 Always true here:
-- what does not fit the types of the key columns is a QueryError, never another key.
+- text that does not fit the types of the key columns is a QueryError, never another key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_CHARS_MAX = 1 << 16
 
 
 def parse_key(text: str, names: list[str], types: list[pa.DataType]) -> tuple[Any, ...]:
-    """The values of the key columns."""
+    """Return the values of the key columns."""
     expected = ", ".join(f"{n} {type_ddl(t)}" for n, t in zip(names, types, strict=True))
     if len(text) > TEXT_CHARS_MAX:
         raise QueryError(
@@ -38,7 +38,7 @@ def parse_key(text: str, names: list[str], types: list[pa.DataType]) -> tuple[An
         if pa.types.is_nested(type):
             return (python_value(_json(text, expected), type),)
         return (text_value(text, type),)
-    found = f"{len(parts)} values" if parts is not None else _shown(text)
+    found = f"{len(parts)} values" if parts is not None else _shorten(text)
     raise QueryError(
         f"this key has {len(types)} columns\n  expected: {expected}\n  found: {found}\n"
         "  next: give a JSON array with a value for each, such as '[\"a\", 3]'",
@@ -62,10 +62,10 @@ def _json(text: str, expected: str) -> Any:
     except (ValueError, RecursionError):
         raise QueryError(
             f"a key of this type is given as JSON\n  expected: {expected}\n"
-            f"  found: {_shown(text)}\n  next: give a JSON array with one value",
+            f"  found: {_shorten(text)}\n  next: give a JSON array with one value",
             expected=expected,
         ) from None
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:79] + "…")

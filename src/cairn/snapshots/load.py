@@ -1,11 +1,11 @@
-"""A savepoint becomes the first epoch of an empty checkpoint.
+"""Make a savepoint the first epoch of an empty checkpoint.
 
-Each operator gets one base per subtask, whatever the parallelism was before, and one for what
-all subtasks share; rows go from Parquet to segments as Arrow columns, a few thousand at a time.
+Each operator gets one base per subtask, at any parallelism, and one for state that all subtasks
+share; rows go from Parquet to segments as Arrow columns, a few thousand at a time.
 
 Always true here:
 - every row of the savepoint is in exactly one base, that of the subtask that owns its group;
-- bytes are checked before they are read, so a damaged savepoint gives an error, not an epoch;
+- bytes are checked before they are read, so a damaged savepoint is an error, never an epoch;
 - nothing is published: the caller appends the epoch to the log.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,10 +40,10 @@ from cairn.storage.store import Store
 
 
 def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | None) -> JobInfo:
-    """The job of a checkpoint, made now if it is empty; `savepoint` is what it is to start from.
+    """Return the job of a checkpoint; in an empty one, create it to start from `savepoint`.
 
-    A checkpoint that came from this savepoint goes on where it is, so that a program can be
-    started again as it was; any other that has epochs is refused.
+    A checkpoint that was made from this savepoint continues where it is, so that a program can be
+    started again unchanged; any other with epochs is refused.
     """
     if savepoint is None:
         return create_or_open_job(store, name, group_count)
@@ -66,7 +67,7 @@ def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | N
             f"this checkpoint has epochs of its own; a savepoint needs an empty one\n"
             f"  checkpoint: {store.url}, newest epoch {newest.number}\n"
             f"  savepoint: {savepoint.url}\n"
-            "  next: pass another checkpoint, or leave savepoint= out to go on with this one",
+            "  next: pass another checkpoint, or leave savepoint= out to continue with this one",
             epoch=newest.number,
         )
     return job
@@ -84,23 +85,21 @@ def load_savepoint(
     scratch: str | None = None,
     progress: Progress | None = None,
 ) -> Epoch:
-    """The epoch to publish under this number. Counts key groups.
+    """Write the bases of a savepoint, and return the epoch to publish under this number.
 
     `spark_folder` is where the caller lays out Spark's folder, from the epoch's offsets and
-    from `savepoint.source_files()`.
+    from `savepoint.source_files()`. `progress` counts key groups.
     """
     info = savepoint.info
     total = info.max_parallelism * len(info.operators)
     done = 0
     operators = {}
     with CheckedFiles(savepoint.store, scratch) as files:
+        loading = _Loading(savepoint, files, store, number, term, scratch)
         for uid, saved in info.operators.items():
             ranges = []
-            range_count = _range_count(saved, parallelism)
-            for subtask in range(range_count):
-                groups = groups_of(subtask, range_count, info.max_parallelism)
-                part = _write_base(savepoint, files, saved, groups, store, number, term, scratch)
-                ranges.append(part)
+            for groups in _ranges(saved, parallelism, info.max_parallelism):
+                ranges.append(loading.write_base(saved, groups))
                 done += len(groups)
                 if progress is not None:
                     progress(done, total)
@@ -114,13 +113,6 @@ def load_savepoint(
                 ranges=ranges,
                 scope=saved.scope,
             )
-    position = SparkPosition(
-        folder=spark_folder,
-        batch_id=info.batch_id,
-        offsets=info.offsets,
-        sources=info.sources,
-    )
-    logs = log_of_files(savepoint.source_files(), position, checkpoint=store, term=term)
     return Epoch(
         number=number,
         parent=None,
@@ -133,63 +125,75 @@ def load_savepoint(
         passed_ms=info.passed_ms,
         seen_ms=info.seen_ms,
         timers=info.timers,
-        spark=msgspec.structs.replace(position, logs=logs),
+        spark=_position(savepoint, store, term, spark_folder),
         operators=operators,
         metrics=state_measured(operators),
     )
 
 
-def _range_count(saved: SavedOperator, parallelism: int) -> int:
-    """Lists stay with the subtasks they were of: they are handed out when the job runs."""
-    if saved.scope == "shared":
-        return 1
-    return saved.parallelism if saved.scope == "subtask" else parallelism
-
-
-def _write_base(
-    savepoint: Savepoint,
-    files: CheckedFiles,
-    saved: SavedOperator,
-    groups: range,
-    store: Store,
-    number: int,
-    term: int,
-    scratch: str | None,
-) -> RangeState:
-    columns = savepoint.columns(saved.uid)
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-") as file:
-        writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
-        for name, state in sorted(saved.states.items()):
-            writer.begin_state(name, columns[name].stored_schema)
-            for batch in savepoint.read(files, saved.uid, name, groups):
-                writer.write(columns[name].to_stored(batch))
-            for state_file in state.files:
-                if state_file.last_group < groups.stop:
-                    files.release(state_file)
-        written = writer.finish()
-        file.flush()
-        refs = []
-        if written.rows:
-            stored = write_segment_file(store, written, file.name, term)
-            refs = [stored.listed(groups, first_epoch=number, last_epoch=number)]
-    return RangeState(
-        first_group=groups.start,
-        group_count=len(groups),
-        version=next_version(EMPTY_VERSION, written.id) if refs else EMPTY_VERSION,
-        files=refs,
-        state_keys=None if written.rows else 0,
-        state_entries=written.rows,
-        state_bytes=sum(ref.length for ref in refs),
+def _position(savepoint: Savepoint, store: Store, term: int, folder: str) -> SparkPosition:
+    info = savepoint.info
+    position = SparkPosition(
+        folder=folder, batch_id=info.batch_id, offsets=info.offsets, sources=info.sources
     )
+    logs = log_of_files(savepoint.source_files(), position, checkpoint=store, term=term)
+    return msgspec.structs.replace(position, logs=logs)
+
+
+def _ranges(saved: SavedOperator, parallelism: int, group_count: int) -> list[range]:
+    """Return the key groups of each base of an operator."""
+    if saved.scope == "shared":
+        parallelism = 1
+    elif saved.scope == "subtask":
+        # Lists stay with their subtasks; a job that runs with others redistributes them.
+        parallelism = saved.parallelism
+    return [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
+
+
+class _Loading(NamedTuple):
+    savepoint: Savepoint
+    files: CheckedFiles
+    store: Store
+    number: int
+    term: int
+    scratch: str | None
+
+    def write_base(self, saved: SavedOperator, groups: range) -> RangeState:
+        """Write the state of an operator in these key groups as one base."""
+        columns = self.savepoint.columns(saved.uid)
+        with tempfile.NamedTemporaryFile(dir=self.scratch, prefix="base-") as file:
+            writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=self.number)
+            for name, state in sorted(saved.states.items()):
+                writer.begin_state(name, columns[name].stored_schema)
+                for batch in self.savepoint.read(self.files, saved.uid, name, groups):
+                    writer.write(columns[name].to_stored(batch))
+                for state_file in state.files:
+                    if state_file.last_group < groups.stop:
+                        self.files.release(state_file)
+            written = writer.finish()
+            file.flush()
+            refs = []
+            if written.rows:
+                stored = write_segment_file(self.store, written, file.name, self.term)
+                refs = [stored.list_for(groups, first_epoch=self.number, last_epoch=self.number)]
+        return RangeState(
+            first_group=groups.start,
+            group_count=len(groups),
+            version=next_version(EMPTY_VERSION, written.id) if refs else EMPTY_VERSION,
+            files=refs,
+            state_keys=None if written.rows else 0,
+            state_entries=written.rows,
+            state_bytes=sum(ref.length for ref in refs),
+        )
 
 
 def _check_complete(savepoint: Savepoint, saved: SavedOperator, ranges: list[RangeState]) -> None:
-    """Rows of key groups that nobody owns would be left out without a word."""
+    """Raise if rows are missing, because no subtask owns their key groups."""
     expected = sum(state.rows for state in saved.states.values())
     found = sum(part.state_entries for part in ranges)
     if found != expected:
         raise CorruptFileError(
-            f"the savepoint does not fit itself: operator {saved.uid!r} has {expected} rows, "
+            f"the savepoint is inconsistent: operator {saved.uid!r} has {expected} rows, "
             f"{found} of them in key groups below {savepoint.info.max_parallelism}\n"
             f"  savepoint: {savepoint.url}\n"
             "  next: use another copy of the savepoint, or take it again",

@@ -1,16 +1,16 @@
-"""A savepoint: one epoch in a folder of its own, that anything can read.
+"""A savepoint: one epoch in its own folder, which any Parquet reader can read.
 
-    savepoint.json                          what is in it; written last
+    savepoint.json                          the list of its content; written last
     state/<uid>/<state>/<nnnnn>.parquet     key_group, key, [entry,] value [, at]; by key group
-    sources/<index>/…                       what Spark's sources keep beside their offsets
+    sources/<index>/…                       files of Spark's sources
 
-It knows nothing of the backend, the parallelism or the place it was made in: paths are
-relative, so it can be copied and moved. `object` state is binary (a pickle); an interval is
-a number of microseconds to readers that do not know Arrow's types.
+It does not depend on backend, parallelism or place: paths are relative, so it can be copied and
+moved. `object` state is binary (a pickle); readers without Arrow's types see an interval as a
+number of microseconds.
 
 Always true here:
-- savepoint.json exists, so the savepoint is complete;
-- rows that come out of it are from files whose bytes were checked against their digest.
+- if savepoint.json exists, the savepoint is complete;
+- rows are read only from files whose bytes match their digest.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ import pyarrow.parquet as pq
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.snapshots.reader import uid_with_state
-from cairn.storage.log import JOB_PATH, LOG_FOLDER
 from cairn.storage.manifest import Scope, StateDecl, operator_uids, unseal
-from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
-from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
+from cairn.storage.paths import JOB_PATH, LOG_FOLDER, SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.verify import Damage
 
@@ -78,7 +76,7 @@ class SavedOperator(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, SavedState]
     scope: Scope = "keyed"
     parallelism: int = 0
-    """Lists of subtasks are found by it."""
+    """Needed to find the lists of subtasks."""
 
 
 class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +95,13 @@ class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
     offsets: str
     """The raw text of Spark's offset file."""
     sources: list[str]
-    """Their names, in the order of the offsets."""
+    """The names of the sources, in the order of the offsets."""
     source_files: list[SavedFile]
     watermark_ms: int | None = None
     passed_ms: int | None = None
     seen_ms: dict[str, int] = {}
     timers: dict[str, tuple[int | None, int | None]] | None = None
-    """As the epoch's manifest has them."""
+    """As in the epoch's manifest."""
 
     @property
     def files(self) -> list[SavedFile]:
@@ -134,7 +132,7 @@ class Savepoint:
         return self.store.url
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
-        """The states of an operator, by name."""
+        """Return the states of an operator, by name."""
         operator = self._operator(uid)
         return {
             name: StateColumns(name, state.decl, operator.key_types)
@@ -142,14 +140,14 @@ class Savepoint:
         }
 
     def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a state, as EpochReader gives them; of some key groups, if asked."""
+        """Yield the rows of a state as EpochReader does; of some key groups, if given."""
         with CheckedFiles(self.store) as files:
             yield from self.read(files, uid, state, groups)
 
     def read(
         self, files: CheckedFiles, uid: str, state: str, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Like `rows`, with files that are kept for the next call."""
+        """Like `rows`, with files that stay open for the next call."""
         operators = self.info.operators
         uids = operator_uids(operators, uid)
         uid = uid_with_state(operators, uid, state)
@@ -171,7 +169,7 @@ class Savepoint:
                 yield from _read_file(files, file, columns, groups)
 
     def source_files(self) -> dict[str, bytes]:
-        """What belongs under `sources/` of a folder from which Spark goes on."""
+        """Return the files below `sources/` of a folder from which Spark continues."""
         found = {}
         for file in self.info.source_files:
             data = b"".join(_stream(self.store, file))
@@ -220,12 +218,12 @@ class Savepoint:
 
 
 def open_savepoint(url: str) -> Savepoint:
-    """A savepoint that is there and complete; otherwise RestoreError says what is there."""
+    """Open a complete savepoint; for anything else, RestoreError describes the folder."""
     try:
         store = open_store(url, create=False)
     except NotFoundError:
         next_step = "give the folder it was written to"
-        raise _no_savepoint(url, "there is no such folder", next_step) from None
+        raise _no_savepoint(url, "no such folder", next_step) from None
     except ValueError as error:
         raise RestoreError(str(error), url=url) from None
     name = f"{store.url}/{SAVEPOINT_PATH}"
@@ -233,11 +231,11 @@ def open_savepoint(url: str) -> Savepoint:
         data = store.get(SAVEPOINT_PATH)
     except NotFoundError:
         raise _no_savepoint(url, *_what_is_there(store)) from None
-    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damaged))
+    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damage_error))
 
 
-def saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
-    """What savepoint.json says of a state."""
+def make_saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
+    """Return a state as savepoint.json lists it."""
     return SavedState(
         kind=decl.kind,
         type=decl.type,
@@ -249,10 +247,10 @@ def saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
 
 
 def state_folder(uid: str, state: str) -> str:
-    return f"state/{_quoted(uid)}/{_quoted(state)}"
+    return f"state/{_quote(uid)}/{_quote(state)}"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     # A leading dot would hide the folder, and ".." would leave it.
     quoted = quote(name, safe="")
     return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
@@ -260,22 +258,20 @@ def _quoted(name: str) -> str:
 
 def _what_is_there(store: Store) -> tuple[str, str]:
     if store.exists(JOB_PATH) or store.list(LOG_FOLDER):
-        return "it is a checkpoint", "`cairn savepoint CHECKPOINT DEST` makes a savepoint of it"
+        return "a checkpoint", "`cairn savepoint CHECKPOINT DEST` makes a savepoint of it"
     if store.exists(UNFINISHED_PATH) or store.list("state"):
         return (
-            "an unfinished savepoint: savepoint.json, which is written last, is not there",
+            "an unfinished savepoint: savepoint.json, which is written last, is missing",
             "remove it and take the savepoint again",
         )
     return f"no {SAVEPOINT_PATH}", "give the folder it was written to"
 
 
 def _no_savepoint(url: str, found: str, next_step: str) -> RestoreError:
-    return RestoreError(
-        f"there is no savepoint at {url}\n  found: {found}\n  next: {next_step}", url=url
-    )
+    return RestoreError(f"no savepoint at {url}\n  found: {found}\n  next: {next_step}", url=url)
 
 
-def _damaged(name: str, what: str) -> CorruptFileError:
+def _damage_error(name: str, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"a file of the savepoint is damaged: {what}\n"
         f"  file: {name}\n"
@@ -285,10 +281,10 @@ def _damaged(name: str, what: str) -> CorruptFileError:
 
 
 class CheckedFiles:
-    """Files of a savepoint on the local disk, their bytes checked once.
+    """Local copies of a savepoint's files, their bytes checked once.
 
-    Those of a local savepoint are read where they lie, others are fetched and kept until
-    they are released.
+    Files of a local savepoint are read in place; others are fetched, and kept until they are
+    released.
     """
 
     def __init__(self, store: Store, scratch: str | None = None) -> None:
@@ -332,12 +328,12 @@ class CheckedFiles:
 
 
 def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
-    """The bytes of a file. When it ends without an error they were the right ones."""
+    """Yield the bytes of a file; raises at the end unless size and digest match."""
     name = f"{store.url}/{file.path}"
     digest = hashlib.blake2b(digest_size=16)
     offset = 0
     try:
-        # One byte more is asked for: the file must end where it should.
+        # One byte more is read, to detect a file that is too long.
         while data := store.get_range(
             file.path, offset, min(_FETCH_BYTES, file.bytes + 1 - offset)
         ):
@@ -347,13 +343,13 @@ def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
             if offset > file.bytes:
                 break
     except NotFoundError:
-        raise _damaged(name, "the file is missing") from None
+        raise _damage_error(name, "the file is missing") from None
     if offset != file.bytes:
         more = "more than " if offset > file.bytes else ""
         found = min(offset, file.bytes)
-        raise _damaged(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
+        raise _damage_error(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
     if digest.hexdigest() != file.digest:
-        raise _damaged(
+        raise _damage_error(
             name, f"its digest is {digest.hexdigest()}, savepoint.json says {file.digest}"
         )
 
@@ -367,7 +363,9 @@ def _read_file(
     try:
         with pq.ParquetFile(path) as parquet:
             if parquet.schema_arrow.names != columns.parquet_schema.names:
-                raise _damaged(name, f"its columns are {', '.join(parquet.schema_arrow.names)}")
+                raise _damage_error(
+                    name, f"its columns are {', '.join(parquet.schema_arrow.names)}"
+                )
             wanted = _row_groups(parquet.metadata, groups)
             for batch in parquet.iter_batches(_READ_ROWS, row_groups=wanted):
                 row_count += batch.num_rows
@@ -379,13 +377,13 @@ def _read_file(
                 if rows.num_rows:
                     yield rows
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, str(error)) from error
+        raise _damage_error(name, str(error)) from error
     if groups is None and row_count != file.rows:
-        raise _damaged(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
+        raise _damage_error(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
 
 
 def _row_groups(metadata: Any, groups: range | None) -> list[int]:
-    """Those that may hold rows of these key groups, by their statistics."""
+    """Return the row groups that may hold these key groups, by their statistics."""
     if groups is None:
         return list(range(metadata.num_row_groups))
     found = []

@@ -1,9 +1,9 @@
-"""Where the rows of a table come from: an epoch of a checkpoint, or a savepoint.
+"""The stored states of an epoch or a savepoint, behind one interface.
 
 Always true here:
 - any number of threads may read at once;
-- an epoch stays as long as its states are open, if the checkpoint can be written to; if not,
-  and its files go, that is a StaleEpochError.
+- an epoch is held while its states are open, if the checkpoint can be written to; if not, and
+  its files are removed, reading raises StaleEpochError.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from cairn.storage.store import NotFoundError, Store
 
 
 class About(NamedTuple):
-    """What is known of a state without reading it."""
+    """The facts of a state that are known without reading it."""
 
     scope: Scope
     parallelism: int
     rows: int
-    """Of all states of the operator that lie in the same files."""
+    """Stored rows of all states of the operator in the same files."""
     bytes: int
 
 
 class StoredStates(ABC):
-    """Operators and their states, and the rows of them."""
+    """The operators of an epoch or a savepoint, their states, and rows."""
 
     operators: Mapping[str, Any]
 
@@ -56,11 +56,11 @@ class StoredStates(ABC):
         *,
         ordered: bool,
     ) -> Iterator[pa.RecordBatch]:
-        """Stored rows, of these keys if given (and perhaps of some that are like them)."""
+        """Yield plain rows; with `keys`, at least those of these keys, perhaps a few others."""
 
     @abstractmethod
     def group_rows(self, uid: str, state: str) -> Counter[int]:
-        """Stored rows per key group: about as many as there are to read."""
+        """Return the stored rows per key group, to estimate the cost of reading."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -99,30 +99,32 @@ class EpochStates(StoredStates):
                 for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
                     self._reading.renew()
                     yield from chunk.rows[name]
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
 
     def group_rows(self, uid: str, state: str) -> Counter[int]:
         found: Counter[int] = Counter()
         try:
             for ref in self._refs(uid):
                 counted = ref.groups
-                for group, rows in self._counted(ref).get(state, {}).items():
+                for group, rows in self._count_groups(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
         return found
 
     @property
     def hold_path(self) -> str | None:
-        """Of the hold on the epoch, if there is one."""
+        """The path of the hold on the epoch; None without one."""
         return self._reading.hold_path
 
     def close(self) -> None:
         self._reading.release()
 
-    def _counted(self, ref: FileRef) -> dict[str, dict[int, int]]:
+    def _count_groups(self, ref: FileRef) -> dict[str, dict[int, int]]:
         if ref.id not in self._counts:
             self._counts[ref.id] = group_counts(self.store, ref)
         return self._counts[ref.id]

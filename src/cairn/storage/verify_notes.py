@@ -1,7 +1,7 @@
 """Check the notes for people in a checkpoint: graph/, failures/, savepoints/ and endings/.
 
-Nothing reads them to decide anything, and readers leave out what they cannot read. So damage
-would go unnoticed: a savepoint would be missing in a list, without a word.
+No job depends on them, and readers leave out unreadable ones. So damage would go unnoticed: a
+savepoint would be missing in a list.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any, Final
 import msgspec
 
 from cairn.errors import CairnError
-from cairn.storage.endings import RunEnding
 from cairn.storage.manifest import unseal
-from cairn.storage.notes import (
+from cairn.storage.notes import RunEnding, SavepointNote
+from cairn.storage.paths import (
     ENDINGS_FOLDER,
     FAILURES_FOLDER,
     GRAPHS_FOLDER,
+    SAVEPOINT_PATH,
     SAVEPOINTS_FOLDER,
 )
-from cairn.storage.removal import SAVEPOINT_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 
 
 class _Graph(msgspec.Struct):
-    """A start writes more than this; every one writes these."""
+    """The fields that every version of cairn writes."""
 
     job: str
     sources: list[dict[str, Any]]
@@ -40,17 +40,10 @@ class _Failure(msgspec.Struct):
     wall_ms: int
 
 
-class _Saved(msgspec.Struct):
-    id: str
-    url: str
-    epoch: int
-    created_ms: int
-
-
 _KINDS: Final[dict[str, Any]] = {
     GRAPHS_FOLDER: _Graph,
     FAILURES_FOLDER: _Failure,
-    SAVEPOINTS_FOLDER: _Saved,
+    SAVEPOINTS_FOLDER: SavepointNote,
     ENDINGS_FOLDER: RunEnding,
 }
 
@@ -63,7 +56,7 @@ _decode_id: Final = msgspec.json.Decoder(_Id).decode
 
 
 def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
-    """Yield (path, what is wrong, is it stale only) for each note that is of no use."""
+    """Yield (path, what is wrong, is_stale) for each damaged or stale note."""
     for folder, kind in _KINDS.items():
         for found in store.list(folder):
             try:
@@ -73,16 +66,16 @@ def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 yield found.path, f"this note cannot be read: {error}", False
                 continue
-            if isinstance(note, _Saved):
+            if isinstance(note, SavepointNote):
                 why = _why_stale(note)
                 if why is not None:
                     advice = f"next: if it is gone for good, delete {store.url}/{found.path}"
                     yield found.path, f"{why}\n  {advice}", True
 
 
-def _why_stale(note: _Saved) -> str | None:
-    """Why a note leads to no savepoint; it may have been moved."""
-    nothing = f"there is no savepoint at {note.url}"
+def _why_stale(note: SavepointNote) -> str | None:
+    """Return why a note is stale; None if its savepoint exists."""
+    nothing = f"no savepoint at {note.url}"
     try:
         data = open_store(note.url, create=False).get(SAVEPOINT_PATH)
         found = unseal(data, f"{note.url}/{SAVEPOINT_PATH}", _decode_id)

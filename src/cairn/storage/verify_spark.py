@@ -1,11 +1,11 @@
 """Check Spark's own streaming checkpoint against the epochs: offsets, commits, sources.
 
-A start compares the same things and lays out Spark's folder again where it finds a difference
-(`driver/coordinator/rewind`). So what is found here costs no rows; it shows that something has
-changed files which nothing but Spark should change.
+A start compares the same files and lays out Spark's folder again if it finds a difference
+(`driver/coordinator/rewind`). So damage here loses no rows; it shows that something other than
+Spark has changed the files.
 
 Always true here:
-- a job may run meanwhile: batches that are newer than the newest epoch are left alone.
+- a job may run meanwhile: batches after the newest epoch are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from cairn.errors import CairnError
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.source_logs import differing_file, source_files
+from cairn.storage.source_logs import find_differing_file, source_files
 from cairn.storage.spark_log import check_file, names_query, read_metadata, same_offsets
 from cairn.storage.store import NotFoundError, Store
 
@@ -32,7 +32,7 @@ def check_spark(
     position = newest.spark
     folder = position.folder
     if not folder or not position.offsets or not store.list(folder):
-        return  # Nothing was read yet; or Spark's folder is elsewhere, or gone as a whole.
+        return  # Nothing was read yet, or Spark's folder is elsewhere or was removed.
     texts: dict[str, str] = {}
     for found in (*store.list(f"{folder}/offsets"), *store.list(f"{folder}/commits")):
         try:
@@ -60,7 +60,7 @@ def _check_sources(
 ) -> Iterator[tuple[str, str]]:
     try:
         for _ in range(_ATTEMPTS):
-            path = differing_file(store, position, checkpoint=checkpoint, is_running=True)
+            path = find_differing_file(store, position, checkpoint=checkpoint, is_running=True)
             if path is None:
                 break
         else:

@@ -49,9 +49,9 @@ from cairn.plan.check import (
     check_handlers,
     check_ttl,
 )
-from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
@@ -139,8 +139,8 @@ class Harness:
             broadcast=self._broadcast_state,
             stored_key_types=self._inputs.key_types,
         )
-        entries = {entry.uid: entry for entry in entries_of(self._spec)}
-        self._checkpoint = Checkpoint(entries, now_ms)
+        states = {state.uid: state for state in states_by_scope(self._spec)}
+        self._checkpoint = Checkpoint(states, now_ms)
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)
         self._backend = backend
@@ -345,7 +345,7 @@ class Harness:
             self._operator.finish()
             for held in self._operator.holdings:
                 stored = self._checkpoint.write_delta(held, UID)
-                held.finished(None if stored is None else stored.id)
+                held.name_pending(None if stored is None else stored.id)
                 ranges[held.uid] = self._checkpoint.advanced(held, stored, self._operator.rows_in)
         except BaseException:
             self.rollback()

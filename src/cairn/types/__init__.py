@@ -2,6 +2,7 @@
 
 from cairn.types.declared import (
     OBJECT,
+    Row,
     SchemaLike,
     TypeLike,
     all_nullable,
@@ -16,6 +17,7 @@ from cairn.types.declared import (
 
 __all__ = [
     "OBJECT",
+    "Row",
     "SchemaLike",
     "TypeLike",
     "all_nullable",

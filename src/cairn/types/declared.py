@@ -441,6 +441,7 @@ class _Ddl:
 
 _ROW_PREFIX = "Row_"
 Row = tuple[Any, ...]
+"""A row: an instance of a `row_class`, or a plain tuple of its columns."""
 _KEPT = {"_fields", "_make", "_replace", "_asdict", "_field_defaults"}
 
 

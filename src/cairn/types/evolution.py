@@ -25,7 +25,7 @@ from cairn.errors import FunctionError
 from cairn.state import TTL, Declaration
 from cairn.types import OBJECT, parse_type, type_ddl
 from cairn.types.codec import codec
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 from cairn.types.codec.stamped import join_stamps, list_parts, split_stamps
 from cairn.user_code import raised_at
 

@@ -93,7 +93,7 @@ def cairn_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CairnError)
     status, code, message, step = describe(error)
     if status == 500:
-        return unexpected(request, error)
+        return answer_unexpected(request, error)
     return error_response(status, code, message, step)
 
 
@@ -104,7 +104,7 @@ def http_error(request: Request, error: Exception) -> Response:
     return error_response(error.status_code, code, message, headers=headers)
 
 
-def unexpected(request: Request, error: Exception) -> Response:
+def answer_unexpected(request: Request, error: Exception) -> Response:
     logger.error("a request failed: %s %s", request.method, request.url.path, exc_info=error)
     return error_response(
         500, "internal", "The server failed on this request", "see the log of the server"

@@ -5,7 +5,7 @@ its files, without reading the files. They are an upper bound: deltas may have a
 
 Always true here:
 - a value stands for `step` key groups;
-- a skew is the largest share divided by the mean: 1.0 is even, None means there are no rows.
+- a skew is the largest share divided by the mean: 1.0 is even, None stands for no rows.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.web.auth import is_public, may_read
-from cairn.web.errors import error_response, unexpected
+from cairn.web.errors import answer_unexpected, error_response
 
 if TYPE_CHECKING:
     from cairn.web.site import Site
@@ -91,7 +91,7 @@ class Limits:
             refusal = self._refusal(scope)
             await (refusal or self._app)(scope, receive, answer)
         except Exception as error:
-            response = unexpected(Request(scope), error)
+            response = answer_unexpected(Request(scope), error)
             if not answer.has_begun:
                 await response(scope, receive, answer)
 

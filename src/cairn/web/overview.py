@@ -36,11 +36,10 @@ from cairn.report.job_graph import JobGraph
 from cairn.report.status import Health, Status
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import FailureNote, read_failures
-from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
 from cairn.storage.manifest import Ancestor, Epoch, JobInfo
+from cairn.storage.notes import SavepointNote, newest_graph, read_savepoint_notes
 from cairn.storage.removal import branches_of
-from cairn.storage.saved import SavedPoint, saved_points
 from cairn.storage.store import Store
 from cairn.web.answers import (
     EPOCH_MAX,
@@ -134,7 +133,7 @@ class Points(msgspec.Struct, frozen=True, kw_only=True):
     """Events of the checkpoint as a whole, newest first."""
 
     origin: Ancestor | None
-    savepoints: list[SavedPoint]
+    savepoints: list[SavepointNote]
     branches: list[BranchPoint]
     records: list[RestoreReport | TakeoverReport]
     rolled_back: list[RolledBack]
@@ -198,7 +197,7 @@ def graph(store: Store) -> GraphView:
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> EpochPage:
     """Return epochs in brief, newest first."""
     found = trail.newest(log, limit, before)
-    return EpochPage(epochs=found, oldest_kept=log.retired_below(), limit=limit)
+    return EpochPage(epochs=found, oldest_kept=log.oldest_kept(), limit=limit)
 
 
 def epoch(store: Store, log: Log, trail: Trail, number: int) -> EpochDetail:
@@ -234,7 +233,7 @@ def points(store: Store, log: Log) -> Points:
     rest = [report_record(each, current, {}) for each in records if not isinstance(each, Epoch)]
     return Points(
         origin=None if about is None else about.ancestor,
-        savepoints=saved_points(store),
+        savepoints=read_savepoint_notes(store),
         branches=[BranchPoint(hold.url, len(hold.paths)) for hold in branches_of(store).values()],
         records=[each for each in rest if not isinstance(each, ListedEpoch)],
         rolled_back=[
@@ -269,7 +268,7 @@ def failures(store: Store, log: Log, trail: Trail) -> FailureList:
 def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:
     """Return a few of the rows that an operator put aside in an epoch, while it is kept."""
     try:
-        if number < log.retired_below():
+        if number < log.oldest_kept():
             return []
         return log.epoch(number).metrics.operators.get(uid, NOTHING_MEASURED).error_sample
     except RestoreError:

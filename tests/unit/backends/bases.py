@@ -97,7 +97,7 @@ class Slot:
         return BaseTarget(self.store, 3, "op", 7, self.scratch, inline_bytes_max, known)
 
     def ref(self, stored: StateFile) -> FileRef:
-        return stored.listed(self.groups, first_epoch=0, last_epoch=7)
+        return stored.list_for(self.groups, first_epoch=0, last_epoch=7)
 
     def close(self) -> None:
         self.backend.close()

@@ -12,7 +12,7 @@ import pytest
 from cairn import state
 from cairn.backends import BACKENDS
 from cairn.backends import expiry as expiry_module
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import HeapMapRows
 from cairn.backends.overlay import Table

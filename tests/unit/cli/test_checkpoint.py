@@ -18,23 +18,21 @@ import pytest
 import cairn
 from cairn.errors import FunctionError
 from cairn.report.epoch import Measured, Timings
-from cairn.storage import (
+from cairn.storage.failures import Failures
+from cairn.storage.files import encode_segment
+from cairn.storage.log import Log, create_or_open_job, new_nonce
+from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
     EpochOperator,
-    Log,
     RangeState,
     Restore,
     SparkPosition,
     StateDecl,
-    create_or_open_job,
-    encode_segment,
-    new_nonce,
-    open_store,
-    write_pack,
 )
-from cairn.storage.endings import write_ending
-from cairn.storage.failures import Failures
+from cairn.storage.notes import write_ending
+from cairn.storage.pack import write_pack
+from cairn.storage.store import open_store
 from tests.unit.cli.command_line import call, json_of
 from tests.unit.report.reports import measured
 
@@ -47,7 +45,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
     batch = pa.record_batch({"group": np.zeros(number, np.int32), "v": [7] * number})
     segment = encode_segment("delta", "count", {"n": batch}, first_epoch=number)
     (packed,) = write_pack(log.store, [segment], term)
-    file = packed.listed(range(8), first_epoch=number, last_epoch=number)
+    file = packed.list_for(range(8), first_epoch=number, last_epoch=number)
     before = [] if parent is None else log.epoch(parent).operators["count"].ranges[0].files
     state = RangeState(
         first_group=0, group_count=8, version=EMPTY_VERSION, files=[*before, file],
@@ -145,7 +143,7 @@ def test_an_error_with_control_characters_does_not_steer_the_terminal(tmp_path: 
     create_or_open_job(store, "shop", 8)
     term = Log(store).take_over(host="somewhere", pid=17, wall_ms=1).term
     error = FunctionError("raised ValueError: \x1b[2Jgone", key="\x1b]0;title\x07", row="\x9b2J")
-    Failures(store, "shop").ended(error, 2)
+    Failures(store, "shop").note_end(error, 2)
     write_ending(store, term, "failed", error)
     for command in ("show", "ls"):
         shown = call(command, tmp_path / "new").stdout
@@ -161,7 +159,7 @@ def test_show_of_a_job_that_failed_before_its_first_epoch_says_with_what(tmp_pat
         "process() of operator 'score' raised ValueError: bad\n  at: job.py:12 in process",
         operator="score", key="7", row="Row(k=7)",
     )  # fmt: skip
-    Failures(store, "shop").ended(error, 2)
+    Failures(store, "shop").note_end(error, 2)
     write_ending(store, 1, "failed", error)
     for command in ("show", "ls"):
         result = call(command, tmp_path / "new")
@@ -231,7 +229,7 @@ def test_show_for_people_names_everything(checkpoint: Path) -> None:
 def test_show_of_an_epoch_that_is_not_there_says_so(checkpoint: Path) -> None:
     result = call("show", checkpoint, 99)
     assert result.exit_code == 1
-    assert "there is no record 99" in result.stderr
+    assert "has no record 99" in result.stderr
     assert "Traceback" not in result.stderr
     assert "Traceback" in call("show", checkpoint, 99, "--debug").stderr
 
@@ -280,7 +278,7 @@ def test_looking_at_nothing_fails_and_makes_no_folder(
 ) -> None:
     result = call(command, f"{scheme}{tmp_path}/nowhere")
     assert result.exit_code == 2
-    assert "there is no checkpoint" in result.stderr
+    assert "no checkpoint at" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,9 +313,9 @@ def build(spark, where):
     ("target", "args", "said"),
     [
         ("job.py", [], "path/to/job.py:build"),
-        ("nothing.py:build", [], "there is no file"),
+        ("nothing.py:build", [], "does not exist"),
         ("job.py:bild", [], "found: build"),
-        ("job.py:build", [], "build(spark, where) does not fit"),
+        ("job.py:build", [], "build(spark, where) cannot be called"),
         ("job.py:build", ["a", "b"], "given: a b"),
     ],
 )

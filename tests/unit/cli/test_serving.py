@@ -33,13 +33,13 @@ def test_addresses_are_of_this_machine_unless_said_otherwise(
     assert serve_settings("0.0.0.0:8080").token == TOKEN
     assert TOKEN not in repr(serve_settings("0.0.0.0:8080"))
     monkeypatch.setenv("CAIRN_TLS_KEY", "key.pem")
-    with pytest.raises(PlanError, match="go together"):
+    with pytest.raises(PlanError, match="must both be set"):
         serve_settings("0.0.0.0:8080")
 
 
 def test_dashboard_of_nothing_is_refused_and_makes_no_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["dashboard", str(tmp_path / "nothing")])
-    assert result.exit_code == 2 and "there is no such folder" in result.stderr
+    assert result.exit_code == 2 and "the folder does not exist" in result.stderr
     assert not (tmp_path / "nothing").exists()
 
 

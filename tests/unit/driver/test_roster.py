@@ -10,7 +10,7 @@ import pytest
 
 from cairn.driver import roster
 from cairn.driver.roster import Roster, SlotInfo
-from cairn.protocol.lookups import DoorSpec, Told, this_host
+from cairn.protocol.lookups import DoorSpec, LookupReply, this_host
 from cairn.protocol.messages import End, Report, Token
 from cairn.sinks.base import Execution
 from cairn.slot.door import Door, open_door
@@ -31,7 +31,9 @@ class Slot:
         self.slot_id = slot_id
         self.begun = token(1)
         self.orders: list[End] = []
-        self.door: Door = open_door(spec, str(folder / slot_id), lambda ask: Told(None), self.end)
+        self.door: Door = open_door(
+            spec, str(folder / slot_id), lambda ask: LookupReply(None), self.end
+        )
 
     def end(self, order: End) -> bool:
         self.orders.append(order)

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.driver.coordinator.ranges import advance, pieces_of, ranges_for, take_in
+from cairn.driver.coordinator.ranges import advance, apply_compaction, pieces_of, ranges_for
 from cairn.ids import new_id
 from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.protocol.entry import entries_of
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Piece, Token
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.sinks import Collect, Sink
 from cairn.sinks.base import Execution
 from cairn.slot.level import LevelRuntime
@@ -98,7 +98,7 @@ class Checkpoint:
 
     def slot(self, scratch: Any) -> LevelRuntime:
         runtime = Runtime(scratch=str(scratch), store=self.store, threaded=False)
-        runtime.load(*self.spec.pickled())
+        runtime.load(*self.spec.pickle())
         return runtime.level(0)
 
     @property
@@ -146,13 +146,13 @@ class Checkpoint:
         by_subtask = {ack.subtask: ack.operators[0] for ack in acks}
         parts = self.ranges()
         for file in compacted:
-            parts = [take_in(part, file) or part for part in parts]
+            parts = [apply_compaction(part, file) or part for part in parts]
         self.settled = [file.stored.id for file in compacted]
         entry = EpochOperator(
             uid="count",
             function_version="",
             key_types={"k": "bigint"},
-            states=entries_of(self.spec.levels[0].operators[0])[0].decls,
+            states=states_by_scope(self.spec.levels[0].operators[0])[0].decls,
             parallelism=self.parallelism,
             ranges=[
                 advance(part, by_subtask[subtask], begin.epoch)
@@ -190,7 +190,7 @@ class Checkpoint:
             ]
             acks.append(run(slot, begin, mine, subtask=subtask))
             slot.compactor.work()
-        compacted = [file for slot in slots for file in slot.compactor.announced()]
+        compacted = [file for slot in slots for file in slot.compactor.list_unconfirmed()]
         return self.publish(begin, acks, compacted)
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from cairn import KeyedProcess, state
 from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
-from cairn.protocol.entry import shared_uid
 from cairn.protocol.messages import Ack
+from cairn.protocol.scoped_state import shared_uid
 from cairn.snapshots import EpochReader
 from cairn.snapshots.diff import diff_epochs
 from cairn.snapshots.rollback import rollback
@@ -227,7 +227,7 @@ def test_bases_and_merges_of_it_are_written_by_one_subtask(
     for epoch in range(12):
         job.run([], [("a", epoch), (f"b{epoch}", 0)])
         for slot in job.cluster.slots.values():
-            written = [file.uid for file in slot.compactor.announced()]
+            written = [file.uid for file in slot.compactor.list_unconfirmed()]
             assert slot is job.cluster.slots[0] or shared_uid("alerts") not in written
             slot.compactor.work()
     assert any(ref.kind == "base" for ref in job.shared.files)

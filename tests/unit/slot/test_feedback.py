@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cairn.driver.coordinator.ranges import ranges_for, replaced
+from cairn.driver.coordinator.ranges import ranges_for, replace_state
 from cairn.errors import EpochError
 from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
 from cairn.protocol.messages import Begin, OperatorAck
 from cairn.protocol.spec import FeedbackSpec, InletSpec
 from cairn.sinks.base import Execution
-from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
+from cairn.slot.feedback import RECORDS, Feedback, InFlight, feedback_state, take
 from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.files import StateFile, encode_segment
@@ -91,7 +91,7 @@ class Slot:
         if not records:
             return None
         segment = encode_segment("base", self.spec.uid, records, first_epoch=5, last_epoch=5)
-        gathered.finished(segment.id, begun)
+        gathered.name_version(segment.id, begun)
         return write_segment(self.store, segment, self.term)
 
     def publish(self, stored: StateFile) -> Epoch:
@@ -105,9 +105,9 @@ class Slot:
             uid="loop:op",
             function_version="",
             key_types=self.spec.key_types,
-            states=records_entry(self.spec).decls,
+            states=feedback_state(self.spec).decls,
             parallelism=1,
-            ranges=[replaced(whole, ack, 5)],
+            ranges=[replace_state(whole, ack, 5)],
             scope="feedback",
         )
         return self.log.append(

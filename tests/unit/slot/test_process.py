@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from cairn.protocol.channel import knock
+from cairn.protocol.channel import connect
 from cairn.protocol.lookups import DoorSpec, ended_decoder, this_host
 from cairn.protocol.messages import End, Report, Token, find_failure, report_decoder
 from cairn.protocol.spec import envelope_schema
@@ -71,7 +71,7 @@ class Job:
         self.reports += map(report_decoder.decode, parts)
 
     def forward(self) -> Forward:
-        spec_id, pickled = self.spec.pickled()
+        spec_id, pickled = self.spec.pickle()
         schema = envelope_schema(self.spec.levels[0].lanes)
         return Forward("nursery-test-run", 0, (0,), schema, spec_id, pickled, self)
 
@@ -170,7 +170,7 @@ def test_slot_is_told_to_end_by_its_door(executor: Executor, job: Job) -> None:
     door = job.run(executor, [(1, 1)]).door
     then = job.as_of()
     job.run(executor, [(1, 1)], attempt=1)
-    channel = knock(door, KEY, 5)
+    channel = connect(door, KEY, 5)
     for as_of, ends in ((then, False), (job.as_of(1), True)):
         channel.send(msgspec.msgpack.encode(End(as_of)))
         assert ended_decoder.decode(channel.receive(100)) is ends

@@ -108,7 +108,7 @@ class TtlJob:
         if newest is not None:
             rewrite = check_resume(
                 newest,
-                self.coordinator.entries,
+                self.coordinator.scoped_states,
                 job_name="keep",
                 url="",
                 allow_dropped_state=False,

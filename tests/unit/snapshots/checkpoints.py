@@ -263,7 +263,7 @@ class Checkpoint:
         number = (self.log.last or 0) + 1
         segment = encode_segment(kind, self.uid, parts, first_epoch=number, last_epoch=number)
         (file,) = write_pack(self.store, [segment], self.term)
-        return file.listed(part.groups, first_epoch=number, last_epoch=number)
+        return file.list_for(part.groups, first_epoch=number, last_epoch=number)
 
 
 def running(store: Store | None = None) -> Checkpoint:

@@ -17,7 +17,7 @@ from cairn.storage.holds import branch_hold_path, find_holds
 from cairn.storage.log import Log, create_or_open_job, read_job
 from cairn.storage.manifest import Ancestor, Epoch, FileRef
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.retention import files_of, referenced_paths
+from cairn.storage.retention import files_of, object_paths
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing.faulty_store import Fault, FaultyStore
@@ -83,7 +83,7 @@ def test_a_branch_begins_with_the_epoch_and_copies_no_state(store: Store, dest: 
         assert getattr(first, name) == getattr(parent, name), name
     assert not first.committables
     assert {found.path for found in store.list()} - before == {branch_hold_path(info.job_id)}
-    assert held(store) == referenced_paths([parent])
+    assert held(store) == object_paths([parent])
     assert verify(child).ok and verify(store).ok
     assert not verify(store).stale_holds
 
@@ -152,14 +152,14 @@ def test_the_parents_collector_keeps_what_the_branch_needs_until_it_is_removed(
     epoch = parent.log.epoch(4)
     branch(store, 4, dest)
     parent.epochs(60, base=True)
-    assert parent.log.retired_below() > 4
-    assert referenced_paths([epoch]) <= state_paths(store)
+    assert parent.log.oldest_kept() > 4
+    assert object_paths([epoch]) <= state_paths(store)
     assert rows(open_store(dest), newest(open_store(dest))) == [0, 1, 2]
     delete_checkpoint(open_store(dest))
     assert held(store) == set()
     assert not Path(dest).exists()
     parent.epochs(1)
-    assert not referenced_paths([epoch]) & state_paths(store)
+    assert not object_paths([epoch]) & state_paths(store)
     assert verify(store).ok
 
 
@@ -217,7 +217,7 @@ def test_a_branch_of_a_branch_holds_in_both(store: Store, dest: str, tmp_path: P
     assert {file.store for file in files_of(newest(third))} == {store.url, middle.url}
     hold = branch_hold_path(info.job_id)
     assert set(find_holds(store).holds[hold].paths) == foreign(epoch)
-    assert set(find_holds(middle).holds[hold].paths) == referenced_paths([epoch])
+    assert set(find_holds(middle).holds[hold].paths) == object_paths([epoch])
     grandparent.epochs(60)
     parent.epochs(60)
     assert rows(third, newest(third)) == [0, 1, 2, 0, 1]
@@ -251,9 +251,9 @@ def test_an_epoch_that_is_retired_or_no_epoch_is_refused_and_leaves_no_hold(
 def test_a_job_without_epochs_or_no_job_has_nothing_to_branch(
     store: Store, dest: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RestoreError, match="no epoch is committed"):
+    with pytest.raises(RestoreError, match="without a committed epoch"):
         branch(store, None, dest)
-    with pytest.raises(RestoreError, match="nothing to branch"):
+    with pytest.raises(RestoreError, match="it is not a checkpoint"):
         branch(open_store(str(tmp_path / "empty")), None, dest)
 
 

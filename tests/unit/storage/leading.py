@@ -58,7 +58,7 @@ class Driver:
         epoch = (self.log.last or 0) + 1
         segment = encode_segment(kind, "op", {"s": batch}, first_epoch=epoch, last_epoch=epoch)
         file = write_segment(self.store, segment, self.term)
-        return file.listed(range(128), first_epoch=epoch, last_epoch=epoch)
+        return file.list_for(range(128), first_epoch=epoch, last_epoch=epoch)
 
     def epoch(self, *, base: bool = False, collect: bool = False) -> Epoch:
         parent = self.log.newest_epoch()

@@ -258,7 +258,7 @@ def test_segments_in_packs_and_alone_are_found_by_their_reference() -> None:
     assert write_pack(store, segments, term=7) == placed[:3]
     assert write_pack(store, [], term=7) == []
     for file in placed:
-        ref = file.listed(range(128), first_epoch=0, last_epoch=0)
+        ref = file.list_for(range(128), first_epoch=0, last_epoch=0)
         assert len(rows_of(files.open_segment(store, ref).read("s"))) == 2
         with pytest.raises(CorruptFileError, match="expected 000"):
             files.open_segment(store, msgspec.structs.replace(ref, id="0" * 32))

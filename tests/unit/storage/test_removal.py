@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cairn.errors import CommitError, RestoreError
-from cairn.storage.log import JOB_PATH, REMOVAL_PATH, Log, create_or_open_job, read_job
+from cairn.storage.log import Log, create_or_open_job, read_job
 from cairn.storage.manifest import Ancestor, encode_record
+from cairn.storage.paths import JOB_PATH, REMOVAL_PATH
 from cairn.storage.removal import (
     delete_checkpoint,
     delete_savepoint,

@@ -42,7 +42,7 @@ def store() -> Store:
             batch = pa.record_batch({"group": np.array([0], np.int32), "v": [value]})
             segments.append(encode_segment("delta", "op", {"s": batch}, first_epoch=number))
         files = files + [
-            file.listed(range(128), first_epoch=number, last_epoch=number)
+            file.list_for(range(128), first_epoch=number, last_epoch=number)
             for file in write_pack(store, segments, term)
         ]
         state = RangeState(

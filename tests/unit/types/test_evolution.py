@@ -360,7 +360,7 @@ def test_deleted_values_stay_deleted() -> None:
 
 
 def test_map_entries_are_carried_one_by_one_and_deletions_too() -> None:
-    from cairn.backends.base import ABSENT
+    from cairn.backends.contract import ABSENT
 
     old = table(state.Map("string", "int"))
     held_now = moved(

@@ -22,9 +22,8 @@ from cairn.report.epoch import (
 from cairn.report.job_graph import JobGraph
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log
-from cairn.storage.saved import note_savepoint
+from cairn.storage.notes import SavepointNote, write_graph, write_savepoint_note
 from cairn.storage.store import open_store
 from cairn.web import overview
 from cairn.web.trail import Trail
@@ -150,7 +149,10 @@ def test_key_groups_are_counted_from_the_indexes_of_files(checkpoint: Checkpoint
 
 
 def test_savepoints_and_starts_and_rollbacks_are_told(checkpoint: Checkpoint) -> None:
-    note_savepoint(checkpoint.store, id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9)
+    write_savepoint_note(
+        checkpoint.store,
+        SavepointNote(id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9),
+    )
     rollback(checkpoint.store, 2)
     found = ask(checkpoint, "/api/points")
     assert [each["url"] for each in found["savepoints"]] == ["file:///away/s1"]
@@ -228,7 +230,7 @@ def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) 
     error = FunctionError("process() raised", operator=UID, key="<b>7</b>", row="Row(k=7)")
     for attempt in (1, 2, 3):
         failures.note(error, 4, attempt)
-    failures.ended(error, 4)
+    failures.note_end(error, 4)
     (found,) = ask(checkpoint, "/api/failures")["failures"]
     assert (found["attempts"], found["ended_run"], found["epoch"]) == (3, True, 4)
     assert (found["operator"], found["key"], found["row"]) == (UID, "<b>7</b>", "Row(k=7)")
@@ -297,7 +299,7 @@ def test_a_store_that_fails_to_note_a_failure_adds_none(caplog: pytest.LogCaptur
 
     failures = Failures(Broken(), "shop")  # type: ignore[arg-type]
     failures.note(FunctionError("it failed"), 1, 1)
-    failures.ended(FunctionError("it failed"), 1)
+    failures.note_end(FunctionError("it failed"), 1)
     assert caplog.text.count("could not be written: no space left") == 2
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from cairn.web.server import serve
 from cairn.web.states import LOOK_UPS_MAX
+from tests.marks import for_soak
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import FakeRun, client, content, site_of
 
@@ -66,7 +67,7 @@ def test_cursor_of_a_removed_epoch_is_gone_not_mixed_with_another(folder: Path) 
     checkpoint.commit({"n": dict.fromkeys(range(20), 1)})
     asking = client(site_of(checkpoint))
     after = asking.get(N, params={"limit": 2}).json()["after"]
-    while checkpoint.log.retired_below() <= 2:
+    while checkpoint.log.oldest_kept() <= 2:
         checkpoint.commit({"n": dict.fromkeys(range(20), 2)}, base=True)
         checkpoint.collector.after_epoch()
     answer = asking.get(N, params={"limit": 2, "after": after})
@@ -229,18 +230,18 @@ def test_sql_reads_the_states_of_an_epoch_and_says_when_there_is_more(
     "sql",
     [
         "select * from read_csv('/etc/passwd')",
-        "select * from '/etc/passwd'",
+        for_soak("select * from '/etc/passwd'"),
         "copy n to '/tmp/cairn-never'",
-        "attach '/tmp/cairn-never' as x",
-        "install httpfs",
-        "set memory_limit = '1TB'",
+        for_soak("attach '/tmp/cairn-never' as x"),
+        for_soak("install httpfs"),
+        for_soak("set memory_limit = '1TB'"),
         "select 1; select 2",
-        "select getenv('HOME')",
-        "select * from nothing",
-        "nonsense",
+        for_soak("select getenv('HOME')"),
+        for_soak("select * from nothing"),
+        for_soak("nonsense"),
         " ",
         "select " + "(" * 5000,
-        "with a as (" * 9,
+        for_soak("with a as (" * 9),
     ],
 )
 def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -> None:
@@ -323,7 +324,7 @@ def test_one_difference_is_made_at_a_time(
             found.append(asking.get(path).status_code)
         return []
 
-    monkeypatch.setattr("cairn.snapshots.diff.diff_epochs", and_another)
+    monkeypatch.setattr("cairn.web.states.diff_epochs", and_another)
     assert asking.get(path).status_code == 200
     assert found == [429]
 

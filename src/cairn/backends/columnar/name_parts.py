@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cairn.backends.columnar.spread import form_of, is_fixed, valid_buffer, validity
 from cairn.key_groups import text_words
 from cairn.types.codec import Key, codec
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 Ints = npt.NDArray[np.int64]
 

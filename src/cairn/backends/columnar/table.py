@@ -26,13 +26,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.base import Backend, Content
 from cairn.backends.columnar.chains import Chains
 from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
 from cairn.backends.columnar.name_order import is_ordered_as_integers, name_order
 from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.spread import Array, Arrays, Columns, form_of, grow, is_fixed
 from cairn.backends.columnar.touched import Mark, Touched
+from cairn.backends.contract import Backend, Content
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, concat_batches
 from cairn.key_groups import key_groups

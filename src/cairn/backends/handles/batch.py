@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT, Backend
 from cairn.backends.columnar.name_order import name_order
 from cairn.backends.columnar.table import Bools, ColumnTable
+from cairn.backends.contract import ABSENT, Backend
 from cairn.backends.entry_index import IndexedMapTable
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, ValueTable, make_table
@@ -26,7 +26,7 @@ from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import format_type
 from cairn.types.codec import Datum, Key
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 Input: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[object]"
 """An array as functions pass it."""
@@ -183,18 +183,18 @@ class _Locator:
     def __init__(self, table: Table, group_count: int) -> None:
         self._table = table
         self._group_count = group_count
-        self._last: tuple[pa.Array, list[tuple[int, Key]]] | None = None
+        self._last: tuple[pa.Array, list[int], list[Key]] | None = None
 
-    def locate(self, keys: pa.Array) -> list[tuple[int, Key]]:
-        """Return (group, dict key) of each key; cached for the last array."""
+    def locate(self, keys: pa.Array) -> Iterator[tuple[int, Key]]:
+        """Iterate over (group, dict key) of each key; cached for the last array."""
         if self._last is None or self._last[0] is not keys:
             table = self._table
             found = key_groups(keys, table.keys.arrow, self._group_count)
             table.check_owned(keys, found)
             groups, names = found.tolist(), table.keys.decode_keys(keys)
             table.backend.prefetch(groups, names)
-            self._last = (keys, list(zip(groups, names, strict=True)))
-        return self._last[1]
+            self._last = (keys, groups, names)
+        return zip(self._last[1], self._last[2], strict=True)
 
 
 class RowValueHandle(_ByBatch, Value[Any]):

@@ -35,7 +35,7 @@ class BroadcastHandle(Broadcast[Any, Any]):
         """Drop what is cached of the table, which something else has changed."""
         self._order = None
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         value = self._get(self._key(key))
         if value is None:
             raise KeyError(key)
@@ -50,7 +50,7 @@ class BroadcastHandle(Broadcast[Any, Any]):
     def __len__(self) -> int:
         return len(self._keys())
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self._check_writable()
         name = self._key(key)
         if value is None:
@@ -62,7 +62,7 @@ class BroadcastHandle(Broadcast[Any, Any]):
         self._begin_change(name)
         self._table.changes[GROUP][name] = stored
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: object) -> None:
         self._check_writable()
         name = self._key(key)
         if self._get(name) is None:

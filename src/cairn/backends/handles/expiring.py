@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.scope import Entries, Scope, name_state
 from cairn.backends.overlay import ListTable, MapTable, Table, ValueTable, in_order
 from cairn.state import TTL, List, Value
 from cairn.types.codec import Datum, Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 from cairn.types.durations import MIN_MS
 
 Clock = Callable[[Scope], int]
@@ -105,7 +105,7 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
             return default
         return self._restore(self._default)
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         if type(value) is not self._exact:
             if value is None:
                 self.clear()
@@ -142,7 +142,7 @@ class ExpiringMapHandle(_Expiring, Entries):
             return pair
         return ABSENT
 
-    def __getitem__(self, entry: Any) -> Any:
+    def __getitem__(self, entry: object) -> Any:
         name = self._entry(entry)
         pair = self._visible(name)
         if pair is ABSENT:
@@ -154,7 +154,7 @@ class ExpiringMapHandle(_Expiring, Entries):
                 self._put(name, (clock, value))
         return None if value is None else self._restore(value)
 
-    def __setitem__(self, entry: Any, value: Any) -> None:
+    def __setitem__(self, entry: object, value: object) -> None:
         entry = self._entry(entry)
         if value is not None:
             try:
@@ -168,7 +168,7 @@ class ExpiringMapHandle(_Expiring, Entries):
                 at = pair[0]
         self._put(entry, (at, value))
 
-    def __delitem__(self, entry: Any) -> None:
+    def __delitem__(self, entry: object) -> None:
         name = self._entry(entry)
         if self._visible(name) is ABSENT:
             raise KeyError(entry)
@@ -240,17 +240,17 @@ class ExpiringListHandle(_Expiring, List[Any]):
     def __len__(self) -> int:
         return len(self._later_than(self._clock(self._scope)))
 
-    def _with_stamp(self, values: Iterable[Any]) -> Values:
+    def _with_stamp(self, values: Iterable[object]) -> Values:
         at = self._stamp(self._scope)
         try:
             return [(at, self._normalise(value)) for value in values]
         except ValueTypeError as error:
             raise name_state(self, error) from None
 
-    def append(self, value: Any) -> None:
+    def append(self, value: object) -> None:
         self._add(self._with_stamp((value,)))
 
-    def extend(self, values: Iterable[Any]) -> None:
+    def extend(self, values: Iterable[object]) -> None:
         self._add(self._with_stamp(values))
 
     def _add(self, added: Values) -> None:
@@ -274,7 +274,7 @@ class ExpiringListHandle(_Expiring, List[Any]):
         scope = self._scope
         self._changes[scope.group][scope.key] = (0, pairs)
 
-    def set(self, values: Iterable[Any]) -> None:
+    def set(self, values: Iterable[object]) -> None:
         replaced = self._with_stamp(values)
         if replaced:
             self._replace(replaced)

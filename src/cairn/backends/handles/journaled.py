@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cairn.backends.contract import Change
 from cairn.backends.handles.expiring import (
     ExpiringListHandle,
     ExpiringMapHandle,
@@ -25,14 +26,14 @@ from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
 from cairn.state import Declaration
 from cairn.types.codec import Datum, Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 
 class _Journaled:
     """The journal of a handle."""
 
     _scope: Scope
-    _changes: list[dict[Key, Any]]
+    _changes: list[dict[Key, Change]]
     _journal: Journal
 
     def __init__(self, table: Table, scope: Scope) -> None:
@@ -47,7 +48,7 @@ class _Journaled:
 
 
 class _Cell(_Journaled):
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         self._keep()
         super().set(value)  # type: ignore[misc]
 
@@ -57,7 +58,7 @@ class _Cell(_Journaled):
 
 
 class JournaledValueHandle(_Cell, ValueHandle):
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         # A copy of ValueHandle.set without further calls: most rows come here.
         if type(value) is not self._exact:
             if value is None:

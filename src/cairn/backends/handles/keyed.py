@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.expiring import (
     ExpiringListHandle,
@@ -36,7 +36,7 @@ from cairn.state import (
 )
 from cairn.types import OBJECT
 from cairn.types.codec import Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 
 class ValueHandle(Value[Any]):
@@ -62,7 +62,7 @@ class ValueHandle(Value[Any]):
             return self._default if default is None else default
         return value
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         if type(value) is not self._exact:
             if value is None:
                 self.clear()
@@ -109,7 +109,7 @@ class ReducingHandle(Reducing[Any]):
         self._cell = cell
         self.reduce = declaration.reduce
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         held = self._cell.get()
         self._cell.set(value if held is None else self.reduce(held, value))
 
@@ -126,7 +126,7 @@ class AggregatingHandle(Aggregating[Any, Any]):
         self._cell = cell
         self.aggregate = declaration.aggregate
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         held = self._cell.get()
         if held is None:
             held = self.aggregate.create()
@@ -177,16 +177,16 @@ class ListHandle(List[Any]):
         start, added = changed
         return int(start) + len(added)
 
-    def _normalise(self, values: Iterable[Any]) -> Values:
+    def _normalise(self, values: Iterable[object]) -> Values:
         try:
             return [self._values.normalise(value) for value in values]
         except ValueTypeError as error:
             raise name_state(self, error) from None
 
-    def append(self, value: Any) -> None:
+    def append(self, value: object) -> None:
         self._add(self._normalise((value,)))
 
-    def extend(self, values: Iterable[Any]) -> None:
+    def extend(self, values: Iterable[object]) -> None:
         self._add(self._normalise(values))
 
     def _add(self, added: Values) -> None:
@@ -201,7 +201,7 @@ class ListHandle(List[Any]):
         else:
             changed[1].extend(added)
 
-    def set(self, values: Iterable[Any]) -> None:
+    def set(self, values: Iterable[object]) -> None:
         replaced = self._normalise(values)
         self.clear()
         self._add(replaced)
@@ -223,13 +223,13 @@ class MapHandle(Entries):
         self._values = table.written
         self._entries = table.written_entries
 
-    def __getitem__(self, entry: Any) -> Any:
+    def __getitem__(self, entry: object) -> Any:
         value = self._get(self._entry(entry))
         if value is ABSENT:
             raise KeyError(entry)
         return None if value is None else self._values.restore(value)
 
-    def __setitem__(self, entry: Any, value: Any) -> None:
+    def __setitem__(self, entry: object, value: object) -> None:
         entry = self._entry(entry)
         if value is not None:
             try:
@@ -238,7 +238,7 @@ class MapHandle(Entries):
                 raise name_state(self, error) from None
         self._put(entry, value)
 
-    def __delitem__(self, entry: Any) -> None:
+    def __delitem__(self, entry: object) -> None:
         name = self._entry(entry)
         if self._get(name) is ABSENT:
             raise KeyError(entry)

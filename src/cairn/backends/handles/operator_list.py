@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.scope import name_state
 from cairn.backends.overlay import MapTable
 from cairn.errors import FunctionError
 from cairn.state import OperatorList
 from cairn.types.codec import Datum, FrozenMap, Key, ValueTypeError
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 OWN: Final = -1
 """In place of a number: only this subtask has the item."""
@@ -66,15 +66,15 @@ class OperatorListHandle(OperatorList[Any]):
             return [restore(value) for _, value in self._current()[index]]
         return restore(self._current()[index][1])
 
-    def append(self, value: Any) -> None:
+    def append(self, value: object) -> None:
         self._check_writable()
         self._add(self._normalise((value,)))
 
-    def extend(self, values: Iterable[Any]) -> None:
+    def extend(self, values: Iterable[object]) -> None:
         self._check_writable()
         self._add(self._normalise(values))
 
-    def set(self, values: Iterable[Any]) -> None:
+    def set(self, values: Iterable[object]) -> None:
         self._check_writable()
         replaced = self._normalise(values)
         copies: dict[Key, list[int]] = {}
@@ -113,7 +113,7 @@ class OperatorListHandle(OperatorList[Any]):
     def _rows_held(self) -> dict[Datum, Datum]:
         return dict(self._table.rows[self._group].get(self._subtask) or {})
 
-    def _normalise(self, values: Iterable[Any]) -> Values:
+    def _normalise(self, values: Iterable[object]) -> Values:
         found = []
         for value in values:
             if value is None:
@@ -140,7 +140,7 @@ class OperatorListHandle(OperatorList[Any]):
             items.append((place, value))
             changed[place] = value
 
-    def _keep(self, mapping: dict[Key, Any], name: Key) -> None:
+    def _keep(self, mapping: dict[Key, Datum], name: Key) -> None:
         """Record how to undo a write before it is made."""
         journal = self._table.journal
         if journal is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT, Change, Content
 from cairn.state import Declaration, Map
 from cairn.types.codec import Codec, Datum, Key, ValueTypeError
 
@@ -30,19 +30,18 @@ class Entries(Map[Any, Any]):
     """Map entries of the current key: in the overlay, else in the rows."""
 
     _scope: Scope
-    _rows: list[Any]
-    _changes: list[dict[Key, Any]]
+    _rows: list[Content]
+    _changes: list[dict[Key, Change]]
     _entries: Codec
 
-    def _entry(self, entry: object) -> Key:
+    def _entry(self, entry: object) -> Datum:
         """Return a map key in its stored form."""
         if entry is None:
             raise TypeError(f"state {self.name!r}: a map key cannot be None")
         try:
-            found: Key = self._entries.normalise_key(entry)
+            return self._entries.normalise_key(entry)
         except ValueTypeError as error:
             raise name_state(self, error) from None
-        return found
 
     def _get(self, entry: Key) -> Datum:
         """Return the stored value of an entry, or ABSENT."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cairn.backends.base import (
+from cairn.backends.contract import (
     ABSENT,
     Backend,
     Base,

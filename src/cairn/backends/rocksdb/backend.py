@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from cairn.backends.base import Backend, Base, Change
+from cairn.backends.contract import Backend, Base, Change
 from cairn.backends.packing import Packing
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb.base import RocksBase
@@ -280,7 +280,7 @@ class RocksBackend(Backend):
             self._databases.append(self._home)
         return self._home
 
-    def load(self, store: Store, ref: FileRef, groups: range, scratch: str) -> bool:
+    def load(self, store: Store, ref: FileRef, groups: range) -> bool:
         if ref.format != "rocksdb":
             return False
         index = read_index(store, ref)

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from cairn.backends.base import Base, BaseCancelledError, BaseTarget
+from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
 from cairn.backends.rocksdb.database import Database, StoredSst
 from cairn.backends.rocksdb.files import (
     RocksIndex,

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from cairn.backends.base import ABSENT, Change, Content
+from cairn.backends.contract import ABSENT, Change, Content
 from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
 from cairn.backends.rocksdb.database import Op
 from cairn.backends.rocksdb.rows import (
@@ -26,7 +26,7 @@ from cairn.backends.rocksdb.rows import (
     pieces,
 )
 from cairn.types.codec import Datum, Key
-from cairn.types.codec.base import Values
+from cairn.types.codec.core import Values
 
 # Maps up to this size are read whole when one entry is read.
 _SCAN_ENTRIES_MAX: Final = 64

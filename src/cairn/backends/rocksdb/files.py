@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from cairn.backends.base import Content
+from cairn.backends.contract import Content
 from cairn.backends.layout import Layout, RowsByGroup, make_layout
 from cairn.backends.packing import Packing
 from cairn.backends.rocksdb.database import Database, StoredSst, Tuning

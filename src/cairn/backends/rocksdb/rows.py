@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
-from cairn.backends.base import ABSENT, Change, Content, Cursor
+from cairn.backends.contract import ABSENT, Change, Content, Cursor
 from cairn.backends.packing import Packing, estimate_value_bytes
 from cairn.backends.rocksdb.database import Database, Op, after
 from cairn.types.codec import Key

@@ -52,10 +52,10 @@ from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.ranges import slots_for
 from cairn.driver.coordinator.record import (
-    advanced_ranges,
+    advance_ranges,
+    apply_compactions,
     committables_of,
     pack_small_files,
-    taken_in,
 )
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
@@ -66,11 +66,11 @@ from cairn.ids import new_id
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
-from cairn.protocol.entry import entries_of
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import JobSpec, OperatorSpec
 from cairn.sinks.base import Committable, Execution, Sink
-from cairn.slot.feedback import records_entry
+from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
@@ -192,14 +192,14 @@ class Coordinator:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
-        entries = [entry for op in self.operators.values() for entry in entries_of(op)]
-        entries += [records_entry(feedback) for feedback in spec.feedbacks]
-        self.entries = {entry.uid: entry for entry in entries}
-        self._decls = {entry.uid: entry.decls for entry in entries}
+        states = [state for op in self.operators.values() for state in states_by_scope(op)]
+        states += [feedback_state(feedback) for feedback in spec.feedbacks]
+        self.scoped_states = {state.uid: state for state in states}
+        self._decls = {state.uid: state.decls for state in states}
         self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
         # Asked for until an epoch has done it, also when another change comes first.
         # What goes back in loops is written anew in every epoch.
-        known = self.entries.keys() - self.feedbacks
+        known = self.scoped_states.keys() - self.feedbacks
         self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
@@ -274,7 +274,9 @@ class Coordinator:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = self.now_ms()
-        division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
+        division = Division(
+            self.newest, self.scoped_states, self.parallelism, self.spec.group_count
+        )
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
         attempts = Attempts(
@@ -289,18 +291,18 @@ class Coordinator:
             try:
                 begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
                 rounds = run_rounds(
-                    begin, execute, self.spec, self.entries, is_stopping=self.is_stopping
+                    begin, execute, self.spec, self.scoped_states, is_stopping=self.is_stopping
                 )
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
                 compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
                 rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = taken_in(begin, division.ranges, compacted)
+                parts = apply_compactions(begin, division.ranges, compacted)
                 acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
                 epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
-                lost = self._collector.lost_paths(epoch)
+                lost = self._collector.find_lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
                 break
@@ -417,7 +419,7 @@ class Coordinator:
             slots=self.slots,
             pieces=division.pieces(),
             settled=self._settled,
-            rewrite=sorted(self._rewrite | division.redistributed()),
+            rewrite=sorted(self._rewrite | division.find_redistributed()),
         )
 
     def _manifest(
@@ -435,7 +437,7 @@ class Coordinator:
         last = rounds[-1]
         reports = [outcome.reports for outcome in rounds]
         acks = [ack for outcome in rounds for ack in outcome.acks]
-        advanced = advanced_ranges(
+        advanced = advance_ranges(
             ranges,
             [outcome.acks for outcome in rounds],
             begin.epoch,
@@ -445,14 +447,14 @@ class Coordinator:
         operators = {
             uid: EpochOperator(
                 uid=uid,
-                function_version=self.operators[entry.operator].function_version,
-                key_types=entry.key_types,
+                function_version=self.operators[state.operator].function_version,
+                key_types=state.key_types,
                 states=self._decls[uid],
-                scope=entry.scope,
+                scope=state.scope,
                 parallelism=self.parallelism,
                 ranges=advanced[uid],
             )
-            for uid, entry in self.entries.items()
+            for uid, state in self.scoped_states.items()
         }
         sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
         timings = time_epoch(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)

@@ -94,7 +94,6 @@ class Files(Sink):
         """
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.format = make_format(format, compression, header=header)
-        self.compression = self.format.compression
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else (*partition_by,)
         if file_bytes_target < 1:
             raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")
@@ -324,7 +323,7 @@ class Files(Sink):
 
     def _remove_unfinished(self, before_epoch: int) -> None:
         """Delete partial files of slots that were killed while storing, or of a killed merge."""
-        unfinished = self._store.unfinished("" if self.listed else self.staging_path(""))
+        unfinished = self._store.list_unfinished("" if self.listed else self.staging_path(""))
         left = []
         for path, target in unfinished.items():
             name = parse_name(target)

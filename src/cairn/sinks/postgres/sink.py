@@ -28,7 +28,7 @@ from cairn.sinks.base import (
     Sink,
     SinkContext,
     Writer,
-    away_at_start,
+    away_error,
     causes,
 )
 from cairn.sinks.postgres.ledger import (
@@ -53,8 +53,8 @@ from cairn.sinks.postgres.writer import (
     PreparedWriter,
     StagedWriter,
     epoch_of,
+    find_gids,
     gid_of,
-    prepared_gids,
     roll_back_prepared,
 )
 
@@ -138,7 +138,7 @@ class Postgres(Sink):
             self._target = self._with_session(self._prepare_tables)
         except psycopg.Error as error:
             if is_lost(error):
-                raise away_at_start(self.context.uid, error) from error
+                raise away_error(self.context.uid, error) from error
             raise PlanError(
                 f"sink {self.context.uid!r} cannot use PostgreSQL: {str(error).strip()}\n"
                 "  next: check the dsn, the server, and that the role may create tables in schema= "
@@ -288,7 +288,7 @@ class Postgres(Sink):
         """Remove leftovers of closed epochs; those that are locked wait for the next time."""
         ledger = self._open_target()[1]
         connection.execute(ledger.end_sessions(before_epoch).encode())
-        for gid in prepared_gids(connection, gid_of(ledger.key)):
+        for gid in find_gids(connection, gid_of(ledger.key)):
             if epoch_of(gid) < before_epoch:
                 roll_back_prepared(connection, gid)
         ledger.drop_staged(connection, before_epoch)

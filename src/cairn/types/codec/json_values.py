@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from cairn.errors import QueryError
 from cairn.types import OBJECT, format_type
-from cairn.types.codec.base import Datum, ValueTypeError
+from cairn.types.codec.core import Datum, ValueTypeError
 from cairn.types.codec.registry import codec
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"

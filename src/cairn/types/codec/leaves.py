@@ -8,16 +8,21 @@ import decimal
 import math
 import pickle
 import struct
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.types import OBJECT, type_ddl
-from cairn.types.codec.base import (
+from cairn.types.codec.core import (
     Codec,
+    Convert,
+    Datum,
+    Numbers,
+    Read,
     Values,
     ValueTypeError,
+    Write,
+    builtin_type,
     cast_to,
     integers,
     leaf,
@@ -37,10 +42,10 @@ _US_MAX = (dt.datetime.max - _EPOCH_NTZ) // dt.timedelta(microseconds=1)
 
 def plain_codec(type: pa.DataType) -> Codec:
     """Return the codec of boolean, string or binary: Python has the same type."""
-    exact: Any = {pa.bool_(): bool, pa.string(): str, pa.binary(): bytes}[type]
-    also: Any = {bool: np.bool_, str: str, bytes: (bytes, bytearray, memoryview)}[exact]
+    exact: builtin_type = {pa.bool_(): bool, pa.string(): str, pa.binary(): bytes}[type]
+    also = {bool: (np.bool_,), str: (str,), bytes: (bytes, bytearray, memoryview)}[exact]
 
-    def normalise(value: object) -> Any:
+    def normalise(value: object) -> Datum:
         if value.__class__ is exact:
             return value
         if isinstance(value, also):
@@ -197,7 +202,7 @@ def date_codec(type: pa.DataType) -> Codec:
     )
 
 
-def _check_years(type: pa.DataType, numbers: Any, low: int, high: int) -> None:
+def _check_years(type: pa.DataType, numbers: Numbers, low: int, high: int) -> None:
     if len(numbers) and (numbers.min() < low or numbers.max() > high):
         index = int(np.argmax((numbers < low) | (numbers > high)))
         raise ValueTypeError(
@@ -207,7 +212,7 @@ def _check_years(type: pa.DataType, numbers: Any, low: int, high: int) -> None:
         )
 
 
-def _read_times(type: pa.DataType, epoch: dt.datetime) -> Any:
+def _read_times(type: pa.DataType, epoch: dt.datetime) -> Read:
     def read(array: pa.Array) -> Values:
         array = cast_to(type, array)
         numbers = integers(array, pa.int64())
@@ -222,14 +227,14 @@ def _micros(passed: dt.timedelta) -> int:
     return (passed.days * 86400 + passed.seconds) * 1_000_000 + passed.microseconds
 
 
-def _pack_times(epoch: dt.datetime) -> dict[str, Any]:
+def _pack_times(epoch: dt.datetime) -> dict[str, Convert]:
     return {
         "pack": lambda value: _micros(value - epoch),
         "unpack": lambda packed: epoch + dt.timedelta(microseconds=packed),
     }
 
 
-def _write_times(type: pa.DataType, epoch: dt.datetime) -> Any:
+def _write_times(type: pa.DataType, epoch: dt.datetime) -> Write:
     def to_arrow(values: Values) -> pa.Array:
         try:
             passed = [value - epoch for value in values]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.types import all_nullable, row_class
-from cairn.types.codec.base import (
+from cairn.types.codec.core import (
     Codec,
     Convert,
     Datum,

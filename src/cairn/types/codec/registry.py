@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cairn.types import OBJECT, TypeLike, contains_map, parse_type
 from cairn.types.codec import leaves, nested
-from cairn.types.codec.base import Codec
+from cairn.types.codec.core import Codec
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import functools
 import numpy as np
 import pyarrow as pa
 
-from cairn.types.codec.base import Codec, Datum, Values, put_nulls, same
+from cairn.types.codec.core import Codec, Datum, Values, put_nulls, same
 from cairn.types.codec.registry import codec
 
 _AT = pa.int64()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from cairn.types import OBJECT
-from cairn.types.codec.base import (
+from cairn.types.codec.core import (
     Codec,
     Convert,
     Datum,

@@ -2,7 +2,7 @@
 
 import { bytes, count, empty, h, plural, short } from "./dom.js";
 
-// Keys where they were counted, else entries: older epochs and broadcast state have only those.
+// Keys if they were counted, else entries: older epochs and broadcast state have only entries.
 export function stateText(found) {
   if (!found.state_entries) return "no state";
   const many = found.state_keys ? plural(found.state_keys, "key") : found.state_entries === 1 ? "1 entry" : `${count(found.state_entries)} entries`;

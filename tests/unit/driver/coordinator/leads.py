@@ -91,7 +91,7 @@ class Lead:
             slot = begin.slot(subtask)
             if slot not in self.slots:
                 runtime = Runtime(scratch=str(self.scratch), store=self.store, threaded=False)
-                runtime.load(*self.spec.pickled())
+                runtime.load(*self.spec.pickle())
                 self.slots[slot] = runtime
             level = self.slots[slot].level(0)
             mine = [r for r in rows if group_of(r[0]) * begin.parallelism // 6 == subtask]

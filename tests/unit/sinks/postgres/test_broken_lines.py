@@ -11,14 +11,14 @@ import pytest
 
 from cairn.errors import CommitError, EpochError
 from cairn.sinks import Postgres
-from cairn.sinks.base import reached_at_start
+from cairn.sinks.base import refuse_if_away
 from cairn.sinks.postgres import session as postgres_session
 from tests.places.base import prepared
 from tests.places.postgres import PostgresPlace
 from tests.servers import postgres
 from tests.unit.sinks.postgres.proxy import Proxy
 
-# What is sent when the server publishes: everything at once, or piece by piece and then the mark.
+# Statements that publish: everything at once, or piece by piece and then the mark.
 DECISIVE = {
     "append": [b"do $cairn"],
     "upsert": [b"do $cairn"],
@@ -85,12 +85,12 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
         with pytest.raises(EpochError, match="could not be written") as unwritten:
             prepared(slot, 4, (4, "c"))
         assert slot.is_away(unwritten.value)
-        with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*next: bring") as unopened:
+        with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*next: repair") as unopened:
             place.opened()
         assert driver.is_away(unopened.value)
         with (
             pytest.raises(CommitError, match="cannot be reached") as unrecovered,
-            reached_at_start("out", driver),
+            refuse_if_away("out", driver),
         ):
             driver.recover(4)
         assert driver.is_away(unrecovered.value)
@@ -107,7 +107,7 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
 def test_an_idle_connection_the_server_has_ended_is_replaced(place: PostgresPlace) -> None:
     driver, slot = place.both()
     driver.commit(2, [prepared(slot, 2, (1, "a"))])
-    place._asked(
+    place._query(
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
         " where datname = current_database() and application_name like 'cairn:%'"
     )
