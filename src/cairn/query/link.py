@@ -41,6 +41,9 @@ _ERRORS: Final[dict[int, type[CairnError]]] = {
 _CODES: Final[dict[str, type[CairnError]]] = {"no-epoch": NoEpochError}
 """Codes that are more precise than the HTTP status."""
 
+Json = dict[str, Any]
+"""The body of a request or an answer."""
+
 
 class Link:
     """To one server. Free for all threads."""
@@ -75,16 +78,16 @@ class Link:
         for connection in connections:
             connection.close()
 
-    def get(self, path: str, **query: Any) -> dict[str, Any]:
+    def get(self, path: str, **query: object) -> Json:
         """Send a request that only reads, and is sent again if it fails."""
         given = {name: value for name, value in query.items() if value is not None}
         return self._request("GET", f"{path}?{urlencode(given)}" if given else path)
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: Json) -> Json:
         """Send a request like `get`, with a body."""
         return self._request("POST", path, body)
 
-    def control(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    def control(self, what: str, body: Json) -> Json:
         """Send a request that changes the job, once."""
         if self._control_token is None:
             raise QueryError(
@@ -121,9 +124,7 @@ class Link:
             "  next: check that the job runs, and its address: see run.url"
         )
 
-    def _request(
-        self, method: Literal["GET", "POST"], path: str, body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def _request(self, method: Literal["GET", "POST"], path: str, body: Json | None = None) -> Json:
         headers = dict(_HEADERS)
         if self.bearer is not None:
             headers["Authorization"] = self.bearer
@@ -194,16 +195,16 @@ def _parse_url(url: str) -> tuple[SplitResult, str, int | None]:
     return parts, parts.hostname, port
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: object) -> bytes:
     """Return a value as JSON."""
     # Escapes would be six bytes a letter. Half a surrogate pair is for the server to refuse.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="surrogatepass")
 
 
-def _answer(status: int, text: bytes) -> dict[str, Any]:
+def _answer(status: int, text: bytes) -> Json:
     try:
-        found: dict[str, Any] = json.loads(text)
+        found: Json = json.loads(text)
         if status < 300:
             return found
         error = found["error"]

@@ -30,6 +30,12 @@ from cairn.types import parse_type, type_ddl
 from cairn.types.codec import ValueTypeError
 from cairn.types.codec.stamped import stamp_codec
 
+Key = Any
+"""A key of a state, as users give it or as it is stored."""
+Value = Any
+"""A value of a state, of the type that the state declares."""
+Held = dict[Key, Value]
+
 # Errors of codecs, hashes and formats for a value of another type or beyond its range.
 _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)
 
@@ -37,7 +43,7 @@ _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.
 class Folds(Protocol):
     """Turns the stored value of an aggregate into its result."""
 
-    def __call__(self, held: Any, /) -> Any: ...
+    def __call__(self, held: Value, /) -> Value: ...
 
 
 class Place(NamedTuple):
@@ -46,12 +52,12 @@ class Place(NamedTuple):
     subtask: int
     version: str
     group: int
-    key: Any
+    key: Key
     """Normalised, so that it can be found in a dict."""
     packed: bytes
 
     @property
-    def at(self) -> tuple[int, Any]:
+    def at(self) -> tuple[int, Key]:
         return self.group, self.key
 
 
@@ -84,7 +90,7 @@ class Lookup:
         self._firsts = [part.first_group for _, part in ranges]
         self._ranges = ranges
 
-    def place(self, key: Any) -> Place | None:
+    def place(self, key: Key) -> Place | None:
         """Return the place of a user's key; None if the state cannot have it."""
         try:
             stored = self._normalise(key)
@@ -100,7 +106,7 @@ class Lookup:
             return None
         return Place(subtask, part.version, group, stored, packed)
 
-    def misfit(self, key: Any, error: BaseException) -> QueryError:
+    def misfit(self, key: Key, error: BaseException) -> QueryError:
         """Return the error for a key that does not fit this state."""
         names = ", ".join(self.columns.key_names)
         return QueryError(
@@ -111,7 +117,7 @@ class Lookup:
             state=self.state,
         )
 
-    def hashable(self, key: Any) -> Any:
+    def hashable(self, key: Key) -> Key:
         """Return a key to index by: itself if it can be hashed."""
         try:
             hash(key)
@@ -119,7 +125,7 @@ class Lookup:
             return self._normalise(key)
         return key
 
-    def _normalise(self, key: Any) -> Any:
+    def _normalise(self, key: Key) -> Key:
         if self._is_wrapped and isinstance(key, tuple) and len(key) == 1:
             inner = key[0]
             # For a key of array type, a tuple of one element is the array itself.
@@ -127,7 +133,7 @@ class Lookup:
                 key = inner
         return None if key is None else self.columns.keys.normalise_key(key)
 
-    def _group(self, stored: Any) -> int | None:
+    def _group(self, stored: Key) -> int | None:
         if self._hash is not None:
             several = len(self.columns.key_names) > 1
             values = tuple(stored) if several else (stored,)
@@ -140,7 +146,7 @@ class Lookup:
             return None
         return groups_of(stored, count, self._group_count).start
 
-    def visible(self, key: Any, held: Any, floor_ms: int | None) -> Any:
+    def visible(self, key: Key, held: Value, floor_ms: int | None) -> Value:
         """Return the value of a key as users see it, without expired parts; ABSENT if none."""
         if held is not None and self.ttl is not None:
             held = _later_than(held, None if floor_ms is None else floor_ms - self.ttl.ms)
@@ -170,9 +176,9 @@ class Lookup:
                 key=key,
             ) from error
 
-    def collect_rows(self, batches: Sequence[pa.RecordBatch]) -> dict[Any, Any]:
+    def collect_rows(self, batches: Sequence[pa.RecordBatch]) -> Held:
         """Return the stored values by key from rows of a checkpoint, in the form of the slots."""
-        found: dict[Any, Any] = {}
+        found: Held = {}
         for batch in batches:
             stamps = [None] * batch.num_rows if self.ttl is None else batch["at"].to_pylist()
             decoded = zip(self.columns.decode(batch), stamps, strict=True)
@@ -186,11 +192,11 @@ class Lookup:
         return found
 
 
-def _is_list(at: Any) -> bool:
+def _is_list(at: object) -> bool:
     return isinstance(at, list)
 
 
-def _later_than(held: Any, dead_ms: int | None) -> Any:
+def _later_than(held: Value, dead_ms: int | None) -> Value:
     """The values of stamped ones that were written later than that."""
     if isinstance(held, dict):
         kept = {e: value for e, (at, value) in held.items() if dead_ms is None or at > dead_ms}

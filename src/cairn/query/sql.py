@@ -21,12 +21,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from cairn.errors import CairnError, QueryError
 from cairn.snapshots.tables import StateSource, StateTable
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 SQL_CHARS_MAX: Final = 100_000
 THREADS: Final = 2
@@ -137,7 +140,7 @@ class _Named:
         self.ctes: set[str] = set()
 
 
-def _find_names(connection: Any, sql: str) -> _Named:
+def _find_names(connection: DuckDBPyConnection, sql: str) -> _Named:
     if len(sql) > SQL_CHARS_MAX:
         raise QueryError(
             f"the query has {len(sql)} characters\n  expected: at most {SQL_CHARS_MAX}\n"
@@ -250,7 +253,7 @@ def _find_tables(source: StateSource, named: _Named) -> dict[tuple[str, ...], St
 class _Clock:
     """Interrupts a query that takes too long; keeps what failed while a state was read."""
 
-    def __init__(self, connection: Any, timeout_s: float) -> None:
+    def __init__(self, connection: DuckDBPyConnection, timeout_s: float) -> None:
         self._timer = threading.Timer(timeout_s, self._end)
         self._timer.daemon = True
         self._connection = connection
@@ -308,7 +311,7 @@ def _readable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, pa.null() if empty else field.type)
 
 
-def _add(connection: Any, name: tuple[str, ...], scan: _Scan) -> None:
+def _add(connection: DuckDBPyConnection, name: tuple[str, ...], scan: _Scan) -> None:
     """As a table of that name; its scan is kept alive by the connection."""
     if len(name) == 1:
         connection.register(name[0], scan)
@@ -321,7 +324,7 @@ def _add(connection: Any, name: tuple[str, ...], scan: _Scan) -> None:
     connection.execute(f'CREATE VIEW "{schema}"."{table}" AS SELECT * FROM main."{escaped}"')
 
 
-def _fetch(connection: Any, sql: str, rows_max: int, bytes_max: int) -> pa.Table:
+def _fetch(connection: DuckDBPyConnection, sql: str, rows_max: int, bytes_max: int) -> pa.Table:
     asked = connection.sql(sql)
     if any("UHUGEINT" in str(type) for type in asked.types):
         # On its way to Arrow it becomes a negative number.
