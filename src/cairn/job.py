@@ -214,7 +214,7 @@ class Job:
 
     def _spark(self) -> SparkSession:
         session: Any = self._sources()[0].dataframe.sparkSession
-        return session  # type: ignore[no-any-return]
+        return session
 
 
 def _interval_text(trigger: dt.timedelta) -> str:
