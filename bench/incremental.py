@@ -34,7 +34,7 @@ TICKS_MAX = 60
 
 
 class Uploaded:
-    """Which objects of bases have been seen, and how many bytes were new."""
+    """The objects of bases seen so far, and the bytes of new ones."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint

@@ -93,7 +93,7 @@ def short(spark, tmp_path_factory):
 # The driver
 
 
-def crash_chain(undisturbed, work, points, *always):
+def crash_chain(spark, undisturbed, work, points, *always):
     """Start, die at a point, start again, die at the next, ….
 
     A point is a name, at which pass of it to die, and what to start the program with.
@@ -101,9 +101,8 @@ def crash_chain(undisturbed, work, points, *always):
     done = 0
     for number, (point, nth, *arguments) in enumerate(points):
         arguments = ("--retained", 1, "--parallelism", 1 + number % 3, *always, *arguments)
-        with Program(
-            "ledger", undisturbed.input.folder, work, *arguments, CAIRN_CRASH_AT=f"{point}:{nth}"
-        ) as program:
+        arguments = (undisturbed.input.folder, work, *arguments)
+        with Program("ledger", *arguments, on=spark, CAIRN_CRASH_AT=f"{point}:{nth}") as program:
             program.end()
         assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
         now = undisturbed.check_prefix(work)
@@ -118,7 +117,7 @@ def crash_chains(spark, undisturbed, *chains, **options):
     Then a driver that nobody kills, the one of these tests, runs each to the end.
     """
     with concurrent.futures.ThreadPoolExecutor(len(chains)) as pool:
-        for run in [pool.submit(crash_chain, undisturbed, *chain) for chain in chains]:
+        for run in [pool.submit(crash_chain, spark, undisturbed, *chain) for chain in chains]:
             run.result()
     for work, *_ in chains:
         job = build(spark, undisturbed.input.folder, work)
@@ -179,15 +178,13 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
 def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp_path):
     """With its JVM or without it, wherever it happens to be. The seed is in the test."""
     chance = random.Random(11)
-    for attempt in range(2):
-        with Program("ledger", short.input.folder, tmp_path, TRAP="sleep * 0.01") as program:
+    for with_jvm in (False, True):
+        on = None if with_jvm else spark
+        trap = "sleep * 0.01"
+        with Program("ledger", short.input.folder, tmp_path, on=on, TRAP=trap) as program:
             program.await_report()
             time.sleep(chance.uniform(0, 3))
-            if attempt % 2:
-                program.kill()
-            else:
-                program.process.kill()
-                program.process.wait()
+            program.kill()
         short.check_prefix(tmp_path)
     finish(build(spark, short.input.folder, tmp_path), tmp_path / "checkpoint")
     short.check(tmp_path)
@@ -198,7 +195,7 @@ def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp
 def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(spark, undisturbed, tmp_path):
     folder = undisturbed.input.folder
     keep = ("--retained", 100)
-    with Program("ledger", folder, tmp_path, *keep, TRAP="sleep * 0.05") as older:
+    with Program("ledger", folder, tmp_path, *keep, on=spark, TRAP="sleep * 0.05") as older:
         older.await_report(epoch=3)
         finish(build(spark, folder, tmp_path), tmp_path / "checkpoint", retained_epochs=100)
         ends = older.end()[-1]
@@ -248,7 +245,7 @@ def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
     job = build(spark, short.input.folder, tmp_path, function)
     run = finish(job, tmp_path / "checkpoint", backend=backend)
     assert {path.name for path in tmp_path.glob("once-*")} == {"once-0", "once-1"}
-    attempts = [epoch.timings["attempts"] for epoch in epochs(tmp_path / "checkpoint")]
+    attempts = [epoch.timings.attempts for epoch in epochs(tmp_path / "checkpoint")]
     assert max(attempts) > 1, attempts
     assert run.error is None
     short.check(tmp_path)
@@ -273,7 +270,7 @@ class Failing(Ledger):
 def test_task_that_fails_twice_and_then_succeeds_changes_nothing(spark, short, tmp_path):
     function = Failing(45, 2, tmp_path / "tries")
     finish(build(spark, short.input.folder, tmp_path, function), tmp_path / "checkpoint")
-    attempts = [epoch.timings["attempts"] for epoch in epochs(tmp_path / "checkpoint")]
+    attempts = [epoch.timings.attempts for epoch in epochs(tmp_path / "checkpoint")]
     assert attempts == [1, 3, 1, 1]
     short.check(tmp_path)
 
@@ -412,7 +409,7 @@ def test_slot_that_cannot_store_its_delta_at_first_is_asked_again(
     monkeypatch.setattr("cairn.driver.coordinator.epoch.INLINE_BYTES_MAX", 0)
     function = BadDisk(tmp_path / "writes", 2)
     finish(build(spark, short.input.folder, tmp_path, function), tmp_path / "checkpoint")
-    assert epochs(tmp_path / "checkpoint")[0].timings["attempts"] > 1
+    assert epochs(tmp_path / "checkpoint")[0].timings.attempts > 1
     short.check(tmp_path)
 
 
@@ -504,7 +501,7 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
         change(*newest_folder())
         feed(2 if fed < 11 else 1)
         run = finish(job, at)
-        assert run._batches.stand is stand
+        assert run._engine._batches.stand is stand
         assert undisturbed.check_prefix(tmp_path) == fed, stand
     assert fed <= undisturbed.files
     feed(undisturbed.files - fed)

@@ -144,7 +144,8 @@ def test_a_driver_killed_before_the_first_epoch_after_a_rollback_publishes_nothi
     finish(job, checkpoint)
     rollback(open_store(str(checkpoint)), epochs(checkpoint)[0].number)
     # Its output is staged by then.
-    with Program("ledger", source.folder, tmp_path, CAIRN_CRASH_AT="driver.pack.written") as dies:
+    crash = {"CAIRN_CRASH_AT": "driver.pack.written"}
+    with Program("ledger", source.folder, tmp_path, on=spark, **crash) as dies:
         dies.end()
     assert dies.killed, dies.errors[-2000:]
     assert published_once(tmp_path / "booked") == counted(ledger.booked(0, 3))

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import msgspec
+
 from cairn.crash import crash_point
 from cairn.driver import progress
 from cairn.driver.coordinator.epoch import Coordinator, clock_ms
@@ -26,9 +28,9 @@ from cairn.errors import CommitConflictError, PlanError
 from cairn.ids import new_id
 from cairn.logs import logger
 from cairn.plan.deploy import job_spec
-from cairn.plan.explain import explained
+from cairn.plan.explain import explain_graph
 from cairn.plan.graph import Graph
-from cairn.sinks.base import Sink, SinkContext, closed_on_error, reached_at_start
+from cairn.sinks.base import Sink, SinkContext, closed_on_error, refuse_if_away
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.storage.failures import Failures
@@ -93,10 +95,11 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
             checkpoint=store.url,
             spark=spark,
         )
-        with reached_at_start(sink.uid, sink.sink):
+        with refuse_if_away(sink.uid, sink.sink):
             sink.sink.open(context)
-    commit_ms = options.commit_timeout and duration_ms(options.commit_timeout, "commit_timeout")
-    keep_ms = options.retained_for and duration_ms(options.retained_for, "retained_for")
+    timeout, keep = options.commit_timeout, options.retained_for
+    commit_ms = None if timeout is None else duration_ms(timeout, "commit_timeout")
+    keep_ms = None if keep is None else duration_ms(keep, "retained_for")
     coordinator = Coordinator(
         spec,
         store,
@@ -178,7 +181,7 @@ def _usable(url: str) -> Iterator[None]:
 
 def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:
     try:
-        write_graph(store, term, {**explained(graph), "trigger": trigger})
+        write_graph(store, term, msgspec.structs.replace(explain_graph(graph), trigger=trigger))
     except Exception:
         # It is for people who look later; the job itself is fine.
         logger.warning("what the job looks like could not be written down", exc_info=True)
@@ -234,7 +237,7 @@ def _check(
     coordinator.check_output(epoch)
     return check_resume(
         epoch,
-        coordinator.entries,
+        coordinator.scoped_states,
         job_name=graph.name,
         url=url,
         allow_dropped_state=options.allow_dropped_state,

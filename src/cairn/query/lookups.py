@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
-from cairn.backends.held import Form
+from cairn.backends.contract import ABSENT
 from cairn.backends.overlay import in_order
-from cairn.backends.rocksdb.packing import Packing
+from cairn.backends.packing import Form, Packing
 from cairn.errors import QueryError, StateNotFoundError
 from cairn.key_groups import groups_of, key_hasher
 from cairn.snapshots.columns import StateColumns
@@ -29,7 +28,7 @@ from cairn.snapshots.reader import uid_with_state
 from cairn.storage.manifest import Epoch, EpochOperator, operator_uids
 from cairn.types import parse_type, type_ddl
 from cairn.types.codec import ValueTypeError
-from cairn.types.codec.stamped import stamped_codec
+from cairn.types.codec.stamped import stamp_codec
 
 # What codecs, hashes and formats say of a value that is not of the type, or beyond its range.
 _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)
@@ -70,7 +69,7 @@ class Lookup:
         self.floor_ms = self.columns.floor_ms
         self.ttl = self.columns.ttl
         declared = self.columns.declaration
-        values = self.columns.values if self.ttl is None else stamped_codec(declared.type)
+        values = self.columns.values if self.ttl is None else stamp_codec(declared.type)
         self.packing = Packing(declared.layout, self.columns.keys, values, self.columns.entries)
         decl = self.decl
         self.form: Form = (decl.kind, decl.type, decl.entry_type or "", decl.ttl or "")

@@ -35,7 +35,7 @@ from cairn.snapshots.tables import StateSource, StateTable, open_epoch, open_sta
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.types import schema_ddl
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ def read_state(
     state: str,
     epoch: int | None = None,
     *,
-    hold: str = "1 hour",
+    hold: Duration = "1 hour",
 ) -> DataFrame:
     """A state as a DataFrame: of the newest epoch of a checkpoint, or another one it keeps.
 
@@ -96,7 +96,7 @@ def diff_state(
     from_epoch: int,
     to_epoch: int,
     *,
-    hold: str = "1 hour",
+    hold: Duration = "1 hour",
 ) -> DataFrame:
     """What differs in a state between two epochs that a checkpoint keeps, as a DataFrame.
 

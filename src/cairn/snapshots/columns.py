@@ -26,7 +26,7 @@ from cairn.state import TTL, Declaration, List, Map, Value
 from cairn.storage.manifest import StateDecl
 from cairn.types import parse_type
 from cairn.types.codec import Codec, codec
-from cairn.types.codec.stamped import joined, list_parts, split, stamped_type
+from cairn.types.codec.stamped import join_stamps, list_parts, split_stamps, stamp_type
 
 GROUP: Final = "group"
 PARQUET_GROUP: Final = "key_group"
@@ -111,7 +111,7 @@ class StateColumns:
         """Return the rows of a base as plain rows."""
         found = {name: batch[name] for name in batch.schema.names}
         if self.ttl is not None:
-            found["at"], found["value"] = split(batch["value"])
+            found["at"], found["value"] = split_stamps(batch["value"])
             if self.floor_ms is not None:
                 found = _visible(found, self.floor_ms - self.ttl.ms)
         if _has_hidden_nulls(found["value"]):
@@ -128,7 +128,7 @@ class StateColumns:
         }
         found = {name: batch[name] for name in batch.schema.names}
         if self.ttl is not None:
-            found["value"] = joined(batch["at"], batch["value"], extra["live"]())
+            found["value"] = join_stamps(batch["at"], batch["value"], extra["live"]())
         columns = [
             extra[field.name]() if field.name in extra else _cast(found[field.name], field.type)
             for field in self.stored_schema
@@ -223,9 +223,9 @@ def _make_stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
     if decl.ttl is not None:
         if decl.kind == "list":
             items = value.type.value_field
-            value = value.with_type(pa.list_(items.with_type(stamped_type(items.type))))
+            value = value.with_type(pa.list_(items.with_type(stamp_type(items.type))))
         else:
-            value = value.with_type(stamped_type(value.type))
+            value = value.with_type(stamp_type(value.type))
     return [*head, *start, value, pa.field("live", pa.bool_())]
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
 from cairn.ids import new_id
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Begin, OperatorAck
+from cairn.protocol.scoped_state import ScopedState
 from cairn.slot.holding import Holding
 from cairn.slot.restore import restore, write_base
 from cairn.storage.files import StateFile, encode_segment
@@ -28,9 +28,9 @@ GROUP_COUNT = 128
 class Checkpoint:
     """The epochs of one harness."""
 
-    def __init__(self, entries: Mapping[str, EntrySpec], now_ms: int) -> None:
+    def __init__(self, states: Mapping[str, ScopedState], now_ms: int) -> None:
         self.newest: Epoch | None = None
-        self.entries = entries
+        self.states = states
         self._store = open_store("memory:")
         self._log = Log(self._store)
         self.term = self._log.take_over(host="harness", pid=0, wall_ms=now_ms).term
@@ -55,7 +55,7 @@ class Checkpoint:
         return part
 
     def versions(self) -> dict[str, list[str]]:
-        return {uid: [self.range_of(uid).version] for uid in self.entries}
+        return {uid: [self.range_of(uid).version] for uid in self.states}
 
     def settle(self, held: Holding) -> None:
         """Promote or undo what is held beyond the newest epoch."""
@@ -109,13 +109,13 @@ class Checkpoint:
             uid: EpochOperator(
                 uid=uid,
                 function_version="",
-                key_types=entry.key_types,
-                states=entry.decls,
+                key_types=state.key_types,
+                states=state.decls,
                 parallelism=1,
                 ranges=[ranges[uid]],
-                scope=entry.scope,
+                scope=state.scope,
             )
-            for uid, entry in self.entries.items()
+            for uid, state in self.states.items()
         }
         parent = self.parent
         self.newest = self._log.append(

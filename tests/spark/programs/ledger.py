@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn import Job, KeyedProcess, crash, sinks, state
-from tests.spark.support import Input
+from tests.spark.support import Input, epoch_of
 
 SCHEMA = "id bigint, account string, amount bigint"
 
@@ -30,12 +30,19 @@ class Ledger(KeyedProcess[Any]):
     total = state.Reducing("bigint", operator.add)
     last = state.List("bigint")
     by_size = state.Map("bigint", "bigint")
+    trap = ""
+    hold = ""
+
+    def __init__(self) -> None:
+        # What the driver is told, and not its slots: they may have been started by others.
+        self.trap = os.environ.get("TRAP", "")
+        self.hold = os.environ.get("HOLD", "")
 
     def open(self, ctx: Any) -> None:
-        hold()
+        hold(self.hold)
 
     def process(self, row: Any, ctx: Any) -> Any:
-        trap(row)
+        trap(row, self.trap)
         self.count.set(self.count.get() + 1)
         self.total.add(row.amount)
         self.last.append(row.id)
@@ -64,9 +71,9 @@ class Ledger2(Ledger):
     """The same function to those who look at its output: for an upgrade on the way."""
 
 
-def trap(row: Any) -> None:
+def trap(row: Any, trouble: str) -> None:
     """Trouble on demand, from the environment: TRAP="sleep 5 0.1" at id 5, "fail 7 2 file"."""
-    what, *arguments = os.environ.get("TRAP", "").split() or [""]
+    what, *arguments = trouble.split() or [""]
     if not what or arguments[0] not in ("*", str(row.id)):
         return
     if what == "sleep":
@@ -80,12 +87,12 @@ def trap(row: Any) -> None:
             raise RuntimeError(f"trapped at {row.id}")
 
 
-def hold() -> None:
+def hold(where: str) -> None:
     """Make a slot stay at a crash point, the first that comes there: HOLD="slot.restored 3 file".
 
     The file tells its process id.
     """
-    point, seconds, mark = os.environ.get("HOLD", "").split() or ("", "0", "")
+    point, seconds, mark = where.split() or ("", "0", "")
 
     def stay(name: str) -> None:
         if name == point and not Path(mark).exists():
@@ -132,19 +139,19 @@ def change_between_epochs(changes: list[str]) -> None:
     """Ask for "2:rescale=4" when two epochs of this run are committed, before the third."""
     from cairn.run import Run
 
-    commit_epoch = Run._commit_epoch
+    run_batch = Run._run_batch
     done = 0
 
     def changing(run: Any, position: Any, rows: Any, **more: Any) -> None:
         nonlocal done
         while changes and done >= int(changes[0].partition(":")[0]):
             change(run, changes.pop(0).partition(":")[2])
-        newest = run._coordinator.newest
-        commit_epoch(run, position, rows, **more)
+        newest = run._engine.coordinator.newest
+        run_batch(run, position, rows, **more)
         # An epoch may have several batches.
-        done += run._coordinator.newest is not newest
+        done += run._engine.coordinator.newest is not newest
 
-    Run._commit_epoch = changing  # type: ignore[method-assign]
+    Run._run_batch = changing  # type: ignore[method-assign]
 
 
 def change(run: Any, what: str) -> None:
@@ -208,14 +215,14 @@ def main() -> None:
     )
     try:
         with run:
-            report(run=run._coordinator.run_id)
+            report(run=run._engine.coordinator.run_id)
             newest = 0
-            while not run._ended.wait(0.02):
-                now = run.metrics().get("epoch", 0)
+            while not run._engine.ended.wait(0.02):
+                now = epoch_of(run)
                 # An epoch counts when it is committed; its sinks publish after that.
-                if now != newest and run._coordinator.is_published:
+                if now != newest and run._engine.coordinator.is_published:
                     newest = now
-                    driver = run._driver
+                    driver = run._engine.driver
                     told: dict[str, Any] = {}
                     if options.master.startswith("local-cluster"):
                         asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
@@ -233,7 +240,7 @@ def main() -> None:
         end=run.status,
         error=None if error is None else type(error).__name__,
         text=str(error),
-        epoch=run.metrics().get("epoch"),
+        epoch=epoch_of(run) or None,
     )
     spark.stop()
 

@@ -16,7 +16,8 @@ from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
 from cairn.protocol.messages import Begin, OperatorAck
 from cairn.protocol.spec import FeedbackSpec, InletSpec
-from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
+from cairn.sinks.base import Execution
+from cairn.slot.feedback import RECORDS, Feedback, InFlight, feedback_state, take
 from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.files import StateFile, encode_segment
@@ -58,11 +59,13 @@ def group_of(key: int | None) -> int:
     return key_hasher([pa.int64()])([key]) % GROUPS
 
 
-def begin(versions: list[str], **more: Any) -> Begin:
-    given: dict[str, Any] = {"epoch": 5, "attempt": 0, "parent": None, **more}
+def begin(
+    versions: list[str], *, epoch: int = 5, parent: int | None = None, **execution: int
+) -> Begin:
     return Begin(
         run_id="r", term=1, now_ms=0, watermark_ms=None, parallelism=len(versions),
-        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, **given,
+        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, epoch=epoch,
+        execution=Execution(**execution), parent=parent,
     )  # fmt: skip
 
 
@@ -88,7 +91,7 @@ class Slot:
         if not records:
             return None
         segment = encode_segment("base", self.spec.uid, records, first_epoch=5, last_epoch=5)
-        gathered.finished(segment.id, begun)
+        gathered.name_version(segment.id, begun)
         return write_segment(self.store, segment, self.term)
 
     def publish(self, stored: StateFile) -> Epoch:
@@ -102,7 +105,7 @@ class Slot:
             uid="loop:op",
             function_version="",
             key_types=self.spec.key_types,
-            states=records_entry(self.spec).decls,
+            states=feedback_state(self.spec).decls,
             parallelism=1,
             ranges=[replaced(whole, ack, 5)],
             scope="feedback",

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cairn.errors import CommitError, RestoreError
-from cairn.sinks.base import Sink, reached_at_start
+from cairn.sinks.base import Sink, refuse_if_away
 from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, Restore, Takeover
 from cairn.storage.store import Store
@@ -28,7 +28,7 @@ def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
     """RestoreError when a sink has published an epoch that the log in `store` does not have."""
     marks = {}
     for uid, sink in sinks.items():
-        with reached_at_start(uid, sink):
+        with refuse_if_away(uid, sink):
             try:
                 epoch = sink.newest_mark()
             except OSError as error:
@@ -68,8 +68,8 @@ def _publishes_first(log: Log, record: Epoch | Takeover) -> bool:
     """True if the driver of a record may publish a batch before the batch is in the log."""
     if isinstance(record, Takeover):
         return record.guarantee != "exactly-once"
-    if "published" in record.metrics or record.parent is not None:
-        return "published" in record.metrics
+    if record.metrics.published is not None or record.parent is not None:
+        return record.metrics.published is not None
     # The epoch of a savepoint has no batch. Its driver's takeover is right before it.
     try:
         before = log.read(record.number - 1)
