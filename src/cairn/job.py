@@ -184,7 +184,7 @@ class Job:
         from cairn.driver.options import Options
         from cairn.run import Run
 
-        return Run.started(
+        return Run.start(
             self.graph(),
             Options(
                 checkpoint=str(checkpoint),

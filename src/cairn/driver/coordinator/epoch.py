@@ -52,10 +52,10 @@ from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.ranges import slots_for
 from cairn.driver.coordinator.record import (
-    advanced_ranges,
+    advance_ranges,
+    apply_compactions,
     committables_of,
     pack_small_files,
-    taken_in,
 )
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
@@ -298,7 +298,7 @@ class Coordinator:
                 compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
                 rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = taken_in(begin, division.ranges, compacted)
+                parts = apply_compactions(begin, division.ranges, compacted)
                 acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
                 epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
@@ -419,7 +419,7 @@ class Coordinator:
             slots=self.slots,
             pieces=division.pieces(),
             settled=self._settled,
-            rewrite=sorted(self._rewrite | division.redistributed()),
+            rewrite=sorted(self._rewrite | division.find_redistributed()),
         )
 
     def _manifest(
@@ -437,7 +437,7 @@ class Coordinator:
         last = rounds[-1]
         reports = [outcome.reports for outcome in rounds]
         acks = [ack for outcome in rounds for ack in outcome.acks]
-        advanced = advanced_ranges(
+        advanced = advance_ranges(
             ranges,
             [outcome.acks for outcome in rounds],
             begin.epoch,
