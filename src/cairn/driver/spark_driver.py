@@ -226,7 +226,7 @@ class SparkDriver:
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
-        self.planner.grouped = self._partials.chosen(begin.epoch)
+        self.planner.grouped = self._partials.choose(begin.epoch)
         failure: Exception | None = None
         try:
             self._wait_for_pin()

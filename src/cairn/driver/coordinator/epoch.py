@@ -40,21 +40,22 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.job_clock import JobClock
 from cairn.driver.coordinator.marks import check_marks
 from cairn.driver.coordinator.measured import (
-    added,
-    announced,
-    metrics_of,
+    add_measured,
+    add_timings,
+    collect_announced,
+    measure_epoch,
     state_held_of,
-    timings_of,
+    time_epoch,
     user_of,
 )
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.ranges import slots_for
 from cairn.driver.coordinator.record import (
-    advanced_ranges,
+    advance_ranges,
+    apply_compactions,
     committables_of,
     pack_small_files,
-    taken_in,
 )
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
@@ -294,10 +295,10 @@ class Coordinator:
                 )
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                compacted = announced([r for outcome in rounds for r in outcome.reports])
+                compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
                 rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = taken_in(begin, division.ranges, compacted)
+                parts = apply_compactions(begin, division.ranges, compacted)
                 acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
                 epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
@@ -418,7 +419,7 @@ class Coordinator:
             slots=self.slots,
             pieces=division.pieces(),
             settled=self._settled,
-            rewrite=sorted(self._rewrite | division.redistributed()),
+            rewrite=sorted(self._rewrite | division.find_redistributed()),
         )
 
     def _manifest(
@@ -436,7 +437,7 @@ class Coordinator:
         last = rounds[-1]
         reports = [outcome.reports for outcome in rounds]
         acks = [ack for outcome in rounds for ack in outcome.acks]
-        advanced = advanced_ranges(
+        advanced = advance_ranges(
             ranges,
             [outcome.acks for outcome in rounds],
             begin.epoch,
@@ -456,13 +457,14 @@ class Coordinator:
             for uid, state in self.scoped_states.items()
         }
         sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
-        timings = timings_of(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
-        batch = metrics_of(self.spec, acks, reports, sources_ms)
+        timings = time_epoch(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
+        published = None
         if self._guarantee != "exactly-once":
-            # Said here, as the record has nothing left to publish.
-            batch["published"] = {uid: len(given) for uid, given in prepared.items()}
+            # Noted here, as the record has nothing left to publish.
+            published = {uid: len(given) for uid, given in prepared.items()}
+        batch = measure_epoch(self.spec, acks, reports, sources_ms, published)
         metrics = with_totals(
-            added(None if before is None else before.metrics, batch),
+            batch if before is None else add_measured(before.metrics, batch),
             batch,
             timings,
             user_of(reports),
@@ -494,7 +496,7 @@ class Coordinator:
             operators=operators,
             committables=to_publish,
             targets=targets_of(self._publisher.sinks, to_publish),
-            timings=added(None if before is None else before.timings, timings),
+            timings=timings if before is None else add_timings(before.timings, timings),
             metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),
         )

@@ -50,11 +50,11 @@ def test_what_an_epoch_did_is_the_sum_of_its_batches(tmp_path: Path) -> None:
     lead.run_batch((1, 5), (2, 5))
     first = lead.coordinator.newest
     epoch = lead.run_batch((1, 5))
-    metrics = epoch.metrics["operators"]["count"]
-    assert first is not None and metrics["rows_in"] == 3
+    metrics = epoch.metrics.operators["count"]
+    assert first is not None and metrics.rows_in == 3
     # What is held is counted once.
-    assert metrics["state_keys"] == first.metrics["operators"]["count"]["state_keys"]
-    assert epoch.timings["attempts"] == 2 and len(epoch.timings["subtasks"]) == 1
+    assert metrics.state_keys == first.metrics.operators["count"].state_keys
+    assert epoch.timings.attempts == 2 and len(epoch.timings.subtasks) == 1
 
 
 def test_a_driver_that_dies_within_an_epoch_leaves_none_of_it(tmp_path: Path) -> None:
@@ -355,6 +355,21 @@ def test_a_target_away_from_the_slots_ends_the_run_after_the_commit_timeout(
     with pytest.raises(CommitError, match="sink 'out' did not take epoch 2: no route"):
         lead.coordinator.run_batch(POSITION, execute)
     assert 60_000 <= lead.clock() - was_long < 120_000
+
+
+def test_a_target_that_was_back_gets_the_whole_commit_timeout_again(tmp_path: Path) -> None:
+    lead = Lead(tmp_path, commit_timeout_s=60).start()
+
+    def execute(begin: Any) -> Any:
+        if begin.execution.attempt == 6:
+            lead.clock.sleep(3 * 3600)
+            raise EpochError("an executor is lost")
+        if begin.execution.attempt < 13:
+            is_away(begin)
+        return lead.execute(begin, [(1, 5)])
+
+    lead.coordinator.run_batch(POSITION, execute)
+    assert lead.sink.rows == [(1, 1, 5)]
 
 
 def test_a_driver_that_waits_for_a_target_leaves_the_job_to_one_that_takes_over(

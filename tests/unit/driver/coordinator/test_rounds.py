@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 import cairn.driver.coordinator.epoch as epoch_module
-from cairn.driver.coordinator.rounds import following, in_flight, inlined, is_pending, sends_back
+from cairn.driver.coordinator.rounds import (
+    count_inlined_bytes,
+    in_flight,
+    is_pending,
+    next_round,
+    sends_back,
+)
 from cairn.driver.coordinator.ticker import is_due
 from cairn.errors import EpochError
 from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece
@@ -47,7 +53,7 @@ def acks(*deltas: tuple[str, int, str | None]) -> list[Ack]:
 
 def test_the_next_round_starts_from_what_this_one_left() -> None:
     said = acks(("op", 0, "d"), ("op", 1, None), ("loop:op", 0, None), ("loop:op", 1, "f"))
-    after = following(begin(), said, FEEDBACKS)
+    after = next_round(begin(), said, FEEDBACKS)
     assert after.versions == {
         "op": [next_version("a", "d"), EMPTY_VERSION],
         "loop:op": [EMPTY_VERSION, "f"],
@@ -64,7 +70,7 @@ def test_executions_compare_in_the_order_in_which_they_run() -> None:
 
 
 def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -> None:
-    after = following(begin(), acks(("op", 0, "d")), FEEDBACKS)
+    after = next_round(begin(), acks(("op", 0, "d")), FEEDBACKS)
     assert not after.compactions and not after.pieces and not after.settled and not after.rewrite
 
 
@@ -72,9 +78,9 @@ def test_what_travels_with_acknowledgements_is_bounded_over_all_rounds() -> None
     large = [
         Ack(0, 0, [OperatorAck("op", 1, 1, 1, StateFile("d", "delta", 5, 1, data=b"12345"))], {})
     ]
-    assert inlined(large) == 5 and inlined(acks(("op", 0, "d"))) == 0
-    assert following(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
-    assert following(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0
+    assert count_inlined_bytes(large) == 5 and count_inlined_bytes(acks(("op", 0, "d"))) == 0
+    assert next_round(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
+    assert next_round(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0
 
 
 def test_a_record_on_its_way_back_is_told_by_the_acknowledgements() -> None:
@@ -94,15 +100,15 @@ def test_an_epoch_goes_around_until_nothing_is_sent_back_or_rounds_run_out(
     driver.start()
     driver.run_batch(6)
     epoch = driver.coordinator.newest
-    assert epoch is not None and epoch.timings["rounds"] == 4
+    assert epoch is not None and epoch.timings.rounds == 4
     assert is_pending(epoch) and is_due(epoch, epoch.now_ms)
     assert in_flight(epoch) == len(world.in_flight()) > 0
     seen = len(list(world.seen().elements()))
-    assert epoch.metrics["operators"]["visit"]["rows_in"] == seen
+    assert epoch.metrics.operators["visit"].rows_in == seen
     while driver.run_idle():
         pass
     last = driver.coordinator.newest
-    assert last is not None and last.timings["rounds"] < 4
+    assert last is not None and last.timings.rounds < 4
     assert not is_pending(last) and in_flight(last) == 0
     world.check_all()
 
@@ -115,7 +121,7 @@ def test_a_job_that_is_stopped_goes_around_no_more(world: HopsWorld) -> None:
     driver.coordinator.is_stopping = lambda: next(asked)
     driver.run_batch(6)
     epoch = driver.coordinator.newest
-    assert epoch is not None and epoch.timings["rounds"] == 2
+    assert epoch is not None and epoch.timings.rounds == 2
     assert is_pending(epoch)
     world.check_output()
 
@@ -142,7 +148,7 @@ def test_what_is_sent_back_is_stored_only_for_the_next_epoch(
     driver.start()
     driver.run_batch(6)
     epoch = driver.coordinator.newest
-    assert epoch is not None and is_pending(epoch) and epoch.timings["rounds"] == 4
+    assert epoch is not None and is_pending(epoch) and epoch.timings.rounds == 4
     named = {ref.path for e in epoch.operators.values() for part in e.ranges for ref in part.files}
     assert {found.path for found in world.store.list("state/")} == named
     while driver.run_idle():
