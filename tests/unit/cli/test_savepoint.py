@@ -96,7 +96,7 @@ def test_savepoint_of_an_epoch_that_is_not_there_leaves_nothing(
 ) -> None:
     result = call("savepoint", f"{tmp_path}/ckpt@99", tmp_path / "s")
     assert result.exit_code == 1
-    assert "there is no record 99" in result.stderr
+    assert "has no record 99" in result.stderr
     assert not (tmp_path / "s").exists()
     assert checkpoint.store.list("holds") == []
 

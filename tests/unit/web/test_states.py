@@ -67,7 +67,7 @@ def test_cursor_of_a_removed_epoch_is_gone_not_mixed_with_another(folder: Path) 
     checkpoint.commit({"n": dict.fromkeys(range(20), 1)})
     asking = client(site_of(checkpoint))
     after = asking.get(N, params={"limit": 2}).json()["after"]
-    while checkpoint.log.retired_below() <= 2:
+    while checkpoint.log.oldest_kept() <= 2:
         checkpoint.commit({"n": dict.fromkeys(range(20), 2)}, base=True)
         checkpoint.collector.after_epoch()
     answer = asking.get(N, params={"limit": 2, "after": after})
