@@ -1,4 +1,4 @@
-"""What does an epoch of 100 rows cost, next to a bare foreachBatch that does no work?
+"""What does an epoch of 100 rows cost, compared with a bare foreachBatch that does no work?
 
 The bare one has the same source, settings and shuffle, and an identity mapInArrow whose
 Python function is built once, like cairn's. Runs alternate; the first epochs of each are
@@ -74,7 +74,7 @@ def run_bare(spark: Any, work: Path, rows: int, epochs: int) -> list[float]:
 def run_cairn(spark: Any, work: Path, rows: int, epochs: int) -> list[float]:
     job = counting_job(source(spark, rows), sinks.Noop())
     with job.start(checkpoint=str(work / "ckpt"), parallelism=2, trigger="0 seconds") as run:
-        return trigger_times(run._query, epochs)
+        return trigger_times(run._engine.query, epochs)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""When 90 % of 5 M keys have expired, does their space come back, and do epochs feel it?
+"""When 90 % of 5 M keys have expired, is their space freed, and do epochs get slower?
 
 Every key is loaded, then small epochs touch one key in ten, over and over, so that these live
 on. The others expire a ttl after their load. Compared: the memory of the slots (with RocksDB also
@@ -20,6 +20,7 @@ from state_growth import slots_rss_bytes
 
 import cairn
 from cairn import Job, KeyedProcess, sinks, state
+from cairn.report.epoch import EpochReport
 from cairn.slot.folders import run_folder
 
 AHEAD = 2
@@ -72,7 +73,7 @@ class Measured:
         self._epochs.take(files)
         self._seen += files
 
-    def epoch(self) -> dict[str, Any]:
+    def epoch(self) -> EpochReport:
         """One that touches the next keys which are to stay."""
         while self._feed.files < self._seen + 1 + AHEAD:
             part = np.take(self._kept, np.arange(self._at, self._at + self._changed), mode="wrap")
@@ -115,18 +116,18 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             full = measured.space()
             while True:
                 metrics = measured.epoch()
-                held = metrics["state_keys"]
+                held = metrics.state_keys
                 if held <= 1.05 * len(kept):
                     break
                 name = "before" if held > 0.99 * keys else "removing"
-                phases[name].append(metrics["epoch_ms"])
+                phases[name].append(metrics.epoch_ms)
                 if name == "before":
                     full = measured.space()
                 if time.monotonic() - started > 6 * ttl_s + 600:
                     raise SystemExit(f"still {held} keys after {len(phases['removing'])} epochs")
-            phases["after"] = [measured.epoch()["epoch_ms"] for _ in range(AFTER)]
+            phases["after"] = [measured.epoch().epoch_ms for _ in range(AFTER)]
             busy = measured.space()
-            # What is only done in idle slots, and after a while.
+            # Idle slots free more space after a while.
             time.sleep(IDLE_S)
             measured.epoch()
             time.sleep(IDLE_S)
@@ -143,7 +144,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def returned(space: dict[str, dict[str, int]], name: str) -> float:
+def share_returned(space: dict[str, dict[str, int]], name: str) -> float:
     taken = space["full"][name] - space["empty"][name]
     return round((space["full"][name] - space["after_idle"][name]) / max(1, taken), 3)
 
@@ -173,7 +174,7 @@ def main() -> None:
     report(
         f"ttl_{options.backend}",
         {
-            "returned": returned(result["space"], name),
+            "returned": share_returned(result["space"], name),
             "p95_of_median_before": round(
                 result["p95_ms"]["removing"] / result["p50_ms"]["before"], 3
             ),

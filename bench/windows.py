@@ -1,4 +1,4 @@
-"""How fast are tumbling windows beside Spark's own streaming aggregation?
+"""How fast are tumbling windows compared with Spark's own streaming aggregation?
 
 Count per key and window of 10 s, epochs of 1 M rows over 1 M keys. A file is an epoch and
 covers 5 s of event time, out of order; the watermark is 5 s behind, so windows of two
@@ -72,7 +72,7 @@ def run_cairn(spark: Any, source: Path, work: Path, rows: int) -> float:
         checkpoint=str(work / "cairn"), parallelism=PARALLELISM, trigger="available-now"
     )
     run.wait()
-    ends = sorted(epoch["wall_ms"] / 1000 for epoch in run.epochs() if epoch["rows_in"])
+    ends = sorted(epoch.wall_ms / 1000 for epoch in run.epochs() if epoch.rows_in)
     return rows * (len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1])
 
 

@@ -22,7 +22,10 @@ import typer.main
 
 _MARK = re.compile(r"^<!-- cairn: (commands|names) ?(\S*) -->$", re.MULTILINE)
 # What a reader looks for first; the rest follows by name.
-_FIRST = ("Job", "session", "spark_config", "KeyedProcess", "Process", "BatchProcess")
+_FIRST = (
+    "Job", "session", "spark_config", "Stream", "KeyedStream", "KeyedProcess", "Process",
+    "BatchProcess", "Run", "Answer",
+)  # fmt: skip
 _RICH = re.compile(r"\[/?dim\]")
 
 

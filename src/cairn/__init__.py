@@ -24,13 +24,19 @@ from cairn.errors import (
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
 from cairn.operators.window_functions import WindowFunction
+from cairn.query.live import Answer
 from cairn.query.reader import diff_state, read_state
+from cairn.run import Run
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session
+from cairn.stream import KeyedStream, Stream
+from cairn.types import SchemaLike
+from cairn.types.durations import Duration
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "BatchContext",
     "BatchProcess",
     "CairnError",
@@ -39,21 +45,26 @@ __all__ = [
     "CommitUnknownError",
     "Context",
     "CorruptFileError",
+    "Duration",
     "EpochError",
     "FunctionError",
     "Job",
     "KeyGroupCountError",
     "KeyedProcess",
+    "KeyedStream",
     "NoEpochError",
     "PlanError",
     "Process",
     "QueryError",
     "RestoreError",
+    "Run",
     "SavepointWriter",
+    "SchemaLike",
     "Serve",
     "StaleEpochError",
     "StateNotFoundError",
     "StateSchemaError",
+    "Stream",
     "WindowFunction",
     "client",
     "diff_state",

@@ -20,9 +20,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from cairn.errors import QueryError
 from cairn.query.link import TRIES_MAX, Link, encoded
 from cairn.query.live import Answer, Answers, Source
+from cairn.report.epoch import EpochReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,11 +91,10 @@ class Client:
         """The job: its name, how it goes, its newest epoch."""
         return self._link.get("/api/job")
 
-    def epochs(self, limit: int = 100, before: int | None = None) -> list[dict[str, Any]]:
-        """The retained epochs, newest first."""
+    def epochs(self, limit: int = 100, before: int | None = None) -> list[EpochReport]:
+        """Return the retained epochs in brief, newest first."""
         found = self._link.get("/api/epochs", limit=limit, before=before)
-        epochs: list[dict[str, Any]] = found["epochs"]
-        return epochs
+        return msgspec.convert(found["epochs"], list[EpochReport])
 
     def states(self, epoch: int | None = None) -> list[dict[str, Any]]:
         """Operators and states, with their columns."""
@@ -211,7 +213,7 @@ class Client:
     def _ask(
         self, operator: str, state: str, keys: Sequence[Any], epoch: int | None
     ) -> dict[str, Any]:
-        from cairn.types.codec.loose_json import loose_json
+        from cairn.types.codec.json_values import loose_json
 
         path = f"/api/state/{_part(operator)}/{_part(state)}/lookup"
         return self._link.post(path, {"keys": [loose_json(key) for key in keys], "epoch": epoch})
@@ -238,7 +240,7 @@ class Client:
 
 def _parts(keys: Sequence[Any]) -> list[list[Any]]:
     """The keys, cut to what one request takes; without any there is one part, an empty one."""
-    from cairn.types.codec.loose_json import loose_json
+    from cairn.types.codec.json_values import loose_json
 
     parts: list[list[Any]] = [[]]
     size = 0

@@ -27,7 +27,7 @@ from cairn.plan.graph import (
     united_schema,
     united_time,
 )
-from cairn.types import parse_schema
+from cairn.types import SchemaLike, parse_schema
 
 if TYPE_CHECKING:
     from cairn.job import Job
@@ -67,7 +67,9 @@ class ConnectedStreams:
         names = (", ".join(port.node for port in inlet.ports) for inlet in self._inlets)
         return f"<connected streams {'; '.join(names)}>"
 
-    def process(self, function: Function, *, schema: Any, uid: str = NO_UID) -> ProcessStream:
+    def process(
+        self, function: Function, *, schema: SchemaLike, uid: str = NO_UID
+    ) -> ProcessStream:
         """Run a function over the rows of all inputs. `uid` names its state, for good."""
         from cairn.stream import ProcessStream
 
@@ -134,7 +136,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
             )
         times.append((time.column, time.shift_us))
     function = IntervalJoin(plan)
-    function.tell_time(*times)
+    function.set_times(*times)
     inputs = {"left": left.key_by(*plan.left_keys), "right": right.key_by(*plan.right_keys)}
     together = connected(job, inputs, "join")
     types = [

@@ -9,6 +9,7 @@ from cairn.errors import PlanError
 from cairn.metrics import Metrics
 from cairn.misuse import no_assignment, no_deletion
 from cairn.state import Broadcast, Declaration, Map
+from cairn.types.durations import Duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,15 +40,17 @@ class Timers(Protocol):
     timer per key, kind and time: setting it again changes nothing.
     """
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         """Due when the watermark has come to `at`.
 
-        `after` is a span ("1 minute", or milliseconds) from the row's event time; in
-        `on_timer`, from the timer's.
+        `after` is a duration ("1 minute", a timedelta, or milliseconds) from the row's event
+        time; in `on_timer`, from the timer's.
         """
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         """Due when the epoch's clock has come to `at`; `after` counts from `ctx.now_ms`."""
 
@@ -88,7 +91,7 @@ class BatchContext(Protocol):
 
     keys: pa.Array
     """The key of each row: the column, or a struct array where several columns make the key."""
-    times: pa.Array | None
+    times_us: pa.Array | None
     """The event time of each row in microseconds, where one is declared."""
     watermark_ms: int | None
     late_ms: int | None
@@ -113,24 +116,6 @@ class Function:
     must survive a crash belongs into state, not into other attributes.
     """
 
-    handles_late: ClassVar[bool] = False
-    """Late rows come to the function like all others, instead of going to the side output."""
-    forgets: bool = False
-    """State is forgotten by the watermark: what is older is late, also if a loop sent it back."""
-    wants_order: bool = True
-    """Rows of a key come in the order of their event time, where that is declared."""
-    result_time: str | None = None
-    """The column of what is emitted that tells the end, not included, of the time it is about;
-    "" for none. Without it, event time follows the column of the input by its name."""
-
-    result_shift_us: int = -1
-    """From `result_time` to the event time of what is emitted, in microseconds."""
-    result_delay_ms: int = 0
-    """How far behind the watermark of its input what is emitted may be. For the operators that
-    get it, the watermark is that far behind, too."""
-    reads_times_us: ClassVar[bool] = False
-    """`ctx.times_us` gives event times to the microsecond: one for each row, in their order."""
-
     def open(self, ctx: Context) -> None:
         """Once per slot and function version, before the first row."""
 
@@ -142,10 +127,6 @@ class Function:
 
     def close(self) -> None:
         """Before the slot ends or the function is replaced."""
-
-    def made_state(self) -> dict[str, Declaration]:
-        """State beyond the class attributes, for functions that are built from a description."""
-        return {}
 
     if not TYPE_CHECKING:  # A checker would take it for leave to assign any attribute.
 
@@ -161,6 +142,39 @@ class Function:
             if state is not None:
                 raise no_deletion(state)
             super().__delattr__(name)
+
+
+class Hooks:
+    """Further properties of the functions in `cairn.operators`; a user's function has none."""
+
+    handles_late: ClassVar[bool] = False
+    """The function gets late rows like all others, instead of their going to the side output."""
+    forgets: bool = False
+    """The watermark removes state: an older row is late, even if a loop sent it back."""
+    wants_order: bool = True
+    """Rows of a key come in the order of their event time, if they have one."""
+    result_time: str | None = None
+    """Column of the output with the exclusive end of the time that a row is about; "" for none.
+    If None, the output keeps the event time column of the input, found by name."""
+    result_shift_us: int = -1
+    """Microseconds from `result_time` to the event time of the output."""
+    result_delay_ms: int = 0
+    """Upper bound of the output's delay behind the input's watermark. Operators that read the
+    output have a watermark that is this far behind too."""
+    reads_row_times: ClassVar[bool] = False
+    """`ctx.row_times_us` iterates over the event times of the rows, in microseconds."""
+
+    def declare_state(self) -> dict[str, Declaration]:
+        """Return state beyond the class attributes, for functions made from a description."""
+        return {}
+
+
+_NO_HOOKS = Hooks()
+
+
+def hooks_of(function: Function) -> Hooks:
+    """Return the hooks of a function: its own, or the defaults for a user's function."""
+    return function if isinstance(function, Hooks) else _NO_HOOKS
 
 
 class KeyedProcess(Function, Generic[Row]):
@@ -228,7 +242,7 @@ class BatchProcess(Function):
         """Before the first row of each attempt at an epoch."""
 
     def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> Any:
-        """Some rows, in order; `ctx.keys` are their keys and `ctx.times` their event times."""
+        """Some rows, in order; `ctx.keys` are their keys and `ctx.times_us` their event times."""
         raise PlanError(f"{type(self).__name__} defines no process(batch, ctx)")
 
     def end_epoch(self, ctx: BatchContext) -> Any:
@@ -248,8 +262,8 @@ class BatchProcess(Function):
 class PartialProcess(BatchProcess):
     """A BatchProcess whose rows stand for rows of the stream, one or many each."""
 
-    groups: int = 0
-    """How many groups the rows of the epoch were in: what aggregating ahead would leave of them."""
+    partial_count: int = 0
+    """Number of partials that aggregating before the shuffle would leave of the epoch's rows."""
 
     def row_count(self, rows: pa.StructArray) -> int:
         """How many rows of the stream these stand for."""
@@ -273,33 +287,20 @@ def _state_named(function: Function, name: str) -> Declaration | None:
     return held if isinstance(held, Declaration) else None
 
 
-def declared_state(function: Function) -> dict[str, Declaration]:
-    """The state a function declares, by name, base classes first."""
+def find_states(function: Function) -> dict[str, Declaration]:
+    """Return the state that a function declares, by name, base classes first."""
     found: dict[str, Declaration] = {}
-    seen: dict[int, str] = {}
     for cls in reversed(type(function).__mro__):
         for name, attribute in vars(cls).items():
-            if not isinstance(attribute, Declaration):
-                if name in found:
-                    raise PlanError(
-                        f"{type(function).__name__}.{name} is declared as state and then replaced "
-                        f"by {type(attribute).__name__} in {cls.__name__}\n"
-                        "  next: give one of them another name"
-                    )
-                continue
-            if name in found and found[name] is not attribute:
+            if isinstance(attribute, Declaration):
+                _check_declared(function, name, attribute, found)
+                found[name] = attribute
+            elif name in found:
                 raise PlanError(
-                    f"state {name!r} is declared twice in {type(function).__name__}\n"
-                    f"  found: {found[name]!r} and {attribute!r}\n"
-                    "  next: give one of them another name",
-                    state=name,
+                    f"{type(function).__name__}.{name} is declared as state and then replaced "
+                    f"by {type(attribute).__name__} in {cls.__name__}\n"
+                    "  next: give one of them another name"
                 )
-            if seen.setdefault(id(attribute), name) != name:
-                raise PlanError(
-                    f"states {seen[id(attribute)]!r} and {name!r} are the same object\n"
-                    "  next: declare each with a call of its own"
-                )
-            found[name] = attribute
     for name, attribute in vars(function).items():
         # A frozen dataclass assigns what its class has declared.
         if isinstance(attribute, Declaration) and name not in found:
@@ -308,14 +309,44 @@ def declared_state(function: Function) -> dict[str, Declaration]:
                 "class\n  next: declare it as a class attribute",
                 state=name,
             )
-    return found | function.made_state() | (timer_states() if has_timers(function) else {})
+    timers = timer_states() if has_timers(function) else {}
+    return found | hooks_of(function).declare_state() | timers
+
+
+def _check_declared(
+    function: Function, name: str, declaration: Declaration, found: dict[str, Declaration]
+) -> None:
+    """Refuse a state whose name or object is taken."""
+    kind = type(function).__name__
+    for base in type(function).__mro__:
+        # Any attribute of cairn's own classes: the engine may read it.
+        if base.__module__ not in (__name__, "builtins") or name not in vars(base):
+            continue
+        raise PlanError(
+            f"state {name!r} of {kind} replaces {base.__name__}.{name}, which cairn itself uses\n"
+            "  next: give the state another name",
+            state=name,
+        )
+    if name in found and found[name] is not declaration:
+        raise PlanError(
+            f"state {name!r} is declared twice in {kind}\n"
+            f"  found: {found[name]!r} and {declaration!r}\n"
+            "  next: give one of them another name",
+            state=name,
+        )
+    other = next((n for n, each in found.items() if each is declaration and n != name), None)
+    if other is not None:
+        raise PlanError(
+            f"states {other!r} and {name!r} are the same object\n"
+            "  next: declare each with a call of its own"
+        )
 
 
 def has_timers(function: Function) -> bool:
-    """Whether a function can set timers: it says what happens when they are due."""
-    return isinstance(function, KeyedProcess) and type(function).on_timer is not (
-        KeyedProcess.on_timer
-    )
+    """True if a function can set timers: it defines `on_timer`."""
+    if not isinstance(function, KeyedProcess):
+        return False
+    return type(function).on_timer is not KeyedProcess.on_timer
 
 
 def timer_states() -> dict[str, Declaration]:

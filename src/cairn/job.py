@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import datetime as dt
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from cairn.connected import ConnectedStreams, connected
 from cairn.driver.coordinator.guarantees import Guarantee
@@ -13,6 +15,7 @@ from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.stream import KeyedStream, Stream
+from cairn.types.durations import Duration, duration_ms, span_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,8 +43,8 @@ class Job:
         dataframe: DataFrame,
         *,
         event_time: str | None = None,
-        watermark: str | None = None,
-        idle_after: str | None = "1 minute",
+        watermark: Duration | None = None,
+        idle_after: Duration | None = "1 minute",
         replayable: bool | None = None,
     ) -> Stream:
         """A streaming DataFrame. With `event_time`, rows of a key are processed in that order.
@@ -109,19 +112,19 @@ class Job:
 
         As text it is also printed. "svg" is a picture of it, "json" the same for programs.
         """
-        from cairn.plan.explain import explained, explained_text
-        from cairn.report.drawing import explained_svg
+        from cairn.plan.explain import explain_graph, graph_text
+        from cairn.report.drawing import draw_graph
 
-        facts = explained(self.graph())
+        graph = explain_graph(self.graph())
         if format == "svg":
-            return explained_svg(facts)
+            return draw_graph(graph)
         if format == "json":
-            return json.dumps(facts, indent=2)
+            return msgspec.json.format(msgspec.json.encode(graph), indent=2).decode()
         if format != "text":
             raise PlanError(
                 f"explain: there is no format {format!r}\n  expected: one of text, svg, json"
             )
-        text = explained_text(facts)
+        text = graph_text(graph)
         print(text)
         return text
 
@@ -132,20 +135,20 @@ class Job:
         parallelism: int | None = None,
         backend: str = "heap",
         backend_memory_mb: int = 512,
-        trigger: str = "1 second",
+        trigger: Duration = "1 second",
         savepoint: str | None = None,
         reset_sources: Sequence[str] = (),
         allow_dropped_state: bool = False,
         allow_dropped_output: bool = False,
         retained_epochs: int = 10,
-        retained_for: str | None = None,
+        retained_for: Duration | None = None,
         on_stop: Literal["retain", "delete"] = "retain",
         spark_checkpoint: str | None = None,
         drain: bool = False,
         on_error: Literal["fail", "dead-letter"] = "fail",
         guarantee: Guarantee = "exactly-once",
         checkpoint_every: int = 1,
-        commit_timeout: str | None = None,
+        commit_timeout: Duration | None = None,
         serve: Serve | str | bool | None = None,
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
@@ -181,14 +184,14 @@ class Job:
         from cairn.driver.options import Options
         from cairn.run import Run
 
-        return Run.started(
+        return Run.start(
             self.graph(),
             Options(
                 checkpoint=str(checkpoint),
                 parallelism=parallelism,
                 backend=backend,
                 backend_memory_mb=backend_memory_mb,
-                trigger=trigger,
+                trigger=trigger if isinstance(trigger, str) else _interval_text(trigger),
                 savepoint=None if savepoint is None else str(savepoint),
                 reset_sources=tuple(reset_sources),
                 allow_dropped_state=allow_dropped_state,
@@ -212,3 +215,8 @@ class Job:
     def _spark(self) -> SparkSession:
         session: Any = self._sources()[0].dataframe.sparkSession
         return session  # type: ignore[no-any-return]
+
+
+def _interval_text(trigger: dt.timedelta) -> str:
+    """Write the interval of a trigger as Spark reads it."""
+    return span_text(duration_ms(trigger, "trigger", positive=True))

@@ -48,10 +48,11 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar, overload
 
 from cairn.errors import PlanError
 from cairn.misuse import Stateful, refuse_operators
-from cairn.types import parse_type, type_ddl
-from cairn.types.durations import duration_ms
+from cairn.types import TypeLike, parse_type, type_ddl
+from cairn.types.durations import Duration, duration_ms
 
 T = TypeVar("T")
+S = TypeVar("S")
 K = TypeVar("K")
 V = TypeVar("V")
 Out = TypeVar("Out")
@@ -65,7 +66,7 @@ Migrate = Callable[[Any], Any]
 class TTL:
     """How long a value lives, by which clock, and what makes it live on."""
 
-    duration: str
+    duration: Duration
     clock: Literal["processing", "event"] = "processing"
     """The epoch's clock; or the event time of the row or timer at hand, and where there is
     none, the watermark that the epoch before ran with."""
@@ -73,14 +74,12 @@ class TTL:
     ms: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ms", duration_ms(self.duration, "ttl"))
+        object.__setattr__(self, "ms", duration_ms(self.duration, "ttl", positive=True))
         for name, known in _TTL_WORDS.items():
             if getattr(self, name) not in known:
                 raise PlanError(
                     f"ttl: {name}={getattr(self, name)!r}\n  expected: one of {', '.join(known)}"
                 )
-        if self.ms <= 0:
-            raise PlanError(f"ttl must be longer than nothing, found {self.duration!r}")
 
     @property
     def text(self) -> str:
@@ -88,7 +87,7 @@ class TTL:
         return f"{self.ms} ms, {self.clock}, {self.refresh}"
 
     @staticmethod
-    def of(ttl: str | TTL | None) -> TTL | None:
+    def of(ttl: TTLLike) -> TTL | None:
         """What was declared, or a `text`."""
         if ttl is None or isinstance(ttl, TTL):
             return ttl
@@ -99,7 +98,7 @@ class TTL:
 
 
 _TTL_WORDS = {"clock": ("processing", "event"), "refresh": ("write", "read-write")}
-Ttl = str | TTL | None
+TTLLike = Duration | TTL | None
 
 
 class Declaration(Stateful):
@@ -109,7 +108,9 @@ class Declaration(Stateful):
     layout: Literal["value", "list", "map"] = "value"
     """How it is stored."""
 
-    def __init__(self, declared: Any, *, migrate: Migrate | None = None, ttl: Ttl = None) -> None:
+    def __init__(
+        self, declared: TypeLike, *, migrate: Migrate | None = None, ttl: TTLLike = None
+    ) -> None:
         self.declared = declared
         self.type = parse_type(declared)
         self.name = ""
@@ -165,7 +166,7 @@ def _not_by_batch(declaration: Declaration) -> PlanError:
 
 
 class Value(Declaration, Generic[T]):
-    """One value per key."""
+    """One value per key. `Value[T]` gives a T: with a default an int, else an `int | None`."""
 
     kind = "value"
     reads = "{}.get()"
@@ -173,35 +174,50 @@ class Value(Declaration, Generic[T]):
 
     @overload
     def __init__(
-        self: Value[T],
-        declared: type[T],
+        self: Value[S | None],
+        declared: type[S],
         *,
-        default: T | None = None,
+        default: None = None,
         migrate: Migrate | None = None,
-        ttl: Ttl = None,
+        ttl: TTLLike = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Value[S],
+        declared: type[S],
+        *,
+        default: S,
+        migrate: Migrate | None = None,
+        ttl: TTLLike = None,
     ) -> None: ...
     @overload
     def __init__(
         self: Value[Any],
-        declared: Any,
+        declared: TypeLike,
         *,
         default: Any = None,
         migrate: Migrate | None = None,
-        ttl: Ttl = None,
+        ttl: TTLLike = None,
     ) -> None: ...
     def __init__(
         self,
-        declared: Any,
+        declared: TypeLike,
         *,
         default: Any = None,
         migrate: Migrate | None = None,
-        ttl: Ttl = None,
+        ttl: TTLLike = None,
     ) -> None:
         super().__init__(declared, migrate=migrate, ttl=ttl)
         self.default = default
 
-    def get(self, default: T | None = None) -> T | None:
-        """The value, else `default`, else the declared default."""
+    @overload
+    def get(self) -> T: ...
+    @overload
+    def get(self: Value[S | None], default: S) -> S: ...
+    @overload
+    def get(self, default: T) -> T: ...
+    def get(self, default: Any = None) -> Any:
+        """Return the value, else `default`, else the declared default."""
         raise _unbound(self)
 
     def set(self, value: T | None) -> None:
@@ -234,6 +250,13 @@ class List(Declaration, Generic[T]):
         raise _unbound(self)
 
     def __len__(self) -> int:
+        raise _unbound(self)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
         raise _unbound(self)
 
     def append(self, value: T) -> None:
@@ -280,7 +303,7 @@ class Map(_Mapping[K, V]):
     writes = "{}[key] = value"
 
     def __init__(
-        self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: Ttl = None
+        self, key: TypeLike, value: TypeLike, *, migrate: Migrate | None = None, ttl: TTLLike = None
     ) -> None:
         super().__init__(value, migrate=migrate, ttl=ttl)
         self._entry_type = parse_type(key)
@@ -321,11 +344,11 @@ class Reducing(Declaration, Generic[T]):
 
     def __init__(
         self,
-        declared: Any,
+        declared: TypeLike,
         reduce: Callable[[T, T], T],
         *,
         migrate: Migrate | None = None,
-        ttl: Ttl = None,
+        ttl: TTLLike = None,
     ) -> None:
         super().__init__(declared, migrate=migrate, ttl=ttl)
         if not callable(reduce):
@@ -335,7 +358,12 @@ class Reducing(Declaration, Generic[T]):
     def add(self, value: T) -> None:
         raise _unbound(self)
 
+    @overload
+    def get(self) -> T | None: ...
+    @overload
+    def get(self, default: T) -> T: ...
     def get(self, default: T | None = None) -> T | None:
+        """Return the folded value, else `default`."""
         raise _unbound(self)
 
     def clear(self) -> None:
@@ -363,11 +391,11 @@ class Aggregating(Declaration, Generic[V, Out]):
 
     def __init__(
         self,
-        declared: Any,
+        declared: TypeLike,
         aggregate: Aggregate[V, Out],
         *,
         migrate: Migrate | None = None,
-        ttl: Ttl = None,
+        ttl: TTLLike = None,
     ) -> None:
         super().__init__(declared, migrate=migrate, ttl=ttl)
         missing = [
@@ -385,7 +413,12 @@ class Aggregating(Declaration, Generic[V, Out]):
     def add(self, value: V) -> None:
         raise _unbound(self)
 
+    @overload
+    def get(self) -> Out | None: ...
+    @overload
+    def get(self, default: Out) -> Out: ...
     def get(self, default: Out | None = None) -> Out | None:
+        """Return the aggregate's result, else `default`."""
         raise _unbound(self)
 
     def clear(self) -> None:
@@ -413,7 +446,7 @@ class OperatorList(Declaration, Generic[T]):
 
     def __init__(
         self,
-        declared: Any,
+        declared: TypeLike,
         *,
         redistribute: Literal["split", "union"] = "split",
         migrate: Migrate | None = None,
@@ -470,7 +503,7 @@ class Broadcast(_Mapping[K, V]):
     writes = "{}[key] = value, in process_broadcast()"
 
     def __init__(
-        self, key: Any, value: Any, *, migrate: Migrate | None = None, ttl: None = None
+        self, key: TypeLike, value: TypeLike, *, migrate: Migrate | None = None, ttl: None = None
     ) -> None:
         _refuse_ttl(self, ttl)
         super().__init__(value, migrate=migrate)

@@ -51,8 +51,8 @@ from cairn.plan.loops import check_feedback
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
-from cairn.types import parse_schema, schema_ddl, type_ddl
-from cairn.types.durations import duration_ms
+from cairn.types import SchemaLike, parse_schema, schema_ddl, type_ddl
+from cairn.types.durations import Duration, duration_ms
 from cairn.user_code import check_arguments
 from cairn.windows import Global, WindowSpec
 
@@ -90,7 +90,10 @@ class Stream:
         return Stream(job, (Port(name),), schema)
 
     def event_time(
-        self, column: str, watermark: str | None = None, idle_after: str | None = "1 minute"
+        self,
+        column: str,
+        watermark: Duration | None = None,
+        idle_after: Duration | None = "1 minute",
     ) -> Stream:
         """From here on, event time and watermark are these, as `job.source` would declare them.
 
@@ -175,7 +178,9 @@ class Stream:
         check_keys(columns, self.schema)
         return KeyedStream(self, columns)
 
-    def process(self, function: Process[Any], *, schema: Any, uid: str = NO_UID) -> ProcessStream:
+    def process(
+        self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID
+    ) -> ProcessStream:
         """Run a function without keys over every row. `uid` names its state, for good.
 
         It runs where the rows are, without a shuffle, if they come from another operator.
@@ -194,7 +199,7 @@ class Stream:
         right: Stream,
         *,
         on: str | Sequence[str] | Mapping[str, str],
-        within: str | tuple[str, str],
+        within: Duration | tuple[Duration, Duration],
         how: Literal["inner", "left", "right", "full"] = "inner",
         uid: str = NO_UID,
         suffix: str = "_right",
@@ -214,7 +219,7 @@ class Stream:
         return joined(self, right, plan, uid)
 
     def deduplicate(
-        self, *, on: str | Sequence[str], within: str | None = None, uid: str = NO_UID
+        self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID
     ) -> ProcessStream:
         """The first row of each key; with `within`, again when so much time has gone by.
 
@@ -226,9 +231,7 @@ class Stream:
         is_timed = united_time(self._job._nodes, self._ports) is not None
         function: BatchProcess = Distinct()
         if within is not None:
-            within_ms = duration_ms(within, "within of deduplicate")
-            if within_ms < 1:
-                raise PlanError(f"deduplicate: within={within!r}\n  expected: over 0")
+            within_ms = duration_ms(within, "within of deduplicate", positive=True)
             function = DistinctWithin(within_ms, by_event=is_timed)
         keyed = self.key_by(*columns)
         return keyed.process_batch(function, schema=self.schema, uid=uid)
@@ -261,7 +264,7 @@ class KeyedStream:
         return f"<{self._stream!r} by {', '.join(self._columns)}>"
 
     def process(
-        self, function: KeyedProcess[Any], *, schema: Any, uid: str = NO_UID
+        self, function: KeyedProcess[Any], *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
         return self._connected().process(function, schema=schema, uid=uid)
@@ -278,7 +281,7 @@ class KeyedStream:
         return ConnectedStreams(self._stream._job, (inlet,))
 
     def process_batch(
-        self, function: BatchProcess, *, schema: Any, uid: str = NO_UID
+        self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
         job = self._stream._job
@@ -293,9 +296,9 @@ class KeyedStream:
         self,
         spec: WindowSpec,
         *,
-        allowed_lateness: str = "0 seconds",
+        allowed_lateness: Duration = "0 seconds",
         early_every_rows: int | None = None,
-        early_every: str | None = None,
+        early_every: Duration | None = None,
     ) -> WindowedStream:
         """Cut the rows of each key into windows: `windows.tumbling("1 hour")` and others.
 
@@ -372,7 +375,9 @@ class WindowedStream:
         made = WindowReduce(self.plan, schema, keys, function)
         return self.keyed.process(made, schema=made.schema, uid=uid)
 
-    def process(self, function: WindowFunction, *, schema: Any, uid: str = NO_UID) -> ProcessStream:
+    def process(
+        self, function: WindowFunction, *, schema: SchemaLike, uid: str = NO_UID
+    ) -> ProcessStream:
         """Give all rows of a window to a function at once; they are kept until then.
 
         Results: the key columns, `window_start`, `window_end`, and the columns of `schema`.
@@ -395,7 +400,7 @@ class WindowedStream:
 class ProcessStream(Stream):
     """What a function emits; its side outputs hang off it."""
 
-    def side(self, tag: str, schema: Any = None) -> Stream:
+    def side(self, tag: str, schema: SchemaLike | None = None) -> Stream:
         """The rows emitted with `ctx.output(tag, row)`.
 
         "late" is what came too late, or without a time: rows as they came in, no schema needed.
@@ -431,7 +436,9 @@ class ProcessStream(Stream):
             )
         return Stream(self._job, (Port(uid, tag),), parsed)
 
-    def _late_schema(self, node: ProcessNode, inlet: Inlet, schema: Any) -> pa.Schema | None:
+    def _late_schema(
+        self, node: ProcessNode, inlet: Inlet, schema: SchemaLike | None
+    ) -> pa.Schema | None:
         """None: the operator has no event time, and "late" is a tag like any other."""
         nodes = self._job._nodes
         if any(united_time(nodes, each.ports) is None for each in node.row_inlets):
@@ -490,7 +497,7 @@ class AggregateStream(ProcessStream):
         self._input = stream
         self._keep_late_rows = keep_late_rows
 
-    def side(self, tag: str, schema: Any = None) -> Stream:
+    def side(self, tag: str, schema: SchemaLike | None = None) -> Stream:
         """`.side("late")`: the rows that came too late for all their windows, as they were."""
         uid = self._ports[0].node
         if tag != LATE:

@@ -23,7 +23,7 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from cairn.errors import PlanError
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 TimeKind = Literal["event", "processing"]
 Bounds = tuple[int, int]
@@ -144,9 +144,9 @@ def complete_ms(spec: WindowSpec, end_us: int) -> int:
 
 
 def tumbling(
-    size: str,
+    size: Duration,
     *,
-    offset: str = "0 seconds",
+    offset: Duration = "0 seconds",
     timezone: str | None = None,
     time: TimeKind = "event",
 ) -> Tumbling:
@@ -164,7 +164,7 @@ def tumbling(
 
 
 def sliding(
-    size: str, slide: str, *, offset: str = "0 seconds", time: TimeKind = "event"
+    size: Duration, slide: Duration, *, offset: Duration = "0 seconds", time: TimeKind = "event"
 ) -> Sliding:
     """Windows of `size`, one beginning every `slide`: a row is in several of them."""
     return Sliding(
@@ -175,7 +175,7 @@ def sliding(
     )
 
 
-def session(gap: str, *, time: TimeKind = "event") -> Session:
+def session(gap: Duration, *, time: TimeKind = "event") -> Session:
     """Windows per key that end when no row has come for `gap`.
 
     A session ends `gap` after its last row. A row that falls between two makes them one.
@@ -187,12 +187,9 @@ def global_(*, time: TimeKind = "event") -> Global:
     """One window per key that never ends: its start and end are null.
 
     Its results come from an early trigger, and from draining a bounded run; without either
-    there are none. Also reachable as `getattr(windows, "global")`.
+    there are none.
     """
     return Global(time)
-
-
-globals()["global"] = global_
 
 
 @lru_cache(maxsize=4096)

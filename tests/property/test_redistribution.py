@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.backends.heap.backend import HeapBackend
-from cairn.backends.operator_list import OperatorListHandle
 from cairn.backends.overlay import MapTable
 from cairn.slot.redistribution import Item, share_of
 from cairn.state import OperatorList

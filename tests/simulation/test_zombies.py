@@ -117,7 +117,7 @@ def test_the_epoch_of_a_fenced_driver_is_refused_and_leaves_no_output(tmp_path: 
     position = SparkPosition(folder="spark/zombie", batch_id=1, offsets="")
     for _ in range(2):
         with pytest.raises(CommitConflictError):
-            old.coordinator.run_epoch(
+            old.coordinator.run_batch(
                 position, lambda begin: old.cluster.execute({"rows": rows}, begin)
             )
         world.check_all()

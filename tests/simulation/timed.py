@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
+from cairn.functions import Hooks
 from cairn.plan.graph import (
     Graph,
     Inlet,
@@ -39,7 +40,7 @@ DELAY_MS = 20_000
 BEAT_MS = 3_000
 
 
-class Windows(KeyedProcess[Any]):
+class Windows(Hooks, KeyedProcess[Any]):
     """Tumbling windows: which rows fell into each. Each row is also told of by the clock."""
 
     windows = state.Map("long", "string")

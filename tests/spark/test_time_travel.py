@@ -20,7 +20,7 @@ from cairn.snapshots import diff_epochs
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log, create_or_open_job
-from cairn.storage.retention import referenced_paths
+from cairn.storage.retention import object_paths
 from cairn.storage.spark_log import COMPACT_SETTING
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
@@ -225,7 +225,7 @@ def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
         parent.feed(4)
         assert Log(store).retired_below() > start.number
         kept = epochs(parent.checkpoint)
-        held = referenced_paths([start]) - referenced_paths(kept)
+        held = object_paths([start]) - object_paths(kept)
         assert held, "the parent itself needs them no more"
         check_whole(branch_folder / "checkpoint")
         check_whole(parent.checkpoint)

@@ -41,7 +41,7 @@ LAYERS = [
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "state", "functions", "windows", "metrics", "crash", "logs",
-    "key_groups", "process_identity", "misuse", "user_code", "report",
+    "backoff", "key_groups", "process_identity", "misuse", "user_code", "report",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {"plan.dataframe", "driver.spark_driver", "worker.daemon"}
@@ -167,6 +167,7 @@ def test_packages_only_re_export() -> None:
 
 def test_exported_names_are_these() -> None:
     assert sorted(cairn.__all__) == [
+        "Answer",
         "BatchContext",
         "BatchProcess",
         "CairnError",
@@ -175,21 +176,26 @@ def test_exported_names_are_these() -> None:
         "CommitUnknownError",
         "Context",
         "CorruptFileError",
+        "Duration",
         "EpochError",
         "FunctionError",
         "Job",
         "KeyGroupCountError",
         "KeyedProcess",
+        "KeyedStream",
         "NoEpochError",
         "PlanError",
         "Process",
         "QueryError",
         "RestoreError",
+        "Run",
         "SavepointWriter",
+        "SchemaLike",
         "Serve",
         "StaleEpochError",
         "StateNotFoundError",
         "StateSchemaError",
+        "Stream",
         "WindowFunction",
         "client",
         "diff_state",
@@ -206,6 +212,7 @@ def test_exported_names_are_these() -> None:
         "Committable",
         "Console",
         "Delta",
+        "Execution",
         "Files",
         "Foreach",
         "Noop",
@@ -217,7 +224,7 @@ def test_exported_names_are_these() -> None:
         "Spark",
         "Wal",
         "Writer",
-        "published",
+        "list_published",
     ]
     declared = {
         name

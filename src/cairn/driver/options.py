@@ -16,7 +16,7 @@ from cairn.plan.sources import check_replayable
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.protocol.letters import OnError, check_on_error
 from cairn.types import schema_ddl
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,14 +40,14 @@ class Options:
     allow_dropped_state: bool = False
     allow_dropped_output: bool = False
     retained_epochs: int = 10
-    retained_for: str | None = None
+    retained_for: Duration | None = None
     on_stop: OnStop = "retain"
     spark_checkpoint: str | None = None
     drain: bool = False
     on_error: OnError = "fail"
     guarantee: Guarantee = "exactly-once"
     checkpoint_every: int = 1
-    commit_timeout: str | None = None
+    commit_timeout: Duration | None = None
     serve: Serve | None = None
 
 

@@ -10,13 +10,13 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import BatchProcess, Function, KeyedProcess, Process, declared_state
+from cairn.functions import BatchProcess, Function, KeyedProcess, Process, find_states
 from cairn.plan.graph import Watermark, common_type, is_time
-from cairn.protocol.messages import ROUNDS_MAX
+from cairn.sinks.base import ROUNDS_MAX
 from cairn.state import Broadcast, Declaration, Map, OperatorList, Reducing, Value
 from cairn.types import OBJECT, type_ddl
 from cairn.types.codec import ValueTypeError, codec, is_hashable
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 from cairn.user_code import check_arguments
 
 S = TypeVar("S")
@@ -94,7 +94,10 @@ def check_event_time(column: str | None, schema: pa.Schema, where: str) -> None:
 
 
 def check_watermark(
-    watermark: str | None, idle_after: str | None, event_time: str | None, where: str
+    watermark: Duration | None,
+    idle_after: Duration | None,
+    event_time: str | None,
+    where: str,
 ) -> Watermark | None:
     """What was declared, in milliseconds."""
     idle_ms = None if idle_after is None else duration_ms(idle_after, f"idle_after of {where}")
@@ -174,7 +177,7 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
             raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
         _check_batch_state(function, uid)
     _check_methods(function, uid, known)
-    for declaration in declared_state(function).values():
+    for declaration in find_states(function).values():
         _check_scope(function, uid, declaration)
         entry = declaration.entry_type
         if entry is not None:
@@ -205,7 +208,7 @@ def _check_methods(function: Function, uid: str, kind: type[Function]) -> None:
             expected = list(inspect.signature(getattr(kind, name)).parameters)[1:]
             what = f"operator {uid!r}: {found}.{name}"
             check_arguments(getattr(function, name), what, *expected)
-    for name, declaration in declared_state(function).items():
+    for name, declaration in find_states(function).items():
         what = f"operator {uid!r}, state {name!r}:"
         if isinstance(declaration, Reducing):
             check_arguments(declaration.reduce, f"{what} its function ", "stored", "value")
@@ -338,7 +341,7 @@ def check_map_key(type_: Any, uid: str, state: str) -> None:
 def check_broadcast_state(function: Function, uid: str, declaration: Declaration | None) -> None:
     """Broadcast state that a function declares is that of its stream."""
     found = type(function).__name__
-    for name, declared in declared_state(function).items():
+    for name, declared in find_states(function).items():
         if not isinstance(declared, Broadcast) or declared is declaration:
             continue
         raise PlanError(
@@ -353,7 +356,7 @@ def check_broadcast_state(function: Function, uid: str, declaration: Declaration
 
 def check_same_broadcast(function: Function, uid: str, declaration: Declaration | None) -> None:
     """Broadcast state belongs to the stream: a function that replaces another cannot change it."""
-    for name, found in declared_state(function).items():
+    for name, found in find_states(function).items():
         if not isinstance(found, Broadcast):
             continue
         planned = declaration if isinstance(declaration, Broadcast) else None
@@ -371,7 +374,7 @@ def check_same_broadcast(function: Function, uid: str, declaration: Declaration 
 
 
 def _check_batch_state(function: BatchProcess, uid: str) -> None:
-    for name, declaration in declared_state(function).items():
+    for name, declaration in find_states(function).items():
         if not isinstance(declaration, Value | Map):
             raise PlanError(
                 f"operator {uid!r}, state {name!r}: a BatchProcess has Value and Map state only, "
@@ -389,7 +392,7 @@ def _check_batch_state(function: BatchProcess, uid: str) -> None:
 
 def check_ttl(function: Function, uid: str, *, has_event_time: bool) -> None:
     """State that expires needs a clock, and code that runs row by row."""
-    for name, declaration in declared_state(function).items():
+    for name, declaration in find_states(function).items():
         if declaration.ttl is None:
             continue
         if not isinstance(function, KeyedProcess):

@@ -21,6 +21,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from cairn.errors import PlanError
+from cairn.functions import hooks_of
 from cairn.plan.loops import Return, returns_of
 from cairn.plan.nodes import (
     Consumer,
@@ -336,7 +337,7 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
                 event_time=None if time is None else time.column,
                 level=level,
                 shift_us=0 if time is None else time.shift_us,
-                wants_order=isinstance(node, ProcessNode) and node.function.wants_order,
+                wants_order=isinstance(node, ProcessNode) and hooks_of(node.function).wants_order,
                 way=inlet.way,
                 inlet=index,
             )

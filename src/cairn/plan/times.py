@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from cairn.functions import ERRORS
+from cairn.functions import ERRORS, hooks_of
 from cairn.plan.nodes import (
     EventTime,
     LoopNode,
@@ -82,11 +82,11 @@ class Times:
         if isinstance(node, TransformNode):
             return time if time is not None and time.column == node.event_time else None
         schema = port_schema(self._nodes, port)
-        result = node.function.result_time
+        hooks = hooks_of(node.function)
+        result = hooks.result_time
         if port.tag is None and result is not None:
             # Results about the time up to an end that is, as a rule, no part of it.
-            shift_us = node.function.result_shift_us
-            return EventTime(result, shift_us) if result in schema.names else None
+            return EventTime(result, hooks.result_shift_us) if result in schema.names else None
         if time is None or time.column not in schema.names:
             return None
         types = {port_schema(self._nodes, each).field(time.column).type for each in inputs}
@@ -128,7 +128,7 @@ class Times:
     def _delay_ms(self, port: Port) -> int:
         node = self._nodes[port.node]
         if isinstance(node, ProcessNode):
-            own = node.function.result_delay_ms if port.tag is None else 0
+            own = hooks_of(node.function).result_delay_ms if port.tag is None else 0
             return own + max(map(self.delay_ms, node.row_inputs))
         return max(map(self.delay_ms, getattr(node, "inputs", ())), default=0)
 

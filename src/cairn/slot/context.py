@@ -41,11 +41,11 @@ class SlotContext:
         "metrics",
         "now_ms",
         "parallelism",
+        "row_times_us",
         "sides",
         "subtask",
         "timer_kind",
         "timers",
-        "times",
         "times_us",
         "watermark_ms",
     )
@@ -56,7 +56,7 @@ class SlotContext:
         self._broadcast: Any = None
         self.keys: Any = None
         """In a BatchProcess: the keys of the batch at hand, and below their event times."""
-        self.times: Any = None
+        self.times_us: Any = None
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
@@ -75,7 +75,7 @@ class SlotContext:
         self.sides: dict[str, Callable[[Any], None]] = {}
         self.count_late: Callable[[int], None] = lambda rows: None
         """Tell of rows that the function itself has found to be late."""
-        self.times_us: Iterator[int] | None = None
+        self.row_times_us: Iterator[int] | None = None
         """The event times of the rows to come, for a function that reads them."""
 
     @property

@@ -28,15 +28,15 @@ import pyarrow.compute as pc
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import FeedbackSpec
+from cairn.sinks.base import Execution
 from cairn.slot.gather import Rows
-from cairn.slot.outlet import fitted
+from cairn.slot.outlet import fit
 from cairn.slot.reader import times_of
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.store import Store
 from cairn.types import type_ddl
@@ -45,25 +45,25 @@ from cairn.types.evolution import reshape
 RECORDS = "records"
 
 
-def records_entry(spec: FeedbackSpec) -> EntrySpec:
-    """What they are in an epoch."""
+def feedback_state(spec: FeedbackSpec) -> ScopedState:
+    """Return the state that holds the records of a loop in an epoch."""
     declaration: Map[Any, Any] = Map("bigint", type_ddl(pa.struct(list(spec.inlet.schema))))
     declaration.name = RECORDS
-    return EntrySpec(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
+    return ScopedState(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
 
 
-def _columns(entry: EntrySpec) -> StateColumns:
-    return StateColumns(RECORDS, entry.decls[RECORDS], entry.key_types)
+def _columns(state: ScopedState) -> StateColumns:
+    return StateColumns(RECORDS, state.decls[RECORDS], state.key_types)
 
 
 class _Held(NamedTuple):
     rows: Rows
-    made_in: tuple[int, int]
-    """The epoch and the step in it."""
+    made_in: tuple[int, Execution]
+    """The epoch and the execution in it."""
 
 
 class InFlight:
-    """What a slot holds of its loops, by version: sent back in one level, taken in another."""
+    """Records in flight in loops, by version: one level sends them back, another takes them."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], _Held] = {}
@@ -71,11 +71,11 @@ class InFlight:
 
     def put(self, uid: str, version: str, rows: Rows, begin: Begin) -> None:
         with self._lock:
-            self._held[uid, version] = _Held(rows, (begin.epoch, begin.step))
+            self._held[uid, version] = _Held(rows, (begin.epoch, begin.execution))
 
     def get(self, uid: str, version: str, begin: Begin) -> Rows | None:
         """The rows of a version. All others go, but for what this very attempt has sent back."""
-        made_in = begin.epoch, begin.step
+        made_in = begin.epoch, begin.execution
         with self._lock:
             for at, held in list(self._held.items()):
                 if at[0] == uid and at[1] != version and held.made_in != made_in:
@@ -91,7 +91,7 @@ class Feedback:
         self.spec = spec
         self._in_flight = in_flight
         self._group_count = group_count
-        self._columns = _columns(records_entry(spec))
+        self._columns = _columns(feedback_state(spec))
         self._parts: list[tuple[pa.Array, pa.StructArray]] = []
         self._rows: Rows | None = None
         self._subtask = self._first_group = 0
@@ -106,14 +106,14 @@ class Feedback:
     def run(self, groups: pa.Array, rows: pa.StructArray) -> None:
         self._parts.append((groups, rows))
 
-    def finish(self) -> StatePart | None:
-        """All rows of the attempt, in an order of their own; None: there are none."""
+    def finish(self) -> dict[str, pa.RecordBatch]:
+        """Return all rows of the attempt in an order that depends on the rows alone, by state."""
         if not self._parts:
-            return None
+            return {}
         groups = pa.concat_arrays([groups for groups, _ in self._parts])
         rows = pa.concat_arrays([rows for _, rows in self._parts])
         self._parts.clear()
-        batch = fitted(pa.RecordBatch.from_struct_array(rows), self.spec.inlet.schema)
+        batch = fit(pa.RecordBatch.from_struct_array(rows), self.spec.inlet.schema)
         if not self.spec.inlet.keys:
             groups = pa.array(np.full(len(rows), self._first_group, np.int32))
         times = times_of(batch, self.spec.inlet)
@@ -130,10 +130,10 @@ class Feedback:
                 }
             )
         )
-        return StatePart(RECORDS, stored)
+        return {RECORDS: stored}
 
-    def finished(self, version: str, begin: Begin) -> None:
-        """What `finish` gave goes by this name now."""
+    def name_version(self, version: str, begin: Begin) -> None:
+        """Keep the rows of `finish` under this version."""
         if self._rows is not None:
             rows, self._rows = self._rows, None
             self._in_flight.put(self.spec.uid, version, rows, begin)
@@ -151,19 +151,19 @@ def take(
     spec: FeedbackSpec, in_flight: InFlight, begin: Begin, groups: range, subtask: int,
     parent: Callable[[], Epoch], store: Store, scratch: str,
 ) -> Rows | None:  # fmt: skip
-    """What was sent back to an operator, in the order in which it is processed."""
+    """Return the rows sent back to an operator, in the order in which it processes them."""
     version = begin.versions[spec.uid][subtask]
-    # Also when there are none: what was processed last is held no longer.
+    # Called even for an empty version: it drops the rows that were processed last.
     rows = in_flight.get(spec.uid, version, begin)
     if version == EMPTY_VERSION:
         return None
     if rows is None:
-        if begin.round:
+        if begin.execution.round:
             raise EpochError(
                 f"operator {spec.operator!r}: subtask {subtask} has lost what was sent back to it "
-                f"in round {begin.round} of the epoch; the epoch runs again"
+                f"in round {begin.execution.round} of the epoch; the epoch runs again"
             )
-        rows = _restored(spec, parent(), groups, store, scratch)
+        rows = _restore(spec, parent(), groups, store, scratch)
     if rows is None or not len(rows.rows):
         return None
     times = times_of(pa.RecordBatch.from_struct_array(rows.rows), spec.inlet)
@@ -178,12 +178,12 @@ def take(
     return Rows(rows.groups.take(order), times.take(order), rows.rows.take(order))
 
 
-def _restored(
+def _restore(
     spec: FeedbackSpec, epoch: Epoch, groups: range, store: Store, scratch: str
 ) -> Rows | None:
-    """What an epoch has left for these key groups, in the order in which it was sent."""
+    """Return the rows that an epoch has left for these key groups, in the order of sending."""
     entry = epoch.operators[spec.uid]
-    wanted = records_entry(spec)
+    wanted = feedback_state(spec)
     key_type = _columns(wanted).key_type
     batches = []
     for part in entry.ranges:
@@ -207,7 +207,7 @@ def _restored(
     table = pa.Table.from_batches(batches).combine_chunks()
     table = table.sort_by([("group", "ascending"), ("entry", "ascending")]).combine_chunks()
     value = table["value"].chunk(0)
-    rows = fitted(pa.RecordBatch.from_struct_array(value), spec.inlet.schema)
+    rows = fit(pa.RecordBatch.from_struct_array(value), spec.inlet.schema)
     return Rows(table["group"].chunk(0), None, rows.to_struct_array())
 
 

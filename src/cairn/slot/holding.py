@@ -22,31 +22,29 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from cairn.backends.base import Backend
-from cairn.backends.columnar.handles import make_batch_table
-from cairn.backends.held import Form, form_of, pack_held, packing_of
+from cairn.backends.contract import Backend
+from cairn.backends.handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.rocksdb.packing import Packing
+from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.lookups import TOLD_BYTES_MAX
+from cairn.protocol.lookups import REPLY_BYTES_MAX
 from cairn.protocol.messages import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
 from cairn.types.durations import MAX_MS, MIN_MS
 
 INCOMPLETE: Final = ""
 """A version that no epoch names."""
 LOOK_UP_S: Final = 0.5
-"""How long a lookup waits while rows change; then it is answered elsewhere."""
+"""A lookup waits this long while rows change; then the checkpoint answers."""
 ANSWER_S: Final = 1.0
-"""How long a lookup may take: nobody waits for it any longer."""
+"""A lookup may take this long; the driver does not wait longer."""
 PIECE_KEYS: Final = 512
 PIECE_BYTES: Final = 1 << 20
-"""Of so much the lock is held at a time, about."""
+"""The lock is held for about this much at a time."""
 
 
 class Holding:
@@ -120,7 +118,7 @@ class Holding:
         return groups_of(subtask, parallelism, self.group_count)
 
     def is_at(self, version: str, groups: range) -> bool:
-        """Whether nothing has to be read to be in this version."""
+        """True if nothing has to be read to reach this version."""
         return groups == self.groups and version in (self.version, self.pending)
 
     def bring_to(self, version: str, groups: range, pieces: Sequence[Piece]) -> list[range]:
@@ -146,7 +144,7 @@ class Holding:
                 if piece.version == self.version and (owned := overlap(piece.groups, self.groups))
             ]
         missing = _without(groups, kept)
-        # What a restore leaves behind that fails half way must not pass for the version.
+        # A restore that fails half way must not leave rows that pass for the version.
         self.version, self.pending = INCOMPLETE, None
         self.is_replaced = True
         for table in self.tables.values():
@@ -172,9 +170,9 @@ class Holding:
                 table.rollback()
         self.version, self.pending = version, None
 
-    def delta(self, operator: str) -> list[StatePart]:
-        """What the epoch changed, by state."""
-        parts = []
+    def delta(self, operator: str) -> dict[str, pa.RecordBatch]:
+        """Return the rows that the epoch changed, by state."""
+        changes = {}
         for name, table in sorted(self.tables.items()):
             if self.scope == "shared":
                 # Replicas are compared by their deltas: those of equal content must be equal.
@@ -186,11 +184,11 @@ class Holding:
                     f"operator {operator!r}: {error.message}", operator=operator, **error.facts
                 ) from error
             if batch is not None:
-                parts.append(StatePart(name, batch))
-        return parts
+                changes[name] = batch
+        return changes
 
-    def finished(self, delta_id: str | None) -> None:
-        """Name what the epoch made, so that the next `begin` can recognise it."""
+    def name_pending(self, delta_id: str | None) -> None:
+        """Set the version that the epoch produced, so that the next `begin` can name it."""
         self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
 
     def keys_changed(self) -> int:
@@ -203,7 +201,7 @@ class Holding:
         of their states, and the exact union would cost a look at every key. State without keys
         (lists of a subtask, broadcast state) has entries only.
         """
-        held = [table.held() for table in self.tables.values()]
+        held = [table.count_held() for table in self.tables.values()]
         keys = max((each.keys for each in held), default=0) if self.scope == "keyed" else 0
         return Held(keys, sum(each.entries for each in held))
 
@@ -216,7 +214,7 @@ class Holding:
                 table.expiry.begin(self.floor_ms(table, begin))
 
     def floor_ms(self, table: Table, begin: Begin) -> int | None:
-        """What of a table has expired up to here is seen by nobody any more."""
+        """Return the time up to which expired values of a table are invisible to all."""
         ttl = table.declaration.ttl
         if ttl is None:
             return None
@@ -249,7 +247,7 @@ class Holding:
                 self.version, self.pending = INCOMPLETE, None
                 raise
         for table, expiry in emptied.items():
-            expiry.tidied(is_packed=table in sparse)
+            expiry.note_tidied(is_packed=table in sparse)
         return bool(emptied)
 
     def close(self) -> None:
@@ -264,13 +262,13 @@ class Holding:
     def look_up(
         self, state: str, version: str, form: Form, places: Sequence[tuple[int, bytes]]
     ) -> tuple[list[bytes | None], int | None] | None:
-        """What a version holds of keys, each given with its key group, all of it packed.
+        """Return the packed values of some keys in a version, and the time of `floor_ms`.
 
-        With it, by what time expired state may be gone. None: this version is not here, or it
-        would be more than an answer holds. Rows may change between one piece and the next: a
+        Each key comes with its key group. Returns None if the version is not here, or if the
+        answer would be too large. Rows may change between one piece and the next: a
         version names its content, so what is found under the same name fits together.
         """
-        known = self._known(state)
+        known = self._codecs_of(state)
         if known is None or known.form != form:
             return None
         table, packing = known.table, known.packing
@@ -302,12 +300,12 @@ class Holding:
             piece_bytes = sum(len(raw) for raw in packed if raw is not None)
             told += packed
             told_bytes += piece_bytes
-            if told_bytes > TOLD_BYTES_MAX or time.monotonic() > end_s:
+            if told_bytes > REPLY_BYTES_MAX or time.monotonic() > end_s:
                 return None
             step = min(2 * step, PIECE_KEYS) if piece_bytes < PIECE_BYTES else max(1, step // 4)
         return told, floor_ms
 
-    def _known(self, state: str) -> _Asked | None:
+    def _codecs_of(self, state: str) -> _Asked | None:
         table = self.tables.get(state)
         if table is None:
             return None
@@ -335,7 +333,7 @@ def behind(watermark_ms: int | None, delay_ms: int) -> int | None:
 
 
 def _form(table: Table) -> tuple[Any, ...]:
-    """What state must agree in to be the same state: value, reducing and aggregating do."""
+    """Return the facts in which two states must agree to be the same state."""
     declaration = table.declaration
     ttl = declaration.ttl
     # With another ttl it is restored: what had expired must not live again.
@@ -344,17 +342,17 @@ def _form(table: Table) -> tuple[Any, ...]:
 
 
 def _without(groups: range, kept: Sequence[range]) -> list[range]:
-    """What is left of a range, as ranges."""
+    """Return the key groups that are not kept, as ranges."""
     gaps = []
     start = groups.start
-    for part in sorted((_cut(part, groups) for part in kept), key=lambda part: part.start):
-        if part.start > start:
-            gaps.append(range(start, part.start))
-        start = max(start, part.stop)
+    for owned in sorted((_cut(each, groups) for each in kept), key=lambda owned: owned.start):
+        if owned.start > start:
+            gaps.append(range(start, owned.start))
+        start = max(start, owned.stop)
     if start < groups.stop:
         gaps.append(range(start, groups.stop))
     return gaps
 
 
-def _cut(part: range, groups: range) -> range:
-    return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))
+def _cut(owned: range, groups: range) -> range:
+    return range(max(owned.start, groups.start), max(owned.start, min(owned.stop, groups.stop)))

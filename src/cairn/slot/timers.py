@@ -19,12 +19,13 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
 
+from cairn.backends.contract import ABSENT
 from cairn.backends.journal import Journal
-from cairn.backends.overlay import ABSENT, Table, in_order
+from cairn.backends.overlay import Table, in_order
 from cairn.errors import FunctionError, PlanError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.slot.context import SlotContext
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 STALE_TIMES_MAX = 1024
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -120,7 +121,7 @@ class TimerIndex:
         return key in self._at.get(time, ()) or (time, key) in self._later
 
     def is_for_later(self, key: Any, time: int) -> bool:
-        """Whether it was set while waiting."""
+        """True if the timer was set while waiting."""
         return (time, key) in self._later
 
     def set_again(self, group: int, key: Any, time: int, is_waiting: bool) -> None:
@@ -134,7 +135,7 @@ class TimerIndex:
         self.build()
         return sorted(time for time, keys in self._at.items() if key in keys)
 
-    # What is due
+    # Due timers
 
     def first(self) -> int | None:
         """The earliest time."""
@@ -156,7 +157,7 @@ class TimerIndex:
         return time, due
 
     def upcoming(self, until: int, count_max: int) -> tuple[list[int], list[Any]]:
-        """Groups and keys of what `take` is about to give, about so many."""
+        """Return groups and keys of the next timers of `take`, about `count_max` of them."""
         groups: list[int] = []
         keys: list[Any] = []
         seen: list[int] = []
@@ -174,7 +175,7 @@ class TimerIndex:
         return groups, keys
 
     def release(self) -> None:
-        """What was set while waiting counts from now on."""
+        """Make timers that were set while waiting count from now on."""
         self.is_waiting = False
         for (time, key), group in self._later.items():
             self._add(group, key, time)
@@ -287,14 +288,16 @@ class KeyTimers:
             self._event = JournaledIndex(timers.event, journal)
             self._processing = JournaledIndex(timers.processing, journal)
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         context = self._context
         if after is not None or type(at) is not int or not -MAX_MS <= at <= MAX_MS:
             at = _time_ms(at, after, context.event_time_ms)
         self._event.set(context.group, context.key, at)
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         context = self._context
         if after is not None or type(at) is not int or not -MAX_MS <= at <= MAX_MS:
@@ -311,11 +314,13 @@ class KeyTimers:
 
 
 class UntimedKeyTimers(KeyTimers):
-    """Of an operator whose rows have no event time."""
+    """Timers of an operator whose rows have no event time."""
 
     __slots__ = ()
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         _refuse_untimed()
 
     def delete_event(self, at: int | dt.datetime) -> None:
@@ -330,11 +335,13 @@ class NoTimers:
     def __init__(self, message: str) -> None:
         self._message = message
 
-    def event(self, at: int | dt.datetime | None = None, *, after: str | int | None = None) -> None:
+    def event(
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
+    ) -> None:
         self._refuse()
 
     def processing(
-        self, at: int | dt.datetime | None = None, *, after: str | int | None = None
+        self, at: int | dt.datetime | None = None, *, after: Duration | int | None = None
     ) -> None:
         self._refuse()
 
@@ -365,9 +372,9 @@ def _refuse_untimed() -> NoReturn:
 
 
 @lru_cache(maxsize=256)
-def _span_ms(text: str) -> int:
+def _span_ms(span: Duration) -> int:
     try:
-        return duration_ms(text, "after")
+        return duration_ms(span, "after")
     except PlanError as error:
         raise FunctionError(error.message) from None
 
@@ -380,16 +387,17 @@ def _time_ms(at: Any, after: Any, from_ms: int | None) -> int:
         return as_ms(at)
     if from_ms is None:
         raise FunctionError(
-            "an event timer is set with `after`, but there is no event time to count from: "
+            "an event timer is set with `after`, but without an event time to count from: "
             "a processing timer has none\n  next: give the time itself, `at`"
         )
-    # A row of the last of years is no reason to fail: its timer is due when all are.
-    if isinstance(after, str):
+    # A time beyond the last year does not fail: its timer is due when all are.
+    if isinstance(after, Duration):
         return min(from_ms + _span_ms(after), MAX_MS)
     if type(after) is int:
         return as_ms(min(from_ms + after, MAX_MS))
     raise TypeError(
-        f"`after` is a span of time such as '1 minute', or milliseconds; found {after!r}"
+        "`after` must be a duration such as '1 minute', a timedelta, or milliseconds; "
+        f"found {after!r}"
     )
 
 

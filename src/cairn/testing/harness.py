@@ -35,13 +35,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
-from cairn.backends.broadcast import BroadcastHandle
-from cairn.backends.operator_list import OperatorListHandle
+from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.connected import named
 from cairn.errors import PlanError, StateNotFoundError
-from cairn.functions import ERRORS, BatchProcess, Function, declared_state
+from cairn.functions import ERRORS, BatchProcess, Function, find_states
 from cairn.ids import new_id
-from cairn.metrics import Collected, followed
+from cairn.metrics import UserMetrics, add_metrics
 from cairn.plan.check import (
     check_broadcast,
     check_broadcast_state,
@@ -49,10 +49,11 @@ from cairn.plan.check import (
     check_handlers,
     check_ttl,
 )
-from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
@@ -62,7 +63,7 @@ from cairn.testing.clock import ManualClock
 from cairn.testing.inputs import Input, Inputs
 from cairn.types import parse_schema, row_class
 from cairn.types.codec import codec
-from cairn.types.durations import MAX_MS, duration_ms
+from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 UID = "harness"
 DRAIN_EPOCHS_MAX = 100
@@ -80,7 +81,7 @@ class Harness:
         *,
         sides: Mapping[str, Any] | None = None,
         event_time: str | Mapping[str, str] | None = None,
-        watermark: str | None = None,
+        watermark: Duration | None = None,
         now_ms: int = 0,
         on_error: OnError = "fail",
         backend: str = "heap",
@@ -117,13 +118,13 @@ class Harness:
         self._passed_ms: int | None = None
         self._newest_ms: int | None = None
         self._newest_committed_ms: int | None = None
-        self._metrics: Collected = {}
+        self._metrics = UserMetrics()
         self._broadcast: Input | None = None
         if broadcast is not None:
             lane = len(inlets)
             self._broadcast = Input(InletSpec(lane, parse_schema(broadcast), way="broadcast"))
             inlets = (*inlets, self._broadcast.inlet)
-        declared = [d for d in declared_state(function).values() if isinstance(d, Broadcast)]
+        declared = [d for d in find_states(function).values() if isinstance(d, Broadcast)]
         if broadcast_state is None:
             broadcast_state = next(iter(declared), None)
         self._broadcast_state = named(broadcast_state)
@@ -138,8 +139,8 @@ class Harness:
             broadcast=self._broadcast_state,
             stored_key_types=self._inputs.key_types,
         )
-        entries = {entry.uid: entry for entry in entries_of(self._spec)}
-        self._checkpoint = Checkpoint(entries, now_ms)
+        states = {state.uid: state for state in states_by_scope(self._spec)}
+        self._checkpoint = Checkpoint(states, now_ms)
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)
         self._backend = backend
@@ -282,9 +283,9 @@ class Harness:
         return group, canonical[0] if len(canonical) == 1 else row(canonical)
 
     @property
-    def metrics(self) -> Collected:
-        """What the function has counted: in committed epochs, and so far in the running one."""
-        return followed(self._metrics, self._operator.metrics if self._running else {})
+    def metrics(self) -> UserMetrics:
+        """The metrics of the function: of committed epochs, and so far of the running one."""
+        return add_metrics(self._metrics, self._operator.metrics if self._running else None)
 
     @property
     def now_ms(self) -> int:
@@ -344,7 +345,7 @@ class Harness:
             self._operator.finish()
             for held in self._operator.holdings:
                 stored = self._checkpoint.write_delta(held, UID)
-                held.finished(None if stored is None else stored.id)
+                held.name_pending(None if stored is None else stored.id)
                 ranges[held.uid] = self._checkpoint.advanced(held, stored, self._operator.rows_in)
         except BaseException:
             self.rollback()
@@ -445,7 +446,7 @@ class Harness:
             run_id=UID,
             term=self._checkpoint.term,
             epoch=self.epoch,
-            attempt=0,
+            execution=Execution(),
             parent=self._checkpoint.parent,
             now_ms=max(self.clock(), self._checkpoint.now_ms),
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,

@@ -1,11 +1,11 @@
-"""How the keys of an operator spread over its key groups and subtasks.
+"""The distribution of an operator's keys over its key groups and subtasks.
 
-Rows that came in are what the epoch measured; rows that are stored come from the indexes of the
-epoch's files, without reading the files: deltas may have a key twice, so they are an upper bound.
+The rows that came in were measured in the epoch. The stored rows are counted from the indexes of
+its files, without reading the files. They are an upper bound: deltas may have a key twice.
 
 Always true here:
-- a value stands for one key group, or for as many as `step` says;
-- a skew is the largest share divided by the mean one: 1.0 is even, None is nothing to compare.
+- a value stands for `step` key groups;
+- a skew is the largest share divided by the mean: 1.0 is even, None stands for no rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cairn.errors import CairnError, StateNotFoundError
+from cairn.report.epoch import NOTHING_MEASURED
 from cairn.slot.heat import bucket_groups, bucket_rows
 from cairn.storage.files import open_segment
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState
 from cairn.storage.store import Store
 
 Facts = dict[str, Any]
@@ -28,7 +29,7 @@ FILES_READ_MAX: Final = 400
 
 
 def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int) -> Facts:
-    """Of one keyed operator (default: the one with most keys): its groups, its subtasks."""
+    """Return the groups and subtasks of a keyed operator, by default the one with most keys."""
     keyed = {uid: entry for uid, entry in epoch.operators.items() if entry.scope == "keyed"}
     facts: Facts = {"epoch": epoch.number, "operators": sorted(keyed), "operator": operator}
     if operator is None:
@@ -38,13 +39,13 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
     if operator not in keyed:
         known = ", ".join(sorted(keyed)) or "none"
         raise StateNotFoundError(
-            f"there is no keyed operator {operator!r} in epoch {epoch.number}\n"
+            f"epoch {epoch.number} has no keyed operator {operator!r}\n"
             f"  found: {known}\n  next: /api/groups without operator= lists them",
             operator=operator,
         )
-    measured = epoch.metrics.get("operators", {}).get(operator, {})
+    measured = epoch.metrics.operators.get(operator, NOTHING_MEASURED)
     parts = keyed[operator].ranges
-    rows = measured.get("subtask_rows")
+    rows = measured.subtask_rows
     subtasks = [
         {
             "subtask": index,
@@ -53,11 +54,11 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
             "state_keys": part.state_keys,
             "state_entries": part.state_entries,
             "state_bytes": part.state_bytes,
-            "rows": rows[index] if rows and index < len(rows) else None,
+            "rows": rows[index] if index < len(rows) else None,
         }
         for index, part in enumerate(parts)
     ]
-    stored, is_exact = _stored_rows(store, parts, group_count)
+    stored, is_exact = _count_stored_rows(store, parts, group_count)
     return {
         **facts,
         "operator": operator,
@@ -66,31 +67,31 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
             "step": bucket_groups(group_count),
             "stored_rows": [round(rows) for rows in bucket_rows(stored)],
             "is_exact": is_exact,
-            "rows": measured.get("group_rows"),
+            "rows": measured.group_rows or None,
         },
         "subtasks": subtasks,
         "skew": {
             "state_entries": skew([part.state_entries for part in parts]),
-            "rows": skew(rows or []),
+            "rows": skew(rows),
         },
-        "hot_keys": measured.get("hot_keys", []),
+        "hot_keys": measured.hot_keys,
     }
 
 
 def skew(shares: Sequence[float]) -> float | None:
-    """Largest by mean."""
+    """Return the largest share divided by the mean."""
     total = sum(shares)
     return round(max(shares) * len(shares) / total, 2) if total > 0 else None
 
 
-def _entries(entry: OperatorEntry) -> int:
+def _entries(entry: EpochOperator) -> int:
     return sum(part.state_entries for part in entry.ranges)
 
 
-def _stored_rows(
+def _count_stored_rows(
     store: Store, parts: Sequence[RangeState], group_count: int
 ) -> tuple[npt.NDArray[np.float64], bool]:
-    """Rows per key group, and whether every file has said so itself."""
+    """Return the rows per key group, and True if they come from the index of every file."""
     counts = np.zeros(group_count)
     is_exact, read = True, 0
     for part in parts:
@@ -106,7 +107,8 @@ def _stored_rows(
                                     counts[group] += rows
                     continue
                 except (CairnError, KeyError, OSError):
-                    pass  # Removed meanwhile; its rows are told as if they were spread evenly.
+                    pass  # The file was removed meanwhile.
+            # Without an index: as if the rows were spread evenly.
             is_exact = False
             for group in mine:
                 counts[group] += ref.rows / len(mine)

@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.backends import BACKENDS, BaseCancelledError
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.heap import backend as heap_module
-from cairn.storage.files import SegmentReader
-from tests.unit.backends.bases import GROUP_COUNT, Slot, no_pace, read_batches, stored
+from tests.unit.backends.bases import GROUP_COUNT, Slot, no_pace, stored
 
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "value": st.none() | st.text("ab", max_size=3),
@@ -205,19 +203,6 @@ def test_long_lists_and_large_maps_are_stored_in_pieces(slot: Slot) -> None:
                 other.tables[name].apply(batch)
     assert other.content() == slot.content()
     assert len(other.content()["items"][3]) == 30_001
-
-
-def test_a_small_heap_base_travels_inline(tmp_path: Path) -> None:
-    slot = Slot("heap", str(tmp_path))
-    slot.fill(5)
-    base = slot.backend.begin_base(slot.tables, slot.groups)
-    found = base.write(slot.target(inline_bytes_max=1 << 20), no_pace)
-    base.close()
-    assert found.path is None and found.data is not None
-    data = found.data
-    reader = SegmentReader(lambda at, n: data[at : at + n], len(data), "inline", found.id)
-    batches: dict[str, list[pa.RecordBatch]] = {n: list(reader.read(n)) for n in reader.states}
-    assert read_batches(batches) == slot.content()
 
 
 def test_a_base_of_some_key_groups_holds_no_others(slot: Slot) -> None:

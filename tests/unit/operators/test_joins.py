@@ -114,7 +114,7 @@ def test_rows_in_any_order_and_any_epochs_give_the_join_of_all_rows(
         harness.drain()
         assert emitted(harness) == model.joined(float("inf"))
         for key in range(3):
-            for name in harness.function.made_state():
+            for name in harness.function.declare_state():
                 assert not harness.state(name, key), "what is over is forgotten"
             assert harness.timers(key) == {"event": [], "processing": []}
 
@@ -253,7 +253,7 @@ def test_a_hot_key_costs_each_row_what_it_finds_and_no_more() -> None:
     side.rows, side.panes = Counting(), {}  # type: ignore[assignment]
     for ms in range(100_000):
         side.keep(ms * 1000, ("row",), Ctx(), is_matched=False)
-    assert len(side.meet(50_000_000, 50_020_000)) == 21
+    assert len(side.match(50_000_000, 50_020_000)) == 21
     assert counted <= 3 * 21
 
 
@@ -296,6 +296,18 @@ def test_what_cannot_be_joined_is_refused(options: Any, message: str) -> None:
         join_plan(LEFT, RIGHT, **asked)
 
 
+def test_within_is_text_or_timedelta_one_of_them_or_a_pair() -> None:
+    def bounds_ms(within: Any) -> tuple[int, int]:
+        plan = join_plan(LEFT, RIGHT, {"k": "id"}, within, "inner", "_right")
+        return plan.low_ms, plan.high_ms
+
+    minute = dt.timedelta(minutes=1)
+    assert bounds_ms("1 minute") == bounds_ms(minute) == (-60_000, 60_000)
+    assert bounds_ms(("-1 minute", minute)) == bounds_ms((-minute, "1 minute")) == (-60_000, 60_000)
+    with pytest.raises(PlanError, match="within of join must not be negative"):
+        bounds_ms(-minute)
+
+
 def test_two_columns_of_one_name_are_refused() -> None:
     left, right = parse_schema("k int, v int, v_right int"), parse_schema("k int, v int")
     with pytest.raises(PlanError, match="two columns 'v_right'"):
@@ -312,7 +324,7 @@ def test_bounds_are_signed() -> None:
 def test_state_of_another_reach_is_refused_and_more_columns_are_not() -> None:
     def states(within: str, left: pa.Schema) -> dict[str, Any]:
         plan = join_plan(left, RIGHT, {"k": "id"}, within, "inner", "_right")
-        return IntervalJoin(plan).made_state()
+        return IntervalJoin(plan).declare_state()
 
     (held,) = (
         StateDecl(kind="map", type=declared.ddl, entry_type=declared.entry_ddl)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import cairn
 from cairn import windows
 from cairn.errors import PlanError
 from cairn.windows import Global, Session, Sliding, Tumbling
@@ -166,7 +165,13 @@ def test_constructors_give_the_descriptions() -> None:
     assert windows.sliding("1 minute", "10 s", offset="1 s") == Sliding(60_000, 10_000, 1_000)
     assert windows.session("5 s", time="processing") == Session(5_000, "processing")
     assert windows.global_() == Global()
-    assert getattr(cairn.windows, "global")() == Global()
+
+
+def test_windows_take_durations_as_timedelta() -> None:
+    minute, second = dt.timedelta(minutes=1), dt.timedelta(seconds=1)
+    assert windows.tumbling(minute, offset=second) == Tumbling(60_000, 1_000)
+    assert windows.sliding(minute, 10 * second) == Sliding(60_000, 10_000)
+    assert windows.session(5 * second) == Session(5_000)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def passed(harness: Harness, seconds: float) -> list[Any]:
 
 
 def state_is_empty(harness: Harness, key: str = "a") -> bool:
-    names = set(harness.function.made_state())
+    names = set(harness.function.declare_state())
     held = [harness.state(name, key) for name in names]
     return not any(held) and harness.timers(key) == {"event": [], "processing": []}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cairn import BatchProcess, Job, KeyedProcess, WindowFunction, sinks, state, windows
+from cairn import BatchProcess, Job, KeyedProcess, Process, WindowFunction, sinks, state, windows
 from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_watermark
 from cairn.plan.deploy import job_spec
@@ -209,6 +209,24 @@ def test_state_is_declared_once_on_the_class_and_with_an_object_of_its_own(job: 
     # Python 3.11 wraps what is raised while a class is made.
     with pytest.raises((PlanError, RuntimeError)):
         declaring(a=shared, b=shared)
+
+
+@pytest.mark.parametrize("name", [n for n in dir(KeyedProcess) if not n.startswith("_")])
+def test_a_state_named_like_an_attribute_of_the_engine_is_refused(job: Job, name: str) -> None:
+    keyed = source(job, "s").key_by("k")
+    function = type("Fn", (Pass,), {name: state.Value("long")})()
+    with pytest.raises(PlanError, match=rf"state '{name}' of Fn replaces \w+\.{name}, which cairn"):
+        keyed.process(function, schema="k long", uid="a")
+
+
+def test_a_users_base_class_has_what_users_define_and_nothing_else() -> None:
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    lives = {"open", "close", "on_epoch_committed"}
+    assert public(Process) == lives | {"process", "process_broadcast"}
+    assert public(KeyedProcess) == public(Process) | {"on_timer", "on_timer_failed"}
+    assert public(BatchProcess) == lives | {"process", "begin_epoch", "end_epoch", "next_timer"}
 
 
 def test_side_outputs_have_one_schema_each(job: Job) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from cairn import Job, KeyedProcess, Process, sinks
 from cairn.errors import PlanError
+from cairn.functions import Hooks
 from cairn.plan.deploy import job_spec
-from cairn.plan.explain import explained, explained_text
+from cairn.plan.explain import explain_graph, graph_text
 from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
 from cairn.protocol.spec import JobSpec
-from cairn.report.drawing import explained_svg
+from cairn.report.drawing import draw_graph
 from cairn.stream import Stream
 from cairn.types import parse_schema
 from tests.unit.plan.programs import ROW, Pass, process, source, transform
@@ -199,7 +200,7 @@ def test_streams_that_part_and_meet_again_and_again_are_planned_at_once(
     graph = job.graph()
     assert len(graph.levels) == {"operators": 61, "chains": 2, "transforms": 1, "loops": 61}[kind]
     assert len(spec_of(graph).levels) == len(graph.levels)
-    assert explained_text(explained(graph)) and explained_svg(explained(graph))
+    assert graph_text(explain_graph(graph)) and draw_graph(explain_graph(graph))
 
 
 def test_a_sink_after_a_transform_comes_a_level_later(job: Job) -> None:
@@ -263,7 +264,7 @@ MARK = Watermark(1_000, 60_000)
 
 
 def test_results_about_time_up_to_an_end_belong_right_before_it(job: Job) -> None:
-    class Windows(Pass):
+    class Windows(Hooks, Pass):
         result_time = "end"
 
     rows = source(job, "s", TIMED, event_time="t")
@@ -367,7 +368,7 @@ def test_an_operator_without_event_time_has_no_late_rows(job: Job) -> None:
 
 
 def test_only_functions_that_want_it_have_their_rows_in_order(job: Job) -> None:
-    class AnyOrder(Pass):
+    class AnyOrder(Hooks, Pass):
         wants_order = False
 
     rows = source(job, "s", TIMED, "t")

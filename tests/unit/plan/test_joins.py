@@ -91,7 +91,7 @@ def test_duplicates_have_the_schema_of_the_rows() -> None:
     once = left.deduplicate(on=["k", "ts"], within="1 hour", uid="once")
     assert once.schema == once.side("duplicates").schema == left.schema
     assert port_time(job._nodes, Port("once")) == EventTime("ts")
-    with pytest.raises(PlanError, match="expected: over 0"):
+    with pytest.raises(PlanError, match="within of deduplicate must be positive"):
         left.deduplicate(on="k", within="0 seconds", uid="d")
     with pytest.raises(PlanError, match="no column 'x'"):
         left.deduplicate(on="x", uid="d")

@@ -98,7 +98,7 @@ class Echo(BatchProcess):
     def process(self, batch: pa.RecordBatch, ctx: Any) -> Any:
         self.sizes.append(batch.num_rows)
         assert len(ctx.keys) == batch.num_rows
-        assert ctx.times is None or len(ctx.times) == batch.num_rows
+        assert ctx.times_us is None or len(ctx.times_us) == batch.num_rows
         return self.make(batch, ctx)
 
 
@@ -186,7 +186,7 @@ def test_late_rows_do_not_come_to_it() -> None:
     import datetime as dt
 
     def make(batch: pa.RecordBatch, ctx: Any) -> Any:
-        assert ctx.times.to_pylist() == [1_000_000]
+        assert ctx.times_us.to_pylist() == [1_000_000]
         return batch.select(["k"]).append_column("v", pc.cast(batch["k"], pa.float64()))
 
     with Harness(

@@ -10,6 +10,7 @@ import pytest
 from cairn import KeyedProcess, Process
 from cairn.errors import FunctionError
 from cairn.protocol.messages import Begin
+from cairn.sinks.base import Execution
 from cairn.testing import Harness
 from cairn.types.durations import MAX_MS
 from tests.unit.slot.driven import Asked, Chain, Driven
@@ -94,7 +95,7 @@ def test_a_timer_needs_exactly_one_of_at_and_after(use: Callable[[Any], Any]) ->
     ("use", "expected"),
     [
         (lambda ctx: ctx.timers.event(1.5), "milliseconds since 1970 or a datetime; found 1.5"),
-        (lambda ctx: ctx.timers.event(after=1.5), "`after` is a span of time"),
+        (lambda ctx: ctx.timers.event(after=1.5), "`after` must be a duration"),
         (lambda ctx: ctx.timers.event(after="soon"), "after must be a span of time"),
         (lambda ctx: ctx.timers.event(MAX_MS + 1), "out of range"),
         (lambda ctx: ctx.timers.delete_event("x"), "milliseconds since 1970 or a datetime"),
@@ -144,7 +145,7 @@ def test_an_event_timer_after_a_processing_timer_needs_a_time() -> None:
     driven = Driven(Wrong())
     driven.begin()
     driven.push((1, 0, ""))
-    with pytest.raises(FunctionError, match="no event time to count from") as raised:
+    with pytest.raises(FunctionError, match="without an event time to count from") as raised:
         driven.end()
     assert raised.value.facts["timer"] == "processing at 1970-01-01T00:00:00+00:00"
 
@@ -164,6 +165,6 @@ def test_timers_outside_a_key_are_refused() -> None:
         driven.begin(now=0)
     driven.begin(now=1)
     driven.end()
-    begin = Begin("run", 1, 9, 0, 8, 1, None, 1, {}, {}, 0)
+    begin = Begin("run", 1, 9, Execution(), 8, 1, None, 1, {}, {}, 0)
     with pytest.raises(FunctionError, match="no key is at hand"):
         driven.operator.open(begin, 0)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cairn.backends import BACKENDS
-from cairn.protocol.entry import entries_of
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.snapshots import (
     EpochReader,
     diff_epochs,
@@ -146,7 +146,7 @@ def test_where_event_time_is_behind_the_watermark_readers_see_what_the_operator_
     job = make(TTL("1 minute", clock="event"))
     job.run((1, 10, 100_000))
     (operator,) = job.coordinator.spec.levels[0].operators
-    (entry,) = entries_of(dataclasses.replace(operator, delay_ms=5_000))
+    (entry,) = states_by_scope(dataclasses.replace(operator, delay_ms=5_000))
     held = msgspec.structs.replace(job.newest.operators["keep"], states=entry.decls)
     for passed_ms, keys in ((164_999, {1}), (165_000, set())):
         epoch = msgspec.structs.replace(job.newest, passed_ms=passed_ms, operators={"keep": held})
@@ -237,7 +237,7 @@ def test_an_epoch_that_runs_again_sees_what_was_visible(make: Make) -> None:
     execute = job.cluster.execute
 
     def fail_once(sources: Any, begin: Any) -> Any:
-        attempts.append(begin.attempt)
+        attempts.append(begin.execution.attempt)
         outcome = execute(sources, begin)
         if len(attempts) == 1:
             for slot in job.cluster.slots.values():

@@ -16,8 +16,8 @@ from cairn import KeyedProcess, state
 from cairn.cli import app
 from cairn.driver.coordinator.resume import check_resume
 from cairn.errors import StateSchemaError
-from cairn.functions import declared_state
-from cairn.protocol.entry import EntrySpec, entries_of
+from cairn.functions import find_states
+from cairn.protocol.scoped_state import ScopedState, states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
@@ -115,8 +115,8 @@ class With(Without):
 
 
 def test_timers_are_declared_by_functions_that_say_what_they_do() -> None:
-    assert set(declared_state(Without())) == {"n"}
-    assert set(declared_state(With())) == {"n", "timers.event", "timers.processing"}
+    assert set(find_states(Without())) == {"n"}
+    assert set(find_states(With())) == {"n", "timers.event", "timers.processing"}
 
 
 def resume(before: KeyedProcess[Any], after: KeyedProcess[Any], **more: Any) -> frozenset[str]:
@@ -124,9 +124,9 @@ def resume(before: KeyedProcess[Any], after: KeyedProcess[Any], **more: Any) -> 
     spec = OperatorSpec(
         "op", (InletSpec(0, parse_schema("k long"), ("k",)),), cloudpickle.dumps(before), ()
     )
-    held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=entries_of(spec)[0].decls))
+    held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=states_by_scope(spec)[0].decls))
     given = {"allow_dropped_state": False, **more}
-    declared = EntrySpec("op", "keyed", {"k": "bigint"}, declared_state(after))
+    declared = ScopedState("op", "keyed", {"k": "bigint"}, find_states(after))
     return check_resume(held, {"op": declared}, job_name="j", url="", **given)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cairn.storage.files import StatePart, encode_segment
+from cairn.report.epoch import Measured
+from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
@@ -25,6 +26,7 @@ from cairn.storage.retention import Collector
 from cairn.storage.spark_log import spark_folder
 from cairn.storage.store import Store, open_store
 from cairn.testing.clock import ManualClock
+from tests.unit.report.reports import measured
 
 LATER_S = 10_000.0
 OFFSETS = 'v1\n{}\n{"topic":{"0":7}}'
@@ -54,23 +56,9 @@ class Driver:
         n = next(self.counter)
         batch = pa.record_batch({"group": np.array([0], np.int32), "v": [n]})
         epoch = (self.log.last or 0) + 1
-        segment = encode_segment(
-            kind, "op", [StatePart("s", batch)], first_epoch=epoch, last_epoch=epoch
-        )
-        place = write_segment(self.store, segment, self.term)
-        return FileRef(
-            id=segment.id,
-            path=place.path,
-            offset=0,
-            length=place.length,
-            kind=kind,
-            tier=0,
-            rows=1,
-            first_epoch=epoch,
-            last_epoch=epoch,
-            first_group=0,
-            group_count=128,
-        )
+        segment = encode_segment(kind, "op", {"s": batch}, first_epoch=epoch, last_epoch=epoch)
+        file = write_segment(self.store, segment, self.term)
+        return file.list_for(range(128), first_epoch=epoch, last_epoch=epoch)
 
     def epoch(self, *, base: bool = False, collect: bool = False) -> Epoch:
         parent = self.log.newest_epoch()
@@ -84,7 +72,7 @@ class Driver:
             state_keys=len(files),
             state_bytes=0,
         )
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="op", function_version="1", key_types={}, states={}, parallelism=1, ranges=[state]
         )
         oldest = self.collector.oldest_to_keep()
@@ -102,7 +90,7 @@ class Driver:
                     folder=self.folder, batch_id=number, offsets=OFFSETS, sources=["topic"]
                 ),
                 committables={"out": [{"files": 1}]} if number % 2 else {"out": []},
-                metrics={"operators": {"op": {"rows_in": 10, "state_keys": len(files)}}},
+                metrics=Measured(operators={"op": measured(rows_in=10, state_keys=len(files))}),
                 oldest_kept=oldest,
             )
         )

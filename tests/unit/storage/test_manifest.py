@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError, RestoreError
+from cairn.report.epoch import Measured, Timings
 from cairn.storage import manifest
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     FULL_EVERY,
+    Ancestor,
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
@@ -35,13 +38,13 @@ def file_ref(n: int) -> FileRef:
     )  # fmt: skip
 
 
-def epoch(number: int, parent: int | None, operators: dict[str, OperatorEntry]) -> Epoch:
+def epoch(number: int, parent: int | None, operators: dict[str, EpochOperator]) -> Epoch:
     return Epoch(
         number=number, parent=parent, term=1, nonce=f"n{number}", wall_ms=5, now_ms=6,
         watermarks={"pays": None, "täg": 7},
         spark=SparkPosition(folder="spark/0", batch_id=number, offsets='v1\n{"a":1}\n'),
         operators=operators, committables={"out": [{"file": "x", "rows": 3}, "y", None]},
-        timings={"commit_ms": 1.5}, metrics={"rows": 12},
+        timings=Timings(run_ms=1.5), metrics=Measured(restored=12),
         watermark_ms=7, passed_ms=-3, seen_ms={"pays": 6}, timers={"a": (8, None)},
     )  # fmt: skip
 
@@ -51,11 +54,11 @@ cuts = st.sampled_from([[(0, 8)], [(0, 4), (4, 4)], [(0, 2), (2, 3), (5, 3)]])
 
 
 @st.composite
-def operators(draw: st.DrawFn) -> dict[str, OperatorEntry]:
+def operators(draw: st.DrawFn) -> dict[str, EpochOperator]:
     found = {}
     for uid in draw(st.sets(st.sampled_from(["a", "b", "c"]))):
         names = draw(st.permutations(["k1", "k2"]))
-        found[uid] = OperatorEntry(
+        found[uid] = EpochOperator(
             uid=uid,
             function_version=draw(st.sampled_from(["v1", "v2"])),
             key_types=dict.fromkeys(names, "bigint"),
@@ -79,7 +82,7 @@ def operators(draw: st.DrawFn) -> dict[str, OperatorEntry]:
 
 @given(st.lists(st.tuples(operators(), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_chain_of_manifests_resolves_to_the_epochs_that_were_written(
-    chain: list[tuple[dict[str, OperatorEntry], int]],
+    chain: list[tuple[dict[str, EpochOperator], int]],
 ) -> None:
     number, parent, read = 0, None, None
     for entries, step in chain:
@@ -87,7 +90,7 @@ def test_a_chain_of_manifests_resolves_to_the_epochs_that_were_written(
         written = epoch(number, parent.number if parent else None, entries)
         stored = manifest.decode_record(manifest.encode_epoch(written, parent), "x")
         assert isinstance(stored, StoredEpoch)
-        read = manifest.resolve(stored, read if stored.base is not None else None)
+        read = manifest.resolve(stored, read if stored.relative_to is not None else None)
         assert read == written
         assert [list(o.key_types) for o in read.operators.values()] == [
             list(o.key_types) for o in written.operators.values()
@@ -100,7 +103,7 @@ def test_a_manifest_holds_only_what_changed_and_is_full_once_in_a_run() -> None:
         first_group=0, group_count=8, version="v", files=[file_ref(n) for n in range(50)],
         state_keys=1, state_bytes=1,
     )  # fmt: skip
-    entry = OperatorEntry(
+    entry = EpochOperator(
         uid="a", function_version="1", key_types={"k": "long"}, states={}, parallelism=1,
         ranges=[state],
     )  # fmt: skip
@@ -177,9 +180,18 @@ def test_a_manifest_on_the_wrong_parent_is_refused() -> None:
 
 def test_a_record_of_before_there_were_watermarks_is_read_and_knows_nothing_of_timers() -> None:
     written = epoch(3, None, {})
-    stored = manifest.decode_record(manifest.encode_epoch(written, None), "x")
-    fields = msgspec.to_builtins(stored)
+    fields = json.loads(manifest.encode_epoch(written, None))["record"]
     for name in ("watermark_ms", "passed_ms", "seen_ms", "timers"):
         del fields[name]
-    old = manifest.resolve(msgspec.convert(fields, StoredEpoch), None)
+    old = manifest.resolve(msgspec.json.decode(json.dumps(fields), type=StoredEpoch), None)
     assert (old.watermark_ms, old.passed_ms, old.seen_ms, old.timers) == (None, None, {}, None)
+
+
+def test_names_on_disk_are_those_that_older_versions_wrote() -> None:
+    ancestor = Ancestor(kind="branch", id="p", url="s3://x", epoch=4)
+    job = JobInfo(name="j", job_id="i", max_parallelism=8, created_ms=1, ancestor=ancestor)
+    data = manifest.encode_record(job)
+    assert json.loads(data)["record"]["origin"]["epoch"] == 4
+    assert manifest.decode_job(data, "job.json") == job
+    stored = json.loads(manifest.encode_epoch(epoch(5, 4, {}), epoch(4, 3, {})))["record"]
+    assert stored["base"] == 4

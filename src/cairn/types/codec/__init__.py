@@ -15,8 +15,17 @@ Always true here:
   exactly when Spark groups them together: one NaN, no -0.0.
 """
 
-from cairn.types.codec.base import Codec, FrozenMap, ValueTypeError
+from cairn.types.codec.core import Codec, Datum, FrozenMap, Key, ValueTypeError
 from cairn.types.codec.registry import codec, is_hashable
 from cairn.types.codec.strict import strict
 
-__all__ = ["Codec", "FrozenMap", "ValueTypeError", "codec", "is_hashable", "strict"]
+__all__ = [
+    "Codec",
+    "Datum",
+    "FrozenMap",
+    "Key",
+    "ValueTypeError",
+    "codec",
+    "is_hashable",
+    "strict",
+]

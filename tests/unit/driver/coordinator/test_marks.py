@@ -7,6 +7,7 @@ import pytest
 
 from cairn.driver.coordinator.marks import check_marks
 from cairn.errors import CommitError, RestoreError
+from cairn.report.epoch import Measured
 from cairn.sinks import Collect
 from cairn.storage.log import Log, new_nonce, record_path
 from cairn.storage.manifest import Restore
@@ -40,7 +41,7 @@ def write(store: Store, records: str, guarantee: str = "exactly-once") -> None:
         elif kind == "R":
             log.append(lambda n: Restore(number=n, term=n, nonce=new_nonce(), wall_ms=1, epoch=2))
         else:
-            metrics = {"published": {}} if kind == "w" else {}
+            metrics = Measured(published={} if kind == "w" else None)
             log.append(
                 lambda n, metrics=metrics: msgspec.structs.replace(epoch(n), metrics=metrics)  # type: ignore[misc]
             )
@@ -116,5 +117,8 @@ def test_a_target_that_may_not_be_read_is_named(store: Store) -> None:
         def newest_mark(self) -> int | None:
             raise PermissionError("not yours")
 
-    with pytest.raises(CommitError, match=r"sink 'out' cannot look .*: not yours\n  next: "):
+    with pytest.raises(
+        CommitError,
+        match=r"sink 'out' cannot read its marks of published epochs: not yours\n  next: ",
+    ):
         check_marks({"out": Closed()}, store)

@@ -74,7 +74,7 @@ def test_output_that_would_be_lost_is_refused_with_both_targets(tmp_path: Path) 
 def test_output_is_given_up_where_the_user_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "cairn"):
         assert checked(epoch_for("files in /a", {}), allow=True) == (frozenset(), False)
-    assert "what sink 'out' prepared in epoch 5 for files in /a is not published" in caplog.text
+    assert "output of sink 'out' in epoch 5 for files in /a is not published" in caplog.text
 
 
 def test_an_epoch_without_output_of_a_sink_lets_it_go(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_an_epoch_notes_where_its_output_goes_and_the_note_outlives_the_driver(
     lead = Lead(tmp_path)
     monkeypatch.setattr(type(lead.sink), "target", "here")
     lead.start()
-    assert lead.run_epoch((1, 5)).targets == {"out": "here"}
-    assert lead.run_epoch().targets == {}, "there is nothing to publish"
+    assert lead.run_batch((1, 5)).targets == {"out": "here"}
+    assert lead.run_batch().targets == {}, "there is nothing to publish"
     newest = Log(lead.store).newest_epoch()
     assert newest is not None and newest.targets == {}
-    lead.run_epoch((1, 6))
+    lead.run_batch((1, 6))
     newest = Log(lead.store).newest_epoch()
     assert newest is not None and newest.targets == {"out": "here"}
 
@@ -133,7 +133,7 @@ def test_output_that_was_given_up_is_not_noted_as_published(
     monkeypatch.setattr(type(lead.sink), "target", "here")
     lead.start()
     with simulated_crash("driver.manifest.written"), pytest.raises(SimulatedCrash):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     monkeypatch.setattr(type(lead.sink), "target", "there")
     with pytest.raises(PlanError, match="prepared for: here"):
         Lead(tmp_path, lead.store).start()

@@ -1,0 +1,82 @@
+"""The state of an operator, divided by scope, as the program declares it and manifests list it.
+
+    keyed     the state of its keys, divided into ranges of key groups
+    subtask   the lists of its subtasks, each in the first key group that the subtask owns
+    shared    broadcast state: one range of all key groups that every subtask holds
+
+Always true here:
+- the keyed or subtask state has the operator's uid; the others have uids that users cannot choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from cairn.functions import Function, find_states
+from cairn.protocol.spec import OperatorSpec
+from cairn.state import Broadcast, Declaration, OperatorList
+from cairn.storage.manifest import Scope, StateDecl
+
+SHARED_KEY: Final = "key"
+"""Name of the key column of broadcast state."""
+
+
+class ScopedState(NamedTuple):
+    """The states of an operator in one scope."""
+
+    uid: str
+    scope: Scope
+    key_types: dict[str, str]
+    states: Mapping[str, Declaration]
+    operator: str = ""
+    """The uid of the operator."""
+    delay_ms: int = 0
+    """The delay of event time in the operator, behind the job's watermark."""
+
+    @property
+    def decls(self) -> dict[str, StateDecl]:
+        """Return the declarations as a manifest stores them."""
+        return {
+            name: StateDecl(
+                kind=declaration.kind,
+                type=declaration.ddl,
+                entry_type=declaration.entry_ddl,
+                ttl=None if declaration.ttl is None else declaration.ttl.text,
+                delay_ms=0 if declaration.ttl is None else self.delay_ms,
+            )
+            for name, declaration in self.states.items()
+        }
+
+    @property
+    def redistribution(self) -> str:
+        """Return how each list is divided when the parallelism changes; versions contain it."""
+        lists = [d for d in self.states.values() if isinstance(d, OperatorList)]
+        return ",".join(sorted(f"{each.name}={each.redistribute}" for each in lists))
+
+
+def shared_uid(uid: str) -> str:
+    """Return the uid of an operator's broadcast state."""
+    return f"{uid}:broadcast"
+
+
+def own_states(function: Function) -> dict[str, Declaration]:
+    """Return the declared states except broadcast state."""
+    declared = find_states(function)
+    return {name: d for name, d in declared.items() if not isinstance(d, Broadcast)}
+
+
+def states_by_scope(spec: OperatorSpec, function: Function | None = None) -> list[ScopedState]:
+    """Return the states of an operator by scope, its own first.
+
+    `function` replaces the function of the spec.
+    """
+    states = own_states(spec.load() if function is None else function)
+    scope: Scope = "keyed" if spec.keys else "subtask"
+    found = [ScopedState(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms)]
+    if isinstance(spec.broadcast, Broadcast):
+        shared = spec.broadcast
+        key_types = {SHARED_KEY: shared.key_ddl}
+        uid = shared_uid(spec.uid)
+        found.append(ScopedState(uid, "shared", key_types, {shared.name: shared}, spec.uid))
+    return found

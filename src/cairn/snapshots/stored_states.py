@@ -1,0 +1,172 @@
+"""Where the rows of a table come from: an epoch of a checkpoint, or a savepoint.
+
+Always true here:
+- any number of threads may read at once;
+- an epoch stays as long as its states are open, if the checkpoint can be written to; if not,
+  and its files go, that is a StaleEpochError.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from cairn.backends.files import group_counts
+from cairn.errors import CorruptFileError
+from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.holds import Unheld
+from cairn.snapshots.reader import EpochReader
+from cairn.snapshots.savepoint import CheckedFiles, Savepoint
+from cairn.storage.manifest import Epoch, FileRef, Scope
+from cairn.storage.store import NotFoundError, Store
+
+
+class About(NamedTuple):
+    """What is known of a state without reading it."""
+
+    scope: Scope
+    parallelism: int
+    rows: int
+    """Of all states of the operator that lie in the same files."""
+    bytes: int
+
+
+class StoredStates(ABC):
+    """Operators and their states, and the rows of them."""
+
+    operators: Mapping[str, Any]
+
+    @abstractmethod
+    def columns(self, uid: str) -> dict[str, StateColumns]: ...
+
+    @abstractmethod
+    def about(self, uid: str, state: str) -> About: ...
+
+    @abstractmethod
+    def read(
+        self,
+        columns: StateColumns,
+        uid: str,
+        groups: range,
+        keys: pa.Array | None,
+        *,
+        ordered: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        """Stored rows, of these keys if given (and perhaps of some that are like them)."""
+
+    @abstractmethod
+    def group_rows(self, uid: str, state: str) -> Counter[int]:
+        """Stored rows per key group: about as many as there are to read."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class EpochStates(StoredStates):
+    def __init__(self, store: Store, reading: Unheld) -> None:
+        self.store = store
+        self._reading = reading
+        self.epoch: Epoch = reading.epoch
+        self.operators = self.epoch.operators
+        self._counts: dict[str, dict[str, dict[int, int]]] = {}
+
+    def columns(self, uid: str) -> dict[str, StateColumns]:
+        return EpochReader(self.store, self.epoch).columns(uid)
+
+    def about(self, uid: str, state: str) -> About:
+        operator = self.epoch.operators[uid]
+        refs = self._refs(uid)
+        rows, size = sum(ref.rows for ref in refs), sum(ref.size for ref in refs)
+        return About(operator.scope, len(operator.ranges), rows, size)
+
+    def read(
+        self,
+        columns: StateColumns,
+        uid: str,
+        groups: range,
+        keys: pa.Array | None,
+        *,
+        ordered: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        name = columns.name
+        try:
+            with EpochReader(self.store, self.epoch) as reader:
+                only = None if keys is None else {name: keys}
+                for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
+                    self._reading.renew()
+                    yield from chunk.rows[name]
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
+
+    def group_rows(self, uid: str, state: str) -> Counter[int]:
+        found: Counter[int] = Counter()
+        try:
+            for ref in self._refs(uid):
+                counted = ref.groups
+                for group, rows in self._count_groups(ref).get(state, {}).items():
+                    if group in counted:
+                        found[group] += rows
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
+        return found
+
+    @property
+    def hold_path(self) -> str | None:
+        """Of the hold on the epoch, if there is one."""
+        return self._reading.hold_path
+
+    def close(self) -> None:
+        self._reading.release()
+
+    def _count_groups(self, ref: FileRef) -> dict[str, dict[int, int]]:
+        if ref.id not in self._counts:
+            self._counts[ref.id] = group_counts(self.store, ref)
+        return self._counts[ref.id]
+
+    def _refs(self, uid: str) -> list[FileRef]:
+        return [ref for part in self.epoch.operators[uid].ranges for ref in part.files]
+
+
+class SavepointStates(StoredStates):
+    def __init__(self, savepoint: Savepoint) -> None:
+        self._savepoint = savepoint
+        self._files = CheckedFiles(savepoint.store)
+        self.operators = savepoint.info.operators
+
+    def columns(self, uid: str) -> dict[str, StateColumns]:
+        return self._savepoint.columns(uid)
+
+    def about(self, uid: str, state: str) -> About:
+        operator = self._savepoint.info.operators[uid]
+        saved = operator.states[state]
+        size = sum(file.bytes for file in saved.files)
+        return About(operator.scope, operator.parallelism, saved.rows, size)
+
+    def read(
+        self,
+        columns: StateColumns,
+        uid: str,
+        groups: range,
+        keys: pa.Array | None,
+        *,
+        ordered: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        return self._savepoint.read(self._files, uid, columns.name, groups)
+
+    def group_rows(self, uid: str, state: str) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for file in self._savepoint.info.operators[uid].states[state].files:
+            groups = range(file.first_group, file.last_group + 1)
+            each, left = divmod(file.rows, len(groups))
+            for group in groups:
+                found[group] += each + (group - groups.start < left)
+        return found
+
+    def close(self) -> None:
+        self._files.close()
