@@ -22,29 +22,29 @@ class Blame:
         self._operator = operator
         self._uid = operator.spec.uid
 
-    def placed(self, error: FunctionError, where: str = "process()", **facts: str) -> FunctionError:
-        """An error of ours raised under the function: say where in it, and what else is known."""
+    def place(self, error: FunctionError, where: str = "process()", **facts: str) -> FunctionError:
+        """Return an error that cairn raised inside the function, with its place and other facts."""
         message = error.message
         if "operator" not in error.facts:
             message = f"operator {self._uid!r}: {message}"
             shown = {name: text for name, text in facts.items() if name != "key"}
             message += "".join(f"\n  {name}: {text}" for name, text in shown.items())
-        at = None if "at" in error.facts else raised_at(error, self._called(where))
+        at = None if "at" in error.facts else raised_at(error, self._method(where))
         if at is not None:
             message += f"\n  at: {at}"
             facts["at"] = at
         return FunctionError(message, **{"operator": self._uid, **facts, **error.facts})
 
-    def located(
+    def locate(
         self, where: str, error: FunctionError, row: Any = None, *, timer: str | None = None
     ) -> FunctionError:
-        """The same under a row or a timer."""
+        """Return an error that cairn raised inside the function, with the row or timer."""
         if "timer" in error.facts:
             return error
         cause = {"row": short(row)} if timer is None else {"timer": timer}
-        return self.placed(error, where, key=short(self._operator.context.key), **cause)
+        return self.place(error, where, key=short(self._operator.context.key), **cause)
 
-    def failed(
+    def describe(
         self,
         where: str,
         error: Exception,
@@ -74,12 +74,12 @@ class Blame:
             facts |= {"key": key, "timer": timer}
             lines += [f"  key: {key}", f"  timer: {timer}"]
         facts["traceback"] = "".join(users_frames(error).format())
-        at = raised_at(error, called or self._called(where))
+        at = raised_at(error, called or self._method(where))
         if at is not None:
             facts["at"] = at
             lines.append(f"  at: {at}")
         return FunctionError("\n".join(lines), **facts)
 
-    def _called(self, where: str) -> Any:
-        """The method of the function that errors have this name for."""
+    def _method(self, where: str) -> Any:
+        """Return the method of the function that errors call `where`."""
         return getattr(self._operator.function, where.removesuffix("()"), None)

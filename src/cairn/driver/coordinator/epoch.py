@@ -29,23 +29,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from cairn.crash import crash_point
-from cairn.driver.coordinator import said
+from cairn.driver.coordinator import events
 from cairn.driver.coordinator.attempts import Attempts
 from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.job_clock import JobClock
 from cairn.driver.coordinator.marks import check_marks
 from cairn.driver.coordinator.measured import (
-    added,
-    announced,
-    metrics_of,
+    add_measured,
+    add_timings,
+    collect_announced,
+    measure_epoch,
     state_held_of,
-    timings_of,
+    time_epoch,
     user_of,
 )
 from cairn.driver.coordinator.output import targets_of
@@ -69,6 +70,7 @@ from cairn.process_identity import identify, pid_namespace
 from cairn.protocol.messages import Ack, Begin, Compacted, Report
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import JobSpec, OperatorSpec
+from cairn.report.epoch import Measured, Timings
 from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
@@ -253,7 +255,7 @@ class Coordinator:
         if self.newest is not None:
             self._job_clock.follow(self.newest)
         self.awake_ms = self.now_ms()
-        said.took_over(self.spec.job_name, record, self.newest)
+        events.log_takeover(self.spec.job_name, record, self.newest)
         self._collector = Collector(
             self.store,
             self.log,
@@ -358,7 +360,7 @@ class Coordinator:
         )
         crash_point("driver.epoch.ran")
         ran_ms = (time.perf_counter() - started_s) * 1000
-        compacted = announced([r for outcome in rounds for r in outcome.reports])
+        compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
         rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
         crash_point("driver.pack.written")
         ranges = apply_compactions(begin, division.ranges, compacted)
@@ -394,7 +396,7 @@ class Coordinator:
         self.batches = 0
         self._publisher.publish_epoch(epoch)
         self.is_published = True
-        said.committed(epoch, self.last_commit_ms)
+        events.log_epoch(epoch, self.last_commit_ms)
         crash_point("driver.sinks.committed")
         self._pending.forget()
         self._collector.after_epoch()
@@ -516,25 +518,26 @@ class Coordinator:
             for uid, state in self.scoped_states.items()
         }
 
-    def _measure(self, ran: Ran) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _measure(self, ran: Ran) -> tuple[Timings, Measured]:
         """Return timings and metrics of the epoch as of this batch."""
         begin, reports = ran.begin, ran.reports
         before = self.newest if self.batches else None
         sources_ms, commit_ms = ran.rounds[0].sources_ms, self.last_commit_ms
-        timings = timings_of(self.spec, reports, begin, ran.ran_ms, sources_ms, commit_ms)
-        batch = metrics_of(self.spec, ran.acks, reports, sources_ms)
+        timings = time_epoch(self.spec, reports, begin, ran.ran_ms, sources_ms, commit_ms)
+        published = None
         if self._guarantee != "exactly-once":
             # Noted here, as the record has nothing left to publish.
-            batch["published"] = {uid: len(given) for uid, given in ran.prepared.items()}
+            published = {uid: len(given) for uid, given in ran.prepared.items()}
+        batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published)
         metrics = with_totals(
-            added(None if before is None else before.metrics, batch),
+            batch if before is None else add_measured(before.metrics, batch),
             batch,
             timings,
             user_of(reports),
             self.newest,
             is_first_batch=not self.batches,
         )
-        return added(None if before is None else before.timings, timings), metrics
+        return timings if before is None else add_timings(before.timings, timings), metrics
 
     def _to_publish(
         self, prepared: Mapping[str, list[Committable]]

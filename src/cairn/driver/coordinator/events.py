@@ -1,7 +1,7 @@
-"""What the leader of a job says in the log: takeovers, epochs, and attempts that failed.
+"""Log the events of a job: takeovers, epochs and failed attempts.
 
 Always true here:
-- what is said in words is in the fields of the record too, for programs.
+- all values in a message are also fields of the record, for programs.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import logging
 
 from cairn.errors import CairnError, FunctionError
 from cairn.logs import logger
+from cairn.report.epoch import total_keys
 from cairn.storage.manifest import Epoch, Takeover
 
 ERROR_CHARS_MAX = 1000
 
 
-def took_over(job: str, record: Takeover, newest: Epoch | None) -> None:
+def log_takeover(job: str, record: Takeover, newest: Epoch | None) -> None:
     at = "it has no epoch yet" if newest is None else f"its newest epoch is {newest.number}"
     facts = {"job": job, "term": record.term, "previous": record.previous}
     logger.info("leading with term %d; %s", record.term, at, extra=facts)
 
 
-def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
-    """`attempt`: how many there have been."""
-    # Its first line, and of a user's function no warning: if it comes again, the run ends with it.
+def log_failed_attempt(epoch: int, attempt: int, error: CairnError) -> None:
+    """Log that a batch runs again after this many attempts."""
+    # The first line only. An error of a user's function is not a warning: if it happens again,
+    # the run ends with it.
     why = error.message.partition("\n")[0][:ERROR_CHARS_MAX]
     level = logging.INFO if isinstance(error, FunctionError) else logging.WARNING
     facts: dict[str, object] = {"attempt": attempt}
@@ -32,18 +34,22 @@ def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
     logger.log(level, message, epoch, attempt, why, extra=facts)
 
 
-_FIGURES = ("rows_in", "rows_out", "entries_changed", "state_keys", "state_entries", "delta_bytes")
-
-
-def committed(epoch: Epoch, commit_ms: float) -> None:
-    operators = epoch.metrics.get("operators", {})
-    facts = {name: sum(each.get(name, 0) for each in operators.values()) for name in _FIGURES}
-    run_ms, restored = epoch.timings.get("run_ms", 0.0), epoch.metrics.get("restored", 0)
+def log_epoch(epoch: Epoch, commit_ms: float) -> None:
+    found, timings = epoch.metrics.operators.values(), epoch.timings
+    restored = epoch.metrics.restored
+    figures = {
+        "rows_in": sum(each.rows_in for each in found),
+        "rows_out": sum(each.rows_out for each in found),
+        "entries_changed": sum(each.entries_changed for each in found),
+        "state_keys": total_keys(found) or 0,
+        "state_entries": sum(each.state_entries for each in found),
+        "delta_bytes": sum(each.delta_bytes for each in found),
+    }
     extra = {
-        **facts,
-        "run_ms": run_ms,
+        **figures,
+        "run_ms": timings.run_ms,
         "commit_ms": round(commit_ms, 1),
-        "attempts": epoch.timings.get("attempts", 1),
+        "attempts": timings.attempts,
         "restored": restored,
         "watermark_ms": epoch.watermark_ms,
     }
@@ -58,11 +64,11 @@ def committed(epoch: Epoch, commit_ms: float) -> None:
         "epoch %d committed: %d rows in %.0f ms, %d entries changed, %d held of %d keys, "
         "%d bytes written",
         epoch.number,
-        facts["rows_in"],
-        run_ms,
-        facts["entries_changed"],
-        facts["state_entries"],
-        facts["state_keys"],
-        facts["delta_bytes"],
+        figures["rows_in"],
+        timings.run_ms,
+        figures["entries_changed"],
+        figures["state_entries"],
+        figures["state_keys"],
+        figures["delta_bytes"],
         extra=extra,
     )
