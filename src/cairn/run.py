@@ -95,8 +95,8 @@ class Run:
 
     @property
     def error(self) -> BaseException | None:
-        """The error of the run, once it has failed."""
-        return self._engine.error
+        """The error that ended the run; None before that, and if it ended well."""
+        return self._engine.turn.error
 
     @property
     def status(self) -> Status:

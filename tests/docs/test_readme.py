@@ -1,4 +1,4 @@
-"""The README does what it says: its program runs when pasted, survives a kill, and goes on."""
+"""The README's program runs when pasted, survives a kill and continues; its numbers are real."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path
     # A payment lost or counted twice would
     # show in every total that follows.
     for account, payments, spent in before + after:
-        assert (payments, spent) in expected_totals(account), account
+        assert (payments, spent) in possible_totals(account), account
 
 
-def expected_totals(account: int) -> set[tuple[int, int]]:
-    """Every (payments, spent) an account passes through, by the program's own arithmetic."""
+def possible_totals(account: int) -> set[tuple[int, int]]:
+    """Return every (payments, spent) of an account, by the program's own arithmetic."""
     totals = set()
     spent = 0
     for count in range(1, 600):
@@ -104,7 +104,7 @@ def expected_totals(account: int) -> set[tuple[int, int]]:
 
 
 def spark_hash(value: int) -> int:
-    """Spark's `hash` of a long: Murmur3 (x86, 32 bits) with seed 42, as a signed int."""
+    """Return Spark's `hash` of a long: Murmur3 (x86, 32 bits) with seed 42, as a signed int."""
     h = 42
     for word in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF):
         k = word * 0xCC9E2D51 & 0xFFFFFFFF

@@ -1,9 +1,9 @@
-"""The play, act by act: payments flow, a slot is killed, the driver is killed, all is counted.
+"""The demo, step by step: payments flow, a slot and the driver are killed, all is counted.
 
 Always true here:
 - a kill counts as "in mid-epoch" only with proof: the epoch took a second attempt, or Spark
   had planned a batch that no epoch records;
-- the play is a success only if both kills were, and not one row differs.
+- the demo succeeds only if both kills did, and no row differs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ IDLE_S = 15.0
 
 
 def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: bool) -> bool:
-    """The whole demo. True when nothing was lost, duplicated or changed."""
+    """Run the demo. True if nothing was lost, duplicated or changed."""
     home = _home(folder)
-    # A folder of our own for the slots' sockets: no other run's slots are in it.
+    # Its own folder for the slots' sockets: slots of other runs are not in it.
     runtime = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
     stream = Stream(events, max(1, events // PAYMENTS_PER_ACCOUNT), seconds, seed)
     stage = Stage(Standing(events))
@@ -71,13 +71,13 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
             shutil.rmtree(runtime, ignore_errors=True)
         else:
             stage.happened(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
-    took = f"took {stage.passed_s():.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
+    took = f"took {stage.elapsed_s:.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
     stage.console.print(took, style="dim", soft_wrap=True)
     return ok
 
 
 class Play:
-    """The acts with a driver in them."""
+    """The steps with a driver."""
 
     def __init__(self, home: Path, stream: Stream, stage: Stage, driver: Driver) -> None:
         self.kills = {"slot": 0, "driver": 0}
@@ -183,11 +183,11 @@ class Play:
             raise self._arrivals.error
 
     def _patience_s(self) -> float:
-        """With all payments in, a moment more, to see whether some come twice."""
+        """Return a short time if all payments are in: some may still come twice."""
         return 1.0 if self._watch.rows == self._total else IDLE_S
 
     def _busy_slot(self) -> Slot:
-        """A slot caught at work on an epoch."""
+        """Return a slot that works on an epoch."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self._look()
@@ -196,7 +196,7 @@ class Play:
             time.sleep(0.02)
             busy = [slot for slot, cpu_s in before if slot.cpu_s() > cpu_s]
             self._look()
-            # Still the same batch after the slot was seen working: it works on that one.
+            # The batch is still the same, so the slot worked on it.
             if busy and batch is not None and self._watch.find_planned() == batch:
                 return busy[0]
         raise self._stuck("a slot at work")
@@ -224,7 +224,7 @@ class Play:
 
     def _stuck(self, what: str) -> EpochError:
         return EpochError(
-            f"the demo waited in vain for {what}\n"
+            f"the demo timed out waiting for {what}\n"
             f"  driver's log: {self._driver.log}\n{self._driver.log_tail()}"
         )
 
@@ -250,7 +250,7 @@ def _compare(home: Path, stage: Stage) -> list[Comparison]:
 
 
 def _cairn() -> str:
-    """The command as it can be typed here: in a virtual environment it may be on no path."""
+    """Return the command to type: in a virtual environment it may not be on the path."""
     beside = Path(sys.executable).with_name("cairn")
     if shutil.which("cairn") is not None or not beside.exists():
         return "cairn"
@@ -258,21 +258,21 @@ def _cairn() -> str:
 
 
 def _spoil(folder: Path) -> str:
-    """Drop a row of the output and double another, to see whether the check notices."""
+    """Drop a row of the output and double another, to test the check."""
     for file in sorted(folder.glob("*.parquet")):
         rows = pq.read_table(file)
         if rows.num_rows >= 2:
             pq.write_table(pa.concat_tables([rows.slice(1), rows.slice(rows.num_rows - 1)]), file)
             return f"one row dropped and one doubled in {file.name}"
-    raise EpochError(f"there is no output to tamper with in {folder}")
+    raise EpochError(f"{folder} has no output to tamper with")
 
 
 def _home(folder: str | None) -> Path:
-    """A new folder, or one that an earlier demo has left."""
+    """Return a new folder, or the emptied folder of an earlier demo."""
     home = Path(folder or tempfile.mkdtemp(prefix="cairn-demo-")).resolve()
     if home.exists() and any(home.iterdir()):
         if not (home / MARKER).exists():
-            raise UsageError(f"{home} is not empty and no demo made it\n  next: name another one")
+            raise UsageError(f"{home} is not empty, and not from a demo\n  next: name another one")
         shutil.rmtree(home)
     home.mkdir(parents=True, exist_ok=True)
     (home / MARKER).touch()

@@ -74,10 +74,10 @@ class Engine:
         self.driver = driver
         self.store = started.store
         self.coordinator = started.coordinator
+        self.turn = Turn()
         self.coordinator.is_stopping = lambda: self.turn.is_stopping
         self.failures = started.failures
         self.history = History(started.coordinator)
-        self.turn = Turn()
         self.ended_as: Ending | None = None
         self.ended = threading.Event()
         self._graph = graph
@@ -126,10 +126,6 @@ class Engine:
         self._say(
             "the job runs on %s, with %d subtasks", self.store.url, self.coordinator.parallelism
         )
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.turn.error
 
     @property
     def status(self) -> Status:
@@ -185,9 +181,9 @@ class Engine:
 
         Unless `again`, an error that was raised before is not raised.
         """
-        if self.error is not None and (again or not self._is_raised):
+        if self.turn.error is not None and (again or not self._is_raised):
             self._is_raised = True
-            raise self.error.with_traceback(None) from self.error.__cause__
+            raise self.turn.error.with_traceback(None) from self.turn.error.__cause__
 
     def process_all_available(self) -> None:
         """Wait until everything the sources hold now is in committed epochs."""
@@ -203,7 +199,7 @@ class Engine:
                 self.ended.wait(STOP_PATIENCE_S)
             self.idle.run_out()
             self.idle.commit()
-            if self.error is not None:
+            if self.turn.error is not None:
                 self.ended.wait(STOP_PATIENCE_S)
                 self.raise_error()
 
@@ -269,7 +265,7 @@ class Engine:
             self._refuse_if_ending()
 
     def _leave_unread(self, batch_id: int) -> None:
-        if self.error is None:
+        if self.turn.error is None:
             self._batches.leave_unread(batch_id)
 
     def _run_batch(
@@ -320,7 +316,7 @@ class Engine:
                 self.query.awaitTermination()
             except Exception as error:
                 failure = error
-            if self.error is None and failure is not None and not self.turn.is_stopping:
+            if self.turn.error is None and failure is not None and not self.turn.is_stopping:
                 self.turn.take_at_once()
                 try:
                     goes_on = self._go_on_elsewhere(failure)
@@ -341,12 +337,12 @@ class Engine:
             self.turn.give_up()
         self._finish_epoch()
         self._notice_takeover()
-        if not isinstance(self.error, (CommitConflictError, CommitUnknownError)):
+        if not isinstance(self.turn.error, (CommitConflictError, CommitUnknownError)):
             # A driver that another one has replaced leaves the checkpoint alone.
             self.coordinator.note_published()
         self._note_ending()
         self._let_go()
-        if self._options.on_stop == "delete" and self.error is None:
+        if self._options.on_stop == "delete" and self.turn.error is None:
             try:
                 self._delete()
             except Exception as error:
@@ -355,20 +351,20 @@ class Engine:
 
     def _note_ending(self) -> None:
         """Write how the run ended: in the checkpoint, and in the log."""
-        if self.error is None:
+        if self.turn.error is None:
             self.ended_as = "stopped" if self.turn.is_stopping else "finished"
         else:
             newest = self.coordinator.newest
-            self.failures.note_end(self.error, 0 if newest is None else newest.number + 1)
-            is_superseded = isinstance(self.error, CommitConflictError)
+            self.failures.note_end(self.turn.error, 0 if newest is None else newest.number + 1)
+            is_superseded = isinstance(self.turn.error, CommitConflictError)
             self.ended_as = "superseded" if is_superseded else "failed"
         if self.ended_as != "superseded":
-            write_ending(self.store, self.coordinator.term, self.ended_as, self.error)
-        if self.error is None:
+            write_ending(self.store, self.coordinator.term, self.ended_as, self.turn.error)
+        if self.turn.error is None:
             self._say("the run is over: %s", self.ended_as)
         elif logger.hasHandlers() or not self._is_awaited:
             # Without a handler Python would print it bare, and a waiting call raises it anyway.
-            self._say("the run failed: %s", self.error, level=logging.ERROR)
+            self._say("the run failed: %s", self.turn.error, level=logging.ERROR)
 
     def _notice_takeover(self) -> None:
         """Fail the run if another driver has ended it.
@@ -376,7 +372,9 @@ class Engine:
         Spark stops a query quietly when another one of the same checkpoint starts in its session.
         An epoch that is under way then fails with whatever the interruption has caused.
         """
-        if self.turn.is_stopping or isinstance(self.error, (CommitError, FunctionError, PlanError)):
+        if self.turn.is_stopping or isinstance(
+            self.turn.error, (CommitError, FunctionError, PlanError)
+        ):
             return
         try:
             is_leading = self.coordinator.log.is_leading()
@@ -384,7 +382,7 @@ class Engine:
             return  # The store cannot be reached: only the end of the query is known.
         if not is_leading:
             conflict = self._conflict()
-            conflict.__cause__ = self.error
+            conflict.__cause__ = self.turn.error
             self.turn.error = conflict
 
     def _conflict(self) -> CommitConflictError:
@@ -404,7 +402,7 @@ class Engine:
 
     def _finish_epoch(self) -> None:
         """Commit the last batches: the next start would run them again."""
-        if self.error is not None or not self.turn.take_at_once(STOP_PATIENCE_S):
+        if self.turn.error is not None or not self.turn.take_at_once(STOP_PATIENCE_S):
             return
         try:
             self.coordinator.commit_epoch()

@@ -217,7 +217,7 @@ def _settle(
             checkpoint=checkpoint,
             sources=sources,
             reset_sources=reset,
-            since=coordinator.log.restored_by() or 0,
+            since=coordinator.log.last_restore() or 0,
             compact_interval=interval,
         )
     return settle(

@@ -82,8 +82,16 @@ async def json_body(request: Request, shape: type[T]) -> T:
         raise ApiError(400, "bad-request", f"The body is invalid: {error}") from None
 
 
-def body_schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON schema of a body without nested structs."""
-    _, schemas = msgspec.json.schema_components([shape])
-    schema: dict[str, Any] = schemas[shape.__name__]
-    return schema
+def struct_schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON schema of a struct, with the schemas of nested structs in it."""
+    (schema,), named = msgspec.json.schema_components([shape], ref_template="{name}")
+
+    def inline(part: Any) -> Any:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                return inline(named[part["$ref"]])
+            return {name: inline(each) for name, each in part.items()}
+        return [inline(each) for each in part] if isinstance(part, list) else part
+
+    found: dict[str, Any] = inline(schema)
+    return found
