@@ -272,7 +272,7 @@ class Run:
         if not self._engine.ended.is_set():
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 progress.say("stopping after the current epoch; Ctrl-C again stops at once")
-            with self._engine.awaited():
+            with self._engine.count_waiting():
                 self.stop()
         if kind is None:
             self._engine.raise_error(again=False)

@@ -155,7 +155,7 @@ class Engine:
         """Wait for the end and raise the error of the run. False after `timeout` seconds."""
         # In slices, so that Ctrl-C is heard.
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self.awaited():
+        with self.count_waiting():
             while not self.ended.wait(0.2):
                 if deadline is not None and time.monotonic() > deadline:
                     return False
@@ -163,7 +163,7 @@ class Engine:
         return True
 
     @contextmanager
-    def awaited(self) -> Iterator[None]:
+    def count_waiting(self) -> Iterator[None]:
         """Count a call that waits for the end and will raise its error."""
         self._awaiting += 1
         try:
@@ -187,7 +187,7 @@ class Engine:
 
     def process_all_available(self) -> None:
         """Wait until everything the sources hold now is in committed epochs."""
-        with self.awaited():
+        with self.count_waiting():
             try:
                 call_aside(self.query.processAllAvailable)
             except Exception:
