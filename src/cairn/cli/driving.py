@@ -78,7 +78,7 @@ def drive(settings: Settings) -> None:
                         # With --json, stdout has nothing but JSON.
                         print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
                     _follow(run, _Follower(run), view, interrupts)
-                view.ended(run.status)
+                view.end(run.status)
     except Exception as error:
         if log is not None:
             error.add_note(f"spark's log: {log}")

@@ -19,16 +19,13 @@ from cairn import errors
 from cairn.errors import CairnError, EpochError, FunctionError
 from cairn.logs import logger
 from cairn.protocol.messages import Failure, find_failure
+from cairn.report.status import FIX_FUNCTION
 from cairn.user_code import is_users
 
 FRAMES_LINES_MAX: Final = 20
 CONCURRENT_MARKS: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Multiple streaming queries are concurrently",
-)
-_NEXT: Final = (
-    "mend the function and start the job again: it goes on with this epoch; or put such rows "
-    'aside, with on_error="dead-letter"'
 )
 _TRACEBACK: Final = re.compile(
     r"Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)(\w[\w.]*(?:: .*)?)"
@@ -76,7 +73,7 @@ def _slot_error(failure: Failure, epoch: int) -> CairnError:
         if failure.facts.get("executor"):
             message += f" (executor {failure.facts['executor']})"
     if kind is FunctionError and "\n  next: " not in message:
-        message += f"\n  next: {_NEXT}"
+        message += f"\n  next: {FIX_FUNCTION}"
     found: CairnError = kind(message, **{"epoch": epoch, **failure.facts})
     found.__cause__ = _users_error(failure)
     return found
@@ -110,7 +107,7 @@ def _python_error(text: str, epoch: int) -> FunctionError | None:
             at = f"{file}:{line} in {name}"
             return FunctionError(
                 f"a Python function that Spark calls raised {raised}\n  at: {at}\n"
-                "  next: mend it and start the job again: it goes on with this epoch",
+                "  next: fix it and start the job again: it goes on with this epoch",
                 epoch=epoch,
                 operator=None,
                 cause=raised,

@@ -135,7 +135,7 @@ class EntryReport(OperatorReport, frozen=True, kw_only=True):
 
 
 class PositionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Spark stands."""
+    """The position of Spark's query."""
 
     folder: str
     batch_id: int

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-import psutil
 
 from cairn.errors import CairnError
+from cairn.process_identity import is_pid_alive
 from cairn.storage.files import open_segment
 from cairn.storage.holds import Hold, branch_of_hold, find_holds
 from cairn.storage.log import Log, read_job, record_path
@@ -266,7 +266,7 @@ def _why_stale(path: str, hold: Hold) -> str | None:
     if job_id is None or not hold.url:
         writer = _WRITER.fullmatch(hold.by)
         is_here = writer is not None and writer[2] == socket.gethostname()
-        if writer and is_here and not psutil.pid_exists(int(writer[1])):
+        if writer and is_here and is_pid_alive(int(writer[1])) is False:
             return f"the process that wrote it is gone: {hold.by}"
         return None
     try:

@@ -96,7 +96,7 @@ class JobOverview(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     epoch: EpochReport | None
     slots: list[SlotInfo]
-    """Where each subtask runs and logs; empty without a run."""
+    """Executor and log of each subtask; empty without a run."""
     leader: Leader | None
     session: bool = False
     """The browser has a session that it can end."""

@@ -137,7 +137,7 @@ def test_sql_is_asked_over_all_states(ckpt: str) -> None:
         (["nope"], 1, "count.n, count.items"),
         (["count", "n", "--key", "x"], 1, "expected: bigint"),
         (["--epoch", "99"], 1, "epoch 99 does not exist"),
-        (["--sql", "select * from '/etc/passwd'"], 1, "there is no table"),
+        (["--sql", "select * from '/etc/passwd'"], 1, "no state has the name"),
         (["--sql", "select 1", "--key", "1"], 2, "name the states in the query"),
         (["--key", "1"], 2, "OPERATOR STATE"),
         (["--csv"], 2, "--csv prints rows"),
