@@ -60,9 +60,9 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
                 play.stream_and_kill()
             leftovers = wait_for_leftovers(runtime)
         if leftovers:
-            stage.happened(f"{leftovers} slots have outlived their driver", "bad")
+            stage.print_event(f"{leftovers} slots have outlived their driver", "bad")
         if tamper:
-            stage.happened(f"tampered with the output: {_spoil(home / 'out' / 'ledger')}", "bad")
+            stage.print_event(f"tampered with the output: {_spoil(home / 'out' / 'ledger')}", "bad")
         comparisons = _compare(home, stage)
         stage.verdict(comparisons, play.kills)
         ok = all(found.ok for found in comparisons) and play.went_well and not leftovers
@@ -70,7 +70,7 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
         if ok:
             shutil.rmtree(runtime, ignore_errors=True)
         else:
-            stage.happened(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
+            stage.print_event(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
     took = f"took {stage.elapsed_s:.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
     stage.console.print(took, style="dim", soft_wrap=True)
     return ok
@@ -93,26 +93,26 @@ class Play:
         stage, driver, watch = self._stage, self._driver, self._watch
         try:
             driver.start()
-            stage.happened(f"driver started, pid {driver.pid}")
-            stage.doing("Spark is starting")
+            stage.print_event(f"driver started, pid {driver.pid}")
+            stage.set_step("Spark is starting")
             self._until(lambda: watch.is_taken_over, "the driver's first record in the log")
-            stage.doing("payments arrive; Spark plans the first epoch")
+            stage.set_step("payments arrive; Spark plans the first epoch")
             self._arrivals.start()
             self._until(lambda: watch.epochs > 0, "the first epoch")
-            stage.happened(f"first epoch committed: {watch.rows:,} payments")
-            stage.doing("payments flow; soon a slot will be killed")
+            stage.print_event(f"first epoch committed: {watch.rows:,} payments")
+            stage.set_step("payments flow; soon a slot will be killed")
             self._until(lambda: self._share() >= KILL_SLOT_AT, "a fifth of the payments")
             self._kill_a_slot()
-            stage.doing("payments flow; soon the driver will be killed")
+            stage.set_step("payments flow; soon the driver will be killed")
             self._until(lambda: self._share() >= KILL_DRIVER_AT, "half of the payments")
             self._kill_the_driver()
-            stage.doing("waiting until every payment is in a committed epoch")
+            stage.set_step("waiting until every payment is in a committed epoch")
             self._drain()
             code = driver.stop()
             self._look()
         finally:
             self._arrivals.end()
-        stage.happened(f"all input is through; driver stopped by Ctrl-C, exit code {code}")
+        stage.print_event(f"all input is through; driver stopped by Ctrl-C, exit code {code}")
         self.went_well = code == 0 and all(self.kills.values())
 
     def _kill_a_slot(self) -> None:
@@ -121,21 +121,21 @@ class Play:
             number = self._newest() + 1
             slot.kill()
             pid = slot.process.pid
-            self._stage.happened(
+            self._stage.print_event(
                 f"SIGKILL slot {slot.subtask} (pid {pid}) while epoch {number} is under way", "kill"
             )
-            self._stage.doing("the epoch is tried again in a new slot")
+            self._stage.set_step("the epoch is tried again in a new slot")
             self._until(lambda n=number: self._newest() >= n, f"epoch {number}")  # type: ignore[misc]
             epoch = self._attempts[number]
             if epoch.attempts > 1:
                 self.kills["slot"] += 1
-                self._stage.happened(
+                self._stage.print_event(
                     f"epoch {number} committed at attempt {epoch.attempts}, "
                     f"{epoch.restored} slot restored from epoch {epoch.parent}",
                     "good",
                 )
                 return
-            self._stage.happened("that slot had done its part of the epoch already; once more")
+            self._stage.print_event("that slot had done its part of the epoch already; once more")
 
     def _kill_the_driver(self) -> None:
         stage, driver, watch = self._stage, self._driver, self._watch
@@ -146,24 +146,24 @@ class Play:
             self._look()
             last, batch = self._newest(), watch.find_planned()
             if batch is None:
-                stage.happened(f"SIGKILL driver (pid {pid})", "kill")
-                stage.happened(f"epoch {last} had been committed just before; once more")
+                stage.print_event(f"SIGKILL driver (pid {pid})", "kill")
+                stage.print_event(f"epoch {last} had been committed just before; once more")
             else:
                 self.kills["driver"] += 1
                 under_way = f"while epoch {last + 1} is under way"
-                stage.happened(f"SIGKILL driver (pid {pid}) {under_way}", "kill")
-                stage.happened(
+                stage.print_event(f"SIGKILL driver (pid {pid}) {under_way}", "kill")
+                stage.print_event(
                     f"epoch {last + 1} never happened: Spark had planned batch {batch}, "
                     f"the log ends with epoch {last}"
                 )
             driver.start()
-            stage.happened(f"driver started again, pid {driver.pid}")
-            stage.doing("Spark is starting again; payments do not wait for it")
+            stage.print_event(f"driver started again, pid {driver.pid}")
+            stage.set_step("Spark is starting again; payments do not wait for it")
             self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
             epoch = watch.report
             assert epoch is not None
             takeover = f" (record {last + 1} is its takeover)" if epoch.epoch > last + 1 else ""
-            stage.happened(
+            stage.print_event(
                 f"goes on with epoch {epoch.epoch}{takeover}, {epoch.restored} slots "
                 f"restored from epoch {epoch.parent}",
                 "good",
@@ -236,7 +236,7 @@ class Play:
 
 
 def _compare(home: Path, stage: Stage) -> list[Comparison]:
-    stage.happened("a plain Spark batch job computes the same from all payments …")
+    stage.print_event("a plain Spark batch job computes the same from all payments …")
     with stage.busy("starting Spark"), stderr_to(home / "check.log"):
         settings = {**SHORT_LIFE, "spark.sql.adaptive.enabled": "false"}
         spark = session("cairn-demo-check", master=f"local[{PARALLELISM}]", **settings)
@@ -245,7 +245,7 @@ def _compare(home: Path, stage: Stage) -> list[Comparison]:
             found = check(spark, home / "payments", home / "out", home / "checkpoint")
     finally:
         spark.stop()
-    stage.happened("… and output and state are compared with it, row by row")
+    stage.print_event("… and output and state are compared with it, row by row")
     return found
 
 

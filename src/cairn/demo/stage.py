@@ -68,7 +68,7 @@ class Stage:
         title = Text.assemble("\n", (text, "bold cyan"), "\n", (more, "dim"), "\n")
         self.console.print(title, soft_wrap=True)
 
-    def happened(self, text: str, kind: str = "plain") -> None:
+    def print_event(self, text: str, kind: str = "plain") -> None:
         stamp = f"{self.elapsed_s:6.1f} s  "
         mark = {"kill": "✗ ", "good": "✓ ", "bad": "! "}.get(kind, "  ")
         self.console.print(
@@ -80,7 +80,7 @@ class Stage:
         """Show a spinner, for steps without a live part."""
         return self.console.status(text) if self.console.is_terminal else nullcontext()
 
-    def doing(self, text: str) -> None:
+    def set_step(self, text: str) -> None:
         """Name the next step, for the live part."""
         self._doing = text
 
@@ -98,7 +98,7 @@ class Stage:
         if self._newest:
             said += f", epoch {self._newest.epoch}, {count(self._newest.rows_per_s)} rows/s"
         if said != self._plain_said:
-            self.happened(said)
+            self.print_event(said)
             self._plain_said, self._plain_said_s = said, now_s
 
     def _render(self) -> RenderableType:

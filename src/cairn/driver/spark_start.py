@@ -171,7 +171,7 @@ class _Launch:
                 self._relay.finish()
             raise
         if self._relay is not None:
-            self._relay.started()
+            self._relay.close_pipe()
         self.pid = gateway.proc.pid
         SparkContext._ensure_initialized(gateway=gateway)
 

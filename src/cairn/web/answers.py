@@ -6,7 +6,7 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar, overload
+from typing import Annotated, Final, TypeVar, overload
 
 import msgspec
 from starlette.requests import Request
@@ -80,18 +80,3 @@ async def json_body(request: Request, shape: type[T]) -> T:
         return msgspec.json.decode(await request.body(), type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "bad-request", f"The body is invalid: {error}") from None
-
-
-def struct_schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON schema of a struct, with the schemas of nested structs in it."""
-    (schema,), named = msgspec.json.schema_components([shape], ref_template="{name}")
-
-    def inline(part: Any) -> Any:
-        if isinstance(part, dict):
-            if "$ref" in part:
-                return inline(named[part["$ref"]])
-            return {name: inline(each) for name, each in part.items()}
-        return [inline(each) for each in part] if isinstance(part, list) else part
-
-    found: dict[str, Any] = inline(schema)
-    return found

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from cairn.errors import CairnError
 from cairn.logs import logger
 from cairn.report.status import ACTIVE
-from cairn.web.answers import json_body, json_response, struct_schema
+from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
 from cairn.web.errors import ApiError
 from cairn.web.openapi import Docs, operation
@@ -186,8 +186,8 @@ DOCS: Final[Docs] = {
     "/api/control/savepoint": {
         "post": operation(
             "Write the newest committed epoch to its own folder; the run continues",
-            body=struct_schema(Savepoint),
-            answer=struct_schema(Saved),
+            body=Savepoint,
+            answer=Saved,
             errors=(409,),
             control=True,
         )
@@ -195,8 +195,8 @@ DOCS: Final[Docs] = {
     "/api/control/rescale": {
         "post": operation(
             "From the next epoch on, run with this many subtasks",
-            body=struct_schema(Rescale),
-            answer=struct_schema(Rescale),
+            body=Rescale,
+            answer=Rescale,
             status=202,
             errors=(409,),
             control=True,
@@ -205,8 +205,8 @@ DOCS: Final[Docs] = {
     "/api/control/stop": {
         "post": operation(
             "End the run after the current epoch, with a savepoint if one is named",
-            body=struct_schema(Stop),
-            answer=struct_schema(Stopping),
+            body=Stop,
+            answer=Stopping,
             status=202,
             errors=(409,),
             control=True,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cairn.web.answers import EPOCH_MAX, EpochNumber, struct_schema
+from cairn.web.answers import EPOCH_MAX, EpochNumber
 from cairn.web.openapi import INTEGER, STRING, Docs, operation, path, query
 
 SCAN_ROWS_MAX: Final = 1000
@@ -138,7 +138,7 @@ DOCS: Final[Docs] = {
         "get": operation(
             "The operators and states of an epoch",
             parameters=[_AT],
-            answer=struct_schema(StateList),
+            answer=StateList,
             errors=_READ,
         )
     },
@@ -151,7 +151,7 @@ DOCS: Final[Docs] = {
                 _limit(100, SCAN_ROWS_MAX),
                 query("after", STRING | {"maxLength": 200}, "`after` of the previous page"),
             ],
-            answer=struct_schema(StatePage),
+            answer=StatePage,
             errors=_READ,
         )
     },
@@ -164,7 +164,7 @@ DOCS: Final[Docs] = {
                      "Plain text, or a JSON array with a value per key column"),
                 _AT,
             ],
-            answer=struct_schema(OneKey),
+            answer=OneKey,
             errors=_READ,
         )
     },
@@ -172,16 +172,16 @@ DOCS: Final[Docs] = {
         "post": operation(
             "The values of many keys, all as of one epoch",
             parameters=_STATE,
-            body=struct_schema(Lookup),
-            answer=struct_schema(ManyKeys),
+            body=Lookup,
+            answer=ManyKeys,
             errors=_READ,
         )
     },
     "/api/sql": {
         "post": operation(
             "An SQL query over the states of an epoch; each is a table \"operator.state\"",
-            body=struct_schema(Sql),
-            answer=struct_schema(SqlResult),
+            body=Sql,
+            answer=SqlResult,
             errors=_READ,
         )
     },
@@ -194,7 +194,7 @@ DOCS: Final[Docs] = {
                 query("to", _EPOCH, required=True),
                 _limit(100, DIFF_ROWS_MAX, 0),
             ],
-            answer=struct_schema(StateDifferences),
+            answer=StateDifferences,
             errors=_READ,
         )
     },

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cairn.backoff import backoff_s
-from cairn.driver.coordinator import said
+from cairn.driver.coordinator import events
 from cairn.driver.coordinator.publisher import Publisher
 from cairn.errors import CairnError, CommitError, EpochError, PlanError, RestoreError
 
@@ -65,7 +65,7 @@ class Attempts:
         self._away_tries = 0
         if error.facts.get("is_lost") and self._losses < LOSSES_MAX:
             self._losses += 1
-            said.tries_again(self._epoch, self.failed, error)
+            events.log_failed_attempt(self._epoch, self.failed, error)
             return  # The next attempt begins with the lost state written down.
         self._failures += 1
         if error.facts.get("is_repeated"):
@@ -74,7 +74,7 @@ class Attempts:
         if self._failures == self._failures_max or error.facts.get("is_repeated"):
             self._first.facts["attempts"] = self.failed
             raise self._first
-        said.tries_again(self._epoch, self.failed, error)
+        events.log_failed_attempt(self._epoch, self.failed, error)
         self._sleep(backoff_s(self._failures, factor=4))
 
     def _wait_for_sink(self, error: CairnError) -> None:
