@@ -99,7 +99,7 @@ class Engine:
         self._awaiting = 0
         """Number of calls that wait for the end and will raise its error."""
         self._awaited_s = float("-inf")
-        """When the last of them left: some wait repeatedly, for a moment each."""
+        """The time the last of them left: some wait repeatedly, for a moment each."""
         self._stop_called = threading.Event()
         self._pace = Pace(trigger_ms)
         self.changes = Changes(graph, self.coordinator, driver, self._pace, url=self.store.url)

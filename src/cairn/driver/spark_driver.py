@@ -73,7 +73,7 @@ class SparkDriver:
         self._partials = PartialChoice()
         self._tasks = SparkTasks(spark.sparkContext)
         self._last_stage = -1
-        """Of the epochs before."""
+        """The last stage of earlier batches."""
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
         self._laid: Future[None] | None = None

@@ -94,7 +94,7 @@ class LiveState:
             tuple[str, str], tuple[OperatorSpec, Aggregating[Value, Value] | None]
         ] = {}
         self._readers: list[EpochReader] = []
-        """Of the checkpoint, and of one epoch: those that nobody reads with at the moment."""
+        """Readers of one epoch in the checkpoint that are free at the moment."""
         self._lock = threading.Lock()
         self._reading = threading.BoundedSemaphore(READERS_MAX)
         self._is_closed = False

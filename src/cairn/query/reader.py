@@ -187,7 +187,7 @@ class _Sent:
         self._group = _group_sql(table)
         fields: list[pa.Field] = []
         self._fields: list[str] = []
-        """Of a value that is taken apart."""
+        """Fields of a value that is split into columns."""
         for field in table.schema:
             is_whole = field.name == "value" and table.kind in _NEVER_NULL
             if is_whole and pa.types.is_struct(field.type) and field.type.num_fields:

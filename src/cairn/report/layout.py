@@ -151,7 +151,7 @@ class Layout:
             for id in block.ids
         }
         self._rows: list[tuple[Link, Block]] = []
-        """What passes by, from left to right for each link."""
+        """Links that pass by, from left to right."""
         for link in links:
             for index in range(self._column_of[link.source] + 1, self._column_of[link.target]):
                 block = Block(Tree(None, link=link))

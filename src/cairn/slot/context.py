@@ -60,17 +60,17 @@ class SlotContext:
         self.event_time_ms: int | None = None
         self.watermark_ms: int | None = None
         self.late_ms: int | None = None
-        """What is older than this came too late."""
+        """Rows older than this are late."""
         self.floor_ms = MIN_MS
         """For state that expires by event time: no row counts as earlier than this."""
         self.now_ms = 0
         self.metrics = Metrics()
-        """Of the function; another one has its own."""
+        """Metrics of the current function; another function has its own."""
         self.epoch = 0
         self.subtask = 0
         self.parallelism = 1
         self.timers: Timers
-        """Of the key at hand; given by the operator."""
+        """Timers of the current key; the operator sets them."""
         self.timer_kind: Literal["event", "processing"] | None = None
         self.sides: dict[str, Callable[[Any], None]] = {}
         self.count_late: Callable[[int], None] = lambda rows: None

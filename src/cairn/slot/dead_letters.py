@@ -66,7 +66,7 @@ class DeadLetters:
         self.sample: list[LetterSample] = []
         """The first of them."""
         self.broadcast_aside = ""
-        """Which rows of the broadcast are put aside in this epoch, as a digest; empty: none."""
+        """Digest of the broadcast rows put aside in this epoch; empty if there are none."""
         self._broadcast_rows = 0
         self._uid = uid
         tagged = (o for o in outlets if o.tag == ERRORS and o.schema == SCHEMA)
@@ -270,7 +270,7 @@ class BatchSifter(BatchRunner):
         super().__init__(operator, function)
         self._letters = letters
         self._held: list[tuple[Outlet, pa.RecordBatch]] | None = None
-        """What the call at hand has emitted."""
+        """Output of the current call."""
         schema = operator.spec.schema
         self._columns = [codec(field.type) for field in schema]
         self._row = partial(tuple.__new__, row_class(schema))

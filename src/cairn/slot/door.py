@@ -69,7 +69,7 @@ class Door:
         self._end = end
         self._guests = threading.BoundedSemaphore(GUESTS_MAX)
         self._strangers: list[socket.socket] = []
-        """Who has not shown the key yet, or has no place yet; the longest there come first."""
+        """Clients without a proven key or without a place, oldest first."""
         self._lock = threading.Lock()
         self._closed = False
         threading.Thread(target=self._listen, daemon=True, name="door").start()

@@ -72,10 +72,10 @@ class Holding:
         self.pending: str | None = None
         """The version that the epoch just finished would have, once it is committed."""
         self.is_replaced = False
-        """What is here is not what the last rows left, and nobody has looked at it since."""
+        """True if the state was replaced since the function last read it."""
         self.tables: dict[str, Table] = {}
         self.timers: Timers | None = None
-        """Of functions that have any."""
+        """The timers of a function that sets any."""
         self._by_batch = False
         self.is_adopted = False
         """Another version of the operator has this state now."""

@@ -96,7 +96,7 @@ class Operator:
         make_outlet = SiftedOutlet if spec.on_error == "dead-letter" else Outlet
         self.outlets = [make_outlet(spec.uid, out.tag, out.schema) for out in spec.outlets]
         self.letters: DeadLetters | None = None
-        """Where rows go that the function fails on, if they do not fail the epoch."""
+        """Target of rows that the function fails on, if they do not fail the epoch."""
         if spec.on_error == "dead-letter":
             self.letters = DeadLetters(spec.uid, self.outlets)
         self.main = next(outlet for outlet in self.outlets if outlet.tag is None)
@@ -107,12 +107,12 @@ class Operator:
             for inlet in spec.row_inlets
             if inlet.late_tag in sides
         }
-        """Where late rows go, by the lane they came in."""
+        """Targets of late rows, by the lane they came in."""
         self.late_us: int | None = None
         """Rows of before this time, in microseconds, are late."""
         self.rows_in = self.late_rows = self.untimed_rows = 0
         self.heat = Heat(spec.row_inlets, group_count) if spec.keys else None
-        """Where the rows of the epoch fall."""
+        """Counts the epoch's rows by key group and key."""
         self.runner: Runner | None = None
 
     @property

@@ -60,7 +60,7 @@ class ConnectedReader:
         self._lanes = [inlet.lane for inlet in inlets]
         self._readers = [RowReader(inlet, inlets[0].keys) for inlet in inlets]
         self.inputs: list[int] = []
-        """Of the rows read last, in their order: which input each one is of."""
+        """The input of each of the rows read last, in their order."""
 
     def read(self, rows: pa.StructArray) -> tuple[Iterable[Any], Iterable[Any]]:
         """(rows, keys)."""

@@ -73,7 +73,7 @@ class RecordRunner:
             self._handlers = [getattr(function, f"on_{inlet.name}") for inlet in inlets]
         self._inputs: Iterator[int] = iter(())
         self._input: int | None = None
-        """Of connected streams: the one that the row at hand is of."""
+        """The input of the current row, in connected streams."""
         broadcast = spec.broadcast_inlet
         self._broadcast_reader = None if broadcast is None else RowReader(broadcast)
         self._prefetches = type(operator.backend).prefetch is not Backend.prefetch

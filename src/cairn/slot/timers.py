@@ -40,12 +40,12 @@ class TimerIndex:
         self.times: list[int] = []
         """A heap of the times at hand; of those that are gone too, until they come up."""
         self.is_waiting = False
-        """What is set now is not due before the next epoch."""
+        """True while timers that are set are not due before the next epoch."""
         self._changes = table.changes
         self._at: dict[int, dict[Any, int]] = {}
         """Per time the keys, each with its key group."""
         self._later: dict[tuple[int, Any], int] = {}
-        """What was set while waiting."""
+        """Timers set while waiting."""
         self._is_built = False
 
     # From the state
