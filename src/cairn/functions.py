@@ -161,6 +161,10 @@ class Hooks:
     result_delay_ms: int = 0
     """Upper bound of the output's delay behind the input's watermark. Operators that read the
     output have a watermark that is this far behind too."""
+    ignores_time: ClassVar[bool] = False
+    """The function gets all rows as they come, also late ones and those without a time."""
+    called: ClassVar[str] = "process"
+    """The method that is called for a row, as errors name it."""
     reads_row_times: ClassVar[bool] = False
     """`ctx.row_times_us` iterates over the event times of the rows, in microseconds."""
 

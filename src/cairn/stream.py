@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
 from cairn.operators.joins import join_plan
+from cairn.operators.rows import RowKind
 from cairn.operators.window_functions import (
     WindowApply,
     WindowFunction,
@@ -42,12 +43,15 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
+    kept_time,
     port_schema,
     root_ports,
     united_schema,
     united_time,
 )
+from cairn.plan.key_columns import KeyColumns, has_expressions
 from cairn.plan.loops import check_feedback
+from cairn.plan.rows import add_rows_nodes, take_errors
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
@@ -57,7 +61,7 @@ from cairn.user_code import check_arguments
 from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from cairn.job import Job
 
@@ -76,18 +80,55 @@ class Stream:
 
         job = self._job
         schema = transformed_schema(job._spark(), self.schema, function)
-        time = united_time(job._nodes, self._ports)
-        column = None if time is None else time.column
-        # Of another type it may be of another unit: then it has to be declared anew.
-        kept = column in schema.names and (
-            schema.field(column).type == self.schema.field(column).type
-            or pa.types.is_timestamp(schema.field(column).type)
-        )
         name = f"transform:{len(job._nodes)}"
-        job._nodes[name] = TransformNode(
-            name, self._ports, function, schema, column if kept else None
-        )
+        column = kept_time(job._nodes, self._ports, schema)
+        job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
         return Stream(job, (Port(name),), schema)
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        schema: SchemaLike | None = None,
+        uid: str | None = None,
+    ) -> RowsStream:
+        """Replace each row by the row that a Python function returns for it.
+
+        It returns a tuple, a dict or a row object that fits `schema`; None: the columns of this
+        stream. The function runs where the rows are, without a shuffle: in the process of the
+        operator that emits them, or in the Spark stage that reads them. It has no state, so
+        `uid` is only the name that errors and `explain` show.
+        """
+        return self._call_rows("map", function, schema, uid)
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        schema: SchemaLike | None = None,
+        uid: str | None = None,
+    ) -> RowsStream:
+        """Replace each row by the rows that a Python function returns or yields: any number.
+
+        Otherwise like `map`.
+        """
+        return self._call_rows("flat_map", function, schema, uid)
+
+    def filter(self, function: Callable[[Any], Any], *, uid: str | None = None) -> RowsStream:
+        """Keep the rows for which a Python function returns something true. See `map`."""
+        return self._call_rows("filter", function, None, uid)
+
+    def _call_rows(
+        self,
+        kind: RowKind,
+        function: Callable[[Any], Any],
+        schema: SchemaLike | None,
+        uid: str | None,
+    ) -> RowsStream:
+        out = self.schema if schema is None else parse_schema(schema)
+        nodes, schemas = self._job._nodes, (self.schema, out)
+        ports = add_rows_nodes(nodes, self._ports, schemas, kind, function, uid)
+        return RowsStream(self._job, ports, out)
 
     def event_time(
         self,
@@ -173,10 +214,19 @@ class Stream:
         job._nodes[uid] = replace(loop, feedback=feedback._ports)
         return output
 
-    def key_by(self, *columns: str) -> KeyedStream:
-        """Partition by one or several columns; rows with equal values share state."""
-        check_keys(columns, self.schema)
-        return KeyedStream(self, columns)
+    def key_by(self, *columns: str | Column) -> KeyedStream:
+        """Partition by one or several columns; rows with equal values share state.
+
+        A Spark expression needs an alias: `key_by(F.lower("email").alias("email_key"))`. It is
+        added to the rows as a column of that name, and so the key is called everywhere.
+        """
+        if has_expressions(columns):
+            added = KeyColumns(self._job._spark(), self.schema, columns)
+            stream = self if added.is_empty else self.transform(added)
+            return stream.key_by(*added.names)
+        names = cast("tuple[str, ...]", columns)
+        check_keys(names, self.schema)
+        return KeyedStream(self, names)
 
     def process(
         self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID
@@ -262,6 +312,10 @@ class KeyedStream:
 
     def __repr__(self) -> str:
         return f"<{self._stream!r} by {', '.join(self._columns)}>"
+
+    def filter(self, function: Callable[[Any], Any], *, uid: str | None = None) -> KeyedStream:
+        """Keep the rows for which a Python function returns something true, by the same key."""
+        return KeyedStream(self._stream.filter(function, uid=uid), self._columns)
 
     def process(
         self, function: KeyedProcess[Any], *, schema: SchemaLike, uid: str = NO_UID
@@ -395,6 +449,23 @@ class WindowedStream:
         """
         keyed = self.keyed
         return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+
+
+class RowsStream(Stream):
+    """The rows that `.map`, `.filter` or `.flat_map` emit."""
+
+    def side(self, tag: Literal["errors"]) -> Stream:
+        """The rows that the function failed on, with `on_error="dead-letter"`.
+
+        Columns are those of `cairn.protocol.letters.SCHEMA`. A function with this output runs
+        in the slots, behind a shuffle if its rows come from a source.
+        """
+        if tag != ERRORS:
+            raise PlanError(
+                f"{self!r} has no side output {tag!r}\n  expected: {ERRORS!r}; a Process has "
+                "further ones"
+            )
+        return Stream(self._job, take_errors(self._job._nodes, self._ports), LETTERS)
 
 
 class ProcessStream(Stream):

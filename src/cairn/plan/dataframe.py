@@ -37,13 +37,14 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
-from cairn.plan.deploy import direct_inputs, lanes_out, taps
+from cairn.plan.deploy import direct_inputs, lanes_out, pickled_function, taps
 from cairn.plan.graph import (
     Edge,
     Graph,
     Level,
     PartialNode,
     Port,
+    RowsNode,
     SourceNode,
     TransformNode,
 )
@@ -52,6 +53,7 @@ from cairn.protocol.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl
 from cairn.user_code import raised_at
 from cairn.worker.forward import Forward
+from cairn.worker.rows import RowStep, RowSteps
 
 OBSERVED = "cairn"
 TURN = "turn"
@@ -141,6 +143,8 @@ class Planner:
         self._parsed: dict[str, Column] = {}
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
+        self._row_functions: dict[str, Any] = {}
+        """Columns that call functions over rows, by the name of the last node; made once."""
         for level, forward in zip(graph.levels, forwards, strict=True):
             columns = [*input_columns(level), "pin"]
             udf = pandas_udf(
@@ -345,12 +349,15 @@ class Planner:
             return frames[port]
         node = self.graph.nodes[port.node]
         if isinstance(node, TransformNode):
-            inputs = self.graph.read(node)
+            steps = self._row_steps(node) if isinstance(node, RowsNode) else [node]
+            inputs = self.graph.read(steps[0])
             united, *others = [self._transform(rows, port, frames) for port in inputs]
             for other in others:
                 united = united.unionByName(other)
             if isinstance(node, PartialNode):
                 frame = self._partial(united, node)
+            elif isinstance(node, RowsNode):
+                frame = self._call_rows(united, [s for s in steps if isinstance(s, RowsNode)])
             else:
                 frame = node.function(united)
             types = {field.name: field.type for field in node.schema}
@@ -370,6 +377,34 @@ class Planner:
         frames[port] = frame
         return frame
 
+    def _row_steps(self, node: RowsNode) -> list[RowsNode]:
+        """Return the row functions that run in one Python worker, the node's own last."""
+        steps = [node]
+        while True:
+            inputs = self.graph.read(steps[0])
+            before = self.graph.nodes[inputs[0].node]
+            if len(inputs) > 1 or not isinstance(before, RowsNode):
+                return steps
+            if self._is_read_again(inputs[0]) or self._declared(inputs[0]):
+                return steps
+            steps.insert(0, before)
+
+    def _call_rows(self, rows: DataFrame, steps: Sequence[RowsNode]) -> DataFrame:
+        """Run plain Python functions over rows, in the stage that the rows are in."""
+        name = steps[-1].name
+        if name not in self._row_functions:
+            for step in steps:
+                pickled_function(step.name, step.function)
+            udf = pandas_udf(
+                RowSteps([RowStep(s.name, s.function, s.read_schema, s.schema) for s in steps]),
+                returnType=schema_ddl(steps[-1].schema),
+                functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+            )
+            columns = (F.col(quoted(field)) for field in steps[0].read_schema.names)
+            self._row_functions[name] = udf(*columns)
+        jdf = rows._jdf.mapInArrow(self._row_functions[name]._jc, False, None)
+        return DataFrame(jdf, rows.sparkSession)
+
     def _is_read_again(self, port: Port) -> bool:
         """Whether what a transform gives is read more than once, or may be: by transforms."""
         readers = [
@@ -379,9 +414,9 @@ class Planner:
         ]
         if not readers:
             return False
-        # Partials read their rows once.
+        # These read their rows once.
         edges = [edge for edge in self.graph.edges if port in edge.inputs]
-        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode)
+        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode | RowsNode)
 
     def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
         """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""

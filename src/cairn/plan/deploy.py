@@ -20,6 +20,7 @@ from cairn.plan.graph import (
     Port,
     ProcessNode,
     TransformNode,
+    inlet_time,
     key_types,
 )
 from cairn.protocol.letters import OnError
@@ -147,7 +148,7 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
     found = []
     for index, inlet in enumerate(node.inlets):
         edge = edges.get(index)
-        time = graph.times.united(inlet.ports) if edge is None else None
+        time = inlet_time(graph, node, inlet) if edge is None else None
         if edge is not None and edge.event_time is not None:
             time = EventTime(edge.event_time, edge.shift_us)
         found.append(

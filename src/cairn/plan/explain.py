@@ -27,6 +27,7 @@ from cairn.functions import (
     has_timers,
 )
 from cairn.operators.joins import IntervalJoin, readable
+from cairn.operators.rows import RowFunction
 from cairn.plan.graph import (
     Consumer,
     Edge,
@@ -112,7 +113,7 @@ def _transform(node: TransformNode) -> Facts:
     is_partial = isinstance(node, PartialNode)
     return {
         "name": node.name,
-        "function": "partial aggregates" if is_partial else _called(node.function),
+        "function": "partial aggregates" if is_partial else _describe(node.function),
         "schema": schema_ddl(node.schema),
     }
 
@@ -142,7 +143,7 @@ def _operator(graph: Graph, node: ProcessNode) -> Facts:
             state["entry_type"] = readable(state["entry_type"])
     return {
         "uid": node.uid,
-        "function": type(function).__name__,
+        "function": _describe(function),
         "kind": _kind(function),
         "level": graph.level_of(node.uid),
         "chained": node.uid in graph.chained,
@@ -291,13 +292,15 @@ def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
     return [chain(uid) for uid in firsts]
 
 
-def _called(function: Any) -> str:
-    """A function of the user's by its name, a lambda by its place."""
-    name = getattr(function, "__name__", type(function).__name__)
+def _describe(function: object) -> str:
+    """Name a user's function, or the class of an object; a lambda by its place."""
+    if isinstance(function, RowFunction):
+        return f"{function.called} {_describe(function.function)}"
+    name = str(getattr(function, "__name__", type(function).__name__))
     code = getattr(function, "__code__", None)
     if name == "<lambda>" and code is not None:
         return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
-    return str(name)
+    return name
 
 
 # For people

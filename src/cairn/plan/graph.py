@@ -32,6 +32,7 @@ from cairn.plan.nodes import (
     PartialNode,
     Port,
     ProcessNode,
+    RowsNode,
     SinkNode,
     SourceNode,
     TimeNode,
@@ -40,7 +41,7 @@ from cairn.plan.nodes import (
     Way,
 )
 from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, united_schema
-from cairn.plan.times import Times, is_letters, is_text, is_time, port_time, united_time
+from cairn.plan.times import Times, is_letters, is_text, is_time, kept_time, port_time, united_time
 
 MAX_GROUP_COUNT = 32768
 
@@ -172,9 +173,24 @@ class Graph:
 
 
 def build_graph(
-    name: str, group_count: int, nodes: dict[str, Node], *, chaining: bool = True
+    name: str,
+    group_count: int,
+    nodes: dict[str, Node],
+    *,
+    chaining: bool = True,
+    rows_in_slots: bool = False,
 ) -> Graph:
-    """Number the edges, cut at the shuffles. Refuses what cannot run."""
+    """Number the edges, cut at the shuffles. Refuses what cannot run.
+
+    With `rows_in_slots`, all functions of `.map` and its like are operators: only an operator
+    can put rows aside that a function fails on.
+    """
+    if rows_in_slots:
+        nodes = {
+            key: rows_operator(node) if isinstance(node, RowsNode) else node
+            for key, node in nodes.items()
+        }
+        check_time_nodes(nodes)
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
@@ -287,11 +303,11 @@ def _apart(
 
 
 def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
-    """Whether the rows may stay in the subtask they are in."""
+    """True if the rows may stay in the subtask they are in."""
     return isinstance(node, SinkNode) or (
         graph.chaining
         and all(inlet.way == "spread" for inlet in node.inlets)
-        and not _is_text_time(graph, node.inputs)
+        and (hooks_of(node.function).ignores_time or not _is_text_time(graph, node.inputs))
     )
 
 
@@ -319,7 +335,7 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
         inlets: tuple[Inlet, ...] = (Inlet(node.inputs, way="spread"),)
     else:
         inlets = node.inlets
-    times = [graph.times.united(inlet.ports) for inlet in inlets]
+    times = [inlet_time(graph, node, inlet) for inlet in inlets]
     # Rows of several inputs come in one order, so all of them tell their time or none does.
     is_timed = all(t for t, i in zip(times, inlets, strict=True) if i.way != "broadcast")
     edges = []
@@ -343,6 +359,34 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
             )
         )
     return edges
+
+
+def inlet_time(graph: Graph, node: Consumer, inlet: Inlet) -> EventTime | None:
+    """Return the event time of an inlet's rows, None for a function that ignores it."""
+    if isinstance(node, ProcessNode) and hooks_of(node.function).ignores_time:
+        return None
+    return graph.times.united(inlet.ports)
+
+
+def rows_operator(node: RowsNode) -> ProcessNode:
+    """Return the operator that runs the function of a node in the slots."""
+    return ProcessNode(node.name, (Inlet(node.inputs, way="spread"),), node.function, node.schema)
+
+
+def check_time_nodes(nodes: dict[str, Node]) -> None:
+    """Refuse a watermark that is declared behind an operator, whose output follows another one."""
+    for node in nodes.values():
+        if not isinstance(node, TimeNode) or node.watermark is None:
+            continue
+        roots = [nodes[port.node] for port in root_ports(nodes, node.inputs)]
+        for root in roots:
+            if isinstance(root, ProcessNode):
+                raise PlanError(
+                    f"watermark of column {node.event_time!r}: operator {root.uid!r} emits these "
+                    "rows, and its output follows the watermark of its input\n"
+                    "  next: declare the watermark before the first operator; behind .map, "
+                    ".filter or .flat_map it needs on_error='fail' and no side output of theirs"
+                )
 
 
 def _edge_back(graph: Graph, back: Return, index: int, level_of: dict[str, int]) -> Edge:
@@ -414,6 +458,7 @@ __all__ = [
     "Port",
     "ProcessNode",
     "Return",
+    "RowsNode",
     "SinkNode",
     "SourceNode",
     "TimeNode",
@@ -424,13 +469,16 @@ __all__ = [
     "bare_ports",
     "build_graph",
     "common_type",
+    "inlet_time",
     "is_letters",
     "is_text",
     "is_time",
+    "kept_time",
     "key_types",
     "port_schema",
     "port_time",
     "root_ports",
+    "rows_operator",
     "united_schema",
     "united_time",
 ]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from cairn.functions import Function, late_tag
 from cairn.operators.aggregates.partial import Partials
+from cairn.operators.rows import RowFunction
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 
@@ -76,6 +77,15 @@ class PartialNode(TransformNode):
     partials: Partials = field(kw_only=True, repr=False)
     reads: tuple[Port, ...] = field(default=(), kw_only=True)
     """Of `inputs`, what comes from one level, where others have a node of their own; else empty."""
+
+
+@dataclass(frozen=True)
+class RowsNode(TransformNode):
+    """A `.map`, `.filter` or `.flat_map` that runs in the Spark stage of its input."""
+
+    function: RowFunction = field(repr=False)
+    read_schema: pa.Schema = field(kw_only=True, repr=False)
+    """Columns of the rows that the function gets."""
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,19 @@ def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | No
     return Times(nodes).united(ports)
 
 
+def kept_time(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
+    """Return the event time column of streams if rows of another schema still have it.
+
+    A column of another type may count in other units: it has to be declared again.
+    """
+    time = united_time(nodes, ports)
+    if time is None or time.column not in schema.names:
+        return None
+    before = port_schema(nodes, ports[0]).field(time.column).type
+    type_ = schema.field(time.column).type
+    return time.column if type_ == before or pa.types.is_timestamp(type_) else None
+
+
 def is_letters(node: ProcessNode, port: Port) -> bool:
     """Whether an output is of the rows that the function failed on."""
     return port.tag == ERRORS and dict(node.sides)[ERRORS] == LETTERS

@@ -39,7 +39,7 @@ def check_resume(
             continue  # Nothing is on its way back: the loop may be another one, or gone.
         declared = entries.get(uid)
         if declared is None:
-            if not allow_dropped_state:
+            if not allow_dropped_state and (entry.states or entry.scope == "feedback"):
                 raise _gone(where, entry, entries)
         elif declared.scope != entry.scope:
             if entry.states and not allow_dropped_state:
