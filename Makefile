@@ -19,7 +19,8 @@ test: $(READY) ## All tests, the fast ones first
 	@PYTHON=$(BIN)/python ./.ci/test
 
 soak: $(READY) ## Tests that take long, then ten minutes of kills, outages and rescales; SECONDS=600, SEED=
-	@CAIRN_SOAK=1 $(BIN)/python -m pytest -q -m soak --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests/spark
+	@CAIRN_SOAK=1 $(BIN)/python -m pytest -q -m soak --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests
+	@CAIRN_EXAMPLES=100 $(BIN)/python -m pytest -q --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests/property tests/unit/operators tests/unit/web/test_description.py
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 check: $(READY) ## Lint, formatting, types

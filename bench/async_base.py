@@ -64,7 +64,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "bases_completed": bases,
         "base_bytes": max((ref.size for ref in bases_of(measured[-1][1]).values()), default=0),
         "state_keys": measured[-1][0]["state_keys"],
-        # What the epoch waits for, and what goes on behind its back.
+        # The epoch waits for the snapshot; the base is written in the background.
         "snapshot_ms": timing(measured, "snapshot_ms"),
         "base_ms": timing(measured, "base_ms"),
     }

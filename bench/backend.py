@@ -90,14 +90,7 @@ class Job:
             stored = base.write(target, lambda: time.sleep(0.005))
             base.close()
             self.bases.append((stored, time.perf_counter() - started))
-            self.known = (
-                FileRef(
-                    id=stored.id, path=stored.path or "", offset=0, length=stored.length,
-                    kind="base", tier=0, rows=stored.rows, first_epoch=0, last_epoch=1,
-                    first_group=0, group_count=GROUP_COUNT, format=stored.format,
-                    objects=list(stored.objects), objects_bytes=stored.objects_bytes,
-                ),
-            )  # fmt: skip
+            self.known = (stored.list_for(range(GROUP_COUNT), first_epoch=0, last_epoch=1),)
 
         thread = threading.Thread(target=write)
         thread.start()

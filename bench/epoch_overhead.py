@@ -1,4 +1,4 @@
-"""What does an epoch of 100 rows cost, next to a bare foreachBatch that does no work?
+"""What does an epoch of 100 rows cost, compared with a bare foreachBatch that does no work?
 
 The bare one has the same source, settings and shuffle, and an identity mapInArrow whose
 Python function is built once, like cairn's. Runs alternate; the first epochs of each are

@@ -1,4 +1,4 @@
-"""How long from `python quickstart.py` to the first epoch, next to a bare PySpark program?
+"""How long from `python quickstart.py` to the first epoch, compared with a bare PySpark program?
 
 The bare program is what a user writes without us: a plain session, the same source and trigger, a
 `mapInArrow` that changes nothing, a writer that drops the rows. Each run is a process of its own in
@@ -97,19 +97,19 @@ def measure(
             time.sleep(0.02)
         wall_s = time.monotonic() - began_s
         cpu_s = 0.0
-        for process in started_by(folder):
+        for process in find_processes(folder):
             with contextlib.suppress(psutil.NoSuchProcess):  # A worker may just have ended.
                 cpu_s += sum(process.cpu_times()[:4])
         return Spent(wall_s, cpu_s)
     finally:
-        for process in started_by(folder):
+        for process in find_processes(folder):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         child.wait()
 
 
-def started_by(folder: Path) -> list[psutil.Process]:
-    """Every process that carries the mark of a run, slots and workers included."""
+def find_processes(folder: Path) -> list[psutil.Process]:
+    """Return every process with the mark of a run, slots and workers included."""
     found = []
     for process in psutil.process_iter():
         try:

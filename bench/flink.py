@@ -112,7 +112,7 @@ def main() -> None:
         # One file for each of Flink's readers.
         write_files(small, files=2, rows=rows_per_file // 2, keys=options.keys, form=form)
 
-        def timed(name: str, run: Callable[[], float]) -> None:
+        def measure(name: str, run: Callable[[], float]) -> None:
             measured.setdefault(name, []).append(rows / run())
             note(f"{name}: {measured[name][-1]:,.0f} rows/s")
 
@@ -133,18 +133,20 @@ def main() -> None:
         for index in range(options.runs):
             for backend in options.backend:
                 checkpoint = work / f"{backend}-{index}"
-                timed(f"cairn_{backend}", partial(run_cairn, spark, big, form, checkpoint, backend))
+                measure(
+                    f"cairn_{backend}", partial(run_cairn, spark, big, form, checkpoint, backend)
+                )
             checkpoint = work / f"aggregate-{index}"
-            timed(
+            measure(
                 "cairn_aggregate",
                 partial(run_cairn, spark, big, form, checkpoint, "heap", "aggregate"),
             )
             for backend in ("heap", "rocksdb"):
                 task = {**flink_task, "backend": backend, "mini_batch": False}
-                timed(f"flink_{backend}", partial(run_flink, task))
+                measure(f"flink_{backend}", partial(run_flink, task))
                 if not options.no_mini_batch:
                     task["mini_batch"] = True
-                    timed(f"flink_{backend}_mini_batch", partial(run_flink, task))
+                    measure(f"flink_{backend}_mini_batch", partial(run_flink, task))
 
     median = {name: statistics.median(rates) for name, rates in measured.items()}
     ours = [name for name in median if name.startswith("cairn_")]

@@ -16,7 +16,7 @@ from pyflink.table import EnvironmentSettings, TableEnvironment
 
 
 def settings(task: dict[str, Any], checkpoints: Path) -> dict[str, str]:
-    """What a user who has read Flink's tuning page would set."""
+    """Return the settings that Flink's tuning page recommends."""
     conf = {
         "parallelism.default": str(task["parallelism"]),
         "pipeline.object-reuse": "true",

@@ -1,4 +1,4 @@
-"""What the benchmarks share: input files, epochs as they come, results with their circumstances."""
+"""Shared code of the benchmarks: input files, epochs as they are committed, results."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Epochs:
         return self._log.epoch(number)
 
     def take(self, count: int) -> list[tuple[dict[str, Any], Epoch]]:
-        """The next so many."""
+        """Return the next `count` epochs."""
         return [self.next() for _ in range(count)]
 
 

@@ -27,14 +27,14 @@ from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
-from cairn.storage import Epoch
+from cairn.storage.manifest import Epoch
 
 BASE_RATIO = "1e-6"
 TICKS_MAX = 60
 
 
 class Uploaded:
-    """Which objects of bases have been seen, and how many bytes were new."""
+    """The objects of bases seen so far, and the bytes of new ones."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint

@@ -187,19 +187,19 @@ def main() -> None:
         write_files(big, files=options.epochs + 1, rows=options.rows, keys=options.keys)
         write_files(small, files=4, rows=options.slice_rows, keys=options.keys)
 
-        def timed(name: str, run: Callable[[], float]) -> None:
+        def measure(name: str, run: Callable[[], float]) -> None:
             measured[name].append(run())
             note(f"{name}: {measured[name][-1]:,.0f} rows/s")
 
         for index in range(options.runs):
             here = work / str(index)
             sink = sinks.Noop() if options.sink == "noop" else sinks.Files(str(here / "out"))
-            timed("identity", lambda: run_identity(spark, big, here, options.rows))  # noqa: B023
+            measure("identity", lambda: run_identity(spark, big, here, options.rows))  # noqa: B023
             cairn_on = partial(run_cairn, spark, big, here, sink, options.rows, options.api)
-            timed("cairn", partial(cairn_on, "heap"))
+            measure("cairn", partial(cairn_on, "heap"))
             if beside:
-                timed(beside, partial(cairn_on, options.backend))
-            timed(
+                measure(beside, partial(cairn_on, options.backend))
+            measure(
                 "transform_with_state",
                 lambda: run_transform_with_state(spark, small, here, options.slice_rows),  # noqa: B023
             )

@@ -48,7 +48,7 @@ WARM_UP_FILES = 5
 
 
 class Seen:
-    """Of each event how long it took; told the times at which those that came were made."""
+    """The latency of each event, from the creation times of those that arrived."""
 
     def __init__(self) -> None:
         self.made: list[np.ndarray[Any, Any]] = []
@@ -290,7 +290,7 @@ def main() -> None:
     with work_dir() as work:
         measured = Measured(spark, work)
 
-        def compared(target: str, rate: int, trigger: str) -> dict[str, Any]:
+        def compare(target: str, rate: int, trigger: str) -> dict[str, Any]:
             ways = {
                 way: measured.run(way, target, rate, trigger, seconds) for way in ("bare", "cairn")
             }
@@ -298,8 +298,8 @@ def main() -> None:
             return {"p50_of_bare": round(ratio, 2), **ways}
 
         for target in targets:
-            at_rates[target] = {str(r): compared(target, r, options.trigger) for r in rates}
-            at_once[target] = compared(target, USUAL_RATE, AT_ONCE)
+            at_rates[target] = {str(r): compare(target, r, options.trigger) for r in rates}
+            at_once[target] = compare(target, USUAL_RATE, AT_ONCE)
         for every in intervals:
             # Long enough for two intervals and more.
             curve[str(every)] = measured.run(

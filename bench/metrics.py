@@ -27,6 +27,7 @@ from cairn import BatchProcess, KeyedProcess, state
 from cairn.backends import make_backend
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.heat import Heat
 from cairn.slot.operator import Operator
 from cairn.storage.manifest import EMPTY_VERSION
@@ -104,13 +105,13 @@ class Slot:
 
     def _begin(self) -> Begin:
         return Begin(
-            run_id="bench", term=1, epoch=self.number, attempt=0, parent=None, now_ms=0,
+            run_id="bench", term=1, epoch=self.number, execution=Execution(), parent=None, now_ms=0,
             watermark_ms=None, parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
         )  # fmt: skip
 
 
-def measured(heat: Heat, groups: pa.Array, rows: pa.StructArray) -> float:
-    """The processor time of what a slot measures of an epoch, in seconds."""
+def measure(heat: Heat, groups: pa.Array, rows: pa.StructArray) -> float:
+    """Return the processor time of a slot's measurements of an epoch, in seconds."""
     started = time.thread_time()
     heat.reset()
     for at in range(0, len(rows), BATCH_ROWS):
@@ -142,7 +143,7 @@ def main() -> None:
         spent: dict[str, list[float]] = {name: [] for name in (*slots, "measuring")}
         for index in range(options.runs + 1):
             took = {name: slot.epoch(groups, rows) for name, slot in slots.items()}
-            took["measuring"] = measured(heat, groups, rows)
+            took["measuring"] = measure(heat, groups, rows)
             if index:  # The first is warm-up.
                 for name, seconds in took.items():
                     spent[name].append(seconds)

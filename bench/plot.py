@@ -1,4 +1,4 @@
-"""Small line charts for the results: an SVG written by hand, with a ground of its own."""
+"""Small line charts for the results: an SVG written by hand."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Client(threading.Thread):
 def ask_for(
     ask: Ask, keys: int, clients: int, seconds: float, every_s: float = 0.0
 ) -> dict[str, Any]:
-    """What so many clients get in so many seconds."""
+    """Return the rates and latencies of this number of clients in this time."""
     over = threading.Event()
     asking = [Client(ask, keys, over, every_s) for _ in range(clients)]
     started = time.perf_counter()
@@ -150,7 +150,7 @@ def now_ms() -> int:
 
 
 def cpu_s(run_id: str) -> float:
-    """Of this process with its clients, of Spark and of the slots; not of anybody else."""
+    """Return the processor time of this process, its clients, Spark and the slots."""
     own = psutil.Process()
     slots = [psutil.Process(slot.process.pid) for slot in living_slots(run_folder(run_id))]
     found = {p.pid: p.cpu_times() for p in [own, *own.children(recursive=True), *slots]}
@@ -158,12 +158,12 @@ def cpu_s(run_id: str) -> float:
 
 
 def serve_settings() -> Any:
-    """Any rate: it is what is measured."""
+    """Return settings without a limit on requests: the rate is measured."""
     return cairn.Serve(requests_per_s=1_000_000)
 
 
 def lay_work(feed: Feed, keys: int, rows: int, files: int) -> None:
-    """So many files to work through. A few of them, again and again: only names differ."""
+    """Write this number of input files; a few contents repeat under different names."""
     rng = random.Random(0)
     first = feed.files
     for _ in range(min(files, 5)):

@@ -65,7 +65,7 @@ def read_spark(spark: Any, checkpoint: Path, provider: str) -> Any:
     return frame.selectExpr("key.k k", "value.count n", "value.sum s")
 
 
-def timed(frame: Any) -> tuple[float, tuple[Any, ...]]:
+def measure(frame: Any) -> tuple[float, tuple[Any, ...]]:
     started = time.perf_counter()
     (row,) = frame.selectExpr("count(*)", "sum(k)", "sum(n)", "round(sum(s), 3)").collect()
     return time.perf_counter() - started, tuple(row)
@@ -97,9 +97,9 @@ def main() -> None:
             note(f"Spark's state is there ({name})")
         for run in range(WARM_UP + runs):
             took, found = {}, {}
-            took["cairn"], found["cairn"] = timed(read_cairn(spark, work / "cairn"))
+            took["cairn"], found["cairn"] = measure(read_cairn(spark, work / "cairn"))
             for name in PROVIDERS:
-                took[name], found[name] = timed(read_spark(spark, work / name, name))
+                took[name], found[name] = measure(read_spark(spark, work / name, name))
             if len(set(found.values())) > 1 or found["cairn"][0] != keys:
                 raise SystemExit(f"the states differ: {found}")
             note(", ".join(f"{name} {each:.2f} s" for name, each in took.items()))

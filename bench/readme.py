@@ -1,4 +1,4 @@
-"""Copy the measured numbers from bench/results into the README."""
+"""Copy the measured numbers from bench/results into the README and docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -8,15 +8,79 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 START = "<!-- numbers: written by bench/readme.py from bench/results -->"
 END = "<!-- /numbers -->"
+
+Row = tuple[str, str, str]
 
 
 def result(name: str) -> dict[str, Any]:
     return json.loads((HERE / "results" / f"{name}.json").read_text())
 
 
-def numbers() -> str:
+def comparisons() -> str:
+    """Return the README's table: ten numbers, each against a peer."""
+    flink, sinks = result("flink")["ratios"], result("sinks")["of_plain"]
+    faster = result("rescale")["times_faster_than_repartition_alone"]
+    count = "Count and sum per key"
+    rows = [
+        (
+            f"{count}, a Python function per row",
+            "PySpark `transformWithState`",
+            f"{result('keyed_count')['times_transform_with_state']:.1f} × as fast",
+        ),
+        (
+            f"{count}, a Python function per row",
+            "Flink SQL, heap",
+            f"{flink['cairn_heap / flink_heap']:.2f} × as fast",
+        ),
+        (
+            f"{count}, a Python function per row",
+            "Flink SQL, RocksDB",
+            f"{flink['cairn_rocksdb / flink_rocksdb']:.2f} × as fast",
+        ),
+        (
+            f"{count}, `.aggregate`",
+            "Flink SQL, heap",
+            f"{flink['cairn_aggregate / flink_heap']:.2f} × as fast",
+        ),
+        (
+            "Count per key in windows of 10 seconds",
+            "Spark's streaming aggregation, default store",
+            f"{result('windows')['times_spark']['default']:.2f} × as fast",
+        ),
+        (
+            "Live rescale from 2 to 4 subtasks, 5 M keys",
+            "Spark's offline repartition",
+            f"{faster:.1f} × as fast",
+        ),
+        (
+            "State of 5 M keys as a DataFrame",
+            "Spark's `statestore` reader, default store",
+            f"{result('read_state')['ratio']['default']:.2f} × as fast",
+        ),
+        (
+            "Rows into Parquet files, exactly once",
+            "Spark's `df.write`",
+            f"{sinks['files, parquet']:.0%} of its speed",
+        ),
+        (
+            "An epoch of 100 rows",
+            "an empty `foreachBatch`",
+            f"takes {result('epoch_overhead')['of_bare']:.2f} × as long",
+        ),
+        (
+            "From `python quickstart.py` to the first epoch",
+            "PySpark with one `mapInArrow` batch",
+            f"takes {result('first_epoch')['of_bare']:.2f} × as long",
+        ),
+    ]
+    return _table(("task", "peer", "cairn against the peer"), rows)
+
+
+def measurements() -> str:
+    """Return the table of docs/benchmarks.md: every number, with its script."""
     count, small, growth = result("keyed_count"), result("epoch_overhead"), result("state_growth")
     start = result("first_epoch")
     rates = count["rows_per_s"]
@@ -35,7 +99,7 @@ def numbers() -> str:
             "`bench/epoch_overhead.py`",
         ),
         (
-            "From `python quickstart.py` to the first committed epoch, and the same the first time "
+            "From `python quickstart.py` to the first committed epoch; the same on the first run "
             "on a machine",
             f"{start['of_bare']:.2f} × and {start['of_bare_without_archive']:.2f} × a bare PySpark "
             "program that runs one batch with `mapInArrow`",
@@ -53,17 +117,16 @@ def numbers() -> str:
         *_snapshots(),
         *_outside(),
     ]
-    lines = ["| what | measured | by |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    return _table(("task", "measured", "script"), rows)
 
 
-def _time() -> list[tuple[str, str, str]]:
+def _time() -> list[Row]:
     aggregate, batch = result("keyed_count_aggregate"), result("keyed_count_process_batch")
     windows, skew, heap, disk = map(result, ("windows", "skew", "ttl_heap", "ttl_rocksdb"))
     of_spark, left = windows["times_spark"], skew["of_uniform"]
     return [
         (
-            "The same count and sum by `.aggregate`, and by a function on Arrow batches",
+            "The same count and sum with `.aggregate`, and with a function on Arrow batches",
             f"{aggregate['of_identity']:.1%} and {batch['of_identity']:.1%} of the identity "
             "function",
             "`bench/keyed_count.py --api aggregate`, `--api process_batch`",
@@ -75,14 +138,14 @@ def _time() -> list[tuple[str, str, str]]:
             "`bench/windows.py`",
         ),
         (
-            "One key with half of all rows",
-            f"{left['aggregate']:.1%} of the speed with uniform keys by `.aggregate`, "
-            f"{left['process']:.1%} by `.process`",
+            "One key has half of all rows",
+            f"{left['aggregate']:.1%} of the speed with uniform keys for `.aggregate`, "
+            f"{left['process']:.1%} for `.process`",
             "`bench/skew.py`",
         ),
         (
-            f"90 % of {_millions(heap['keys'])} keys expire: space that comes back, and slow "
-            "epochs (95th percentile) meanwhile against those before",
+            f"90 % of {_millions(heap['keys'])} keys expire: space returned, and slow epochs (95th "
+            "percentile) during removal against those before",
             f"{heap['returned']:.0%} of the memory, {_slow(heap):.2f} × (heap); "
             f"{disk['returned']:.0%} of the disk, {_slow(disk):.2f} × (RocksDB)",
             "`bench/ttl.py`",
@@ -90,28 +153,28 @@ def _time() -> list[tuple[str, str, str]]:
     ]
 
 
-def _streams() -> list[tuple[str, str, str]]:
+def _streams() -> list[Row]:
     chaining, alignment = result("chaining"), result("alignment")
     faster, ratio = chaining["times_faster"], alignment["ratio"]
     return [
         (
-            "Five steps in a row, with state and without, in one process against a shuffle before "
-            "each",
+            "Five steps in a row, with state and without, in one process instead of with a shuffle "
+            "before each",
             f"{faster['stateful']:.2f} × and {faster['stateless']:.2f} × as fast",
             "`bench/chaining.py`",
         ),
         (
             "Alignment, from the first to the last upstream subtask to finish: 16 subtasks against "
-            "2, 5 shuffles against 1, 1 M keys of state against 10 k ([plot]"
-            "(bench/results/alignment.svg); on 2 cores also a matter of scheduling)",
-            f"{ratio['parallelism']['16']:.1f} ×, {ratio['shuffles']['5']:.1f} × in all and "
+            "2, 5 shuffles against 1, 1 M keys of state against 10 k (plotted in "
+            "`bench/results/alignment.svg`; on 2 cores it also depends on scheduling)",
+            f"{ratio['parallelism']['16']:.1f} ×, {ratio['shuffles']['5']:.1f} × in total and "
             f"{ratio['keys']['1000000']:.1f} ×",
             "`bench/alignment.py`",
         ),
     ]
 
 
-def _snapshots() -> list[tuple[str, str, str]]:
+def _snapshots() -> list[Row]:
     rocks, base = result("keyed_count_rocksdb"), result("async_base")
     incremental, rescale = result("incremental"), result("rescale")
     recovery = result("recovery")
@@ -119,7 +182,7 @@ def _snapshots() -> list[tuple[str, str, str]]:
     aged = recovery["aged_of_fresh"]
     return [
         (
-            "The same count and sum with state in RocksDB (it fits its memory)",
+            "The same count and sum with state in RocksDB (the state fits its memory)",
             f"{rocks['of_heap']:.1%} of the heap",
             "`bench/keyed_count.py --backend rocksdb`",
         ),
@@ -130,12 +193,12 @@ def _snapshots() -> list[tuple[str, str, str]]:
             "`bench/async_base.py`",
         ),
         (
-            "What a RocksDB base uploads when 1 % of the keys have changed",
+            "Upload of a RocksDB base after 1 % of the keys changed",
             f"{uploaded['mean']:.1%} of the full size on average, {uploaded['max']:.0%} at most",
             "`bench/incremental.py`",
         ),
         (
-            "The same count and sum as Flink SQL, both reading CSV: cairn's Python function per "
+            "The same count and sum in Flink SQL, both reading CSV: cairn's Python function per "
             "row on the heap and in RocksDB, and its `.aggregate` on the heap",
             _of_flink(result("flink")),
             "`bench/flink.py`",
@@ -157,7 +220,7 @@ def _snapshots() -> list[tuple[str, str, str]]:
     ]
 
 
-def _outside() -> list[tuple[str, str, str]]:
+def _outside() -> list[Row]:
     latency, query, tables = result("latency"), result("query"), result("read_state")
     bare, one, four = latency["p50_of_bare"], *query["busy"]
     of = result("sinks")["of_plain"]
@@ -168,7 +231,7 @@ def _outside() -> list[tuple[str, str, str]]:
     ]
     return [
         (
-            "Rows into each sink, of what the plain writer does with the same rows: files "
+            "Rows into each sink, relative to the plain writer with the same rows: files "
             "(Parquet, JSON, CSV), PostgreSQL (append, prepared, upsert), Delta, any Spark writer, "
             "Redis, Foreach",
             "; ".join(", ".join(f"{of[kind]:.1%}" for kind in alike) for alike in kinds),
@@ -182,8 +245,8 @@ def _outside() -> list[tuple[str, str, str]]:
             "`bench/latency.py`",
         ),
         (
-            f"State asked for by key while the job runs, {_millions(query['keys'])} keys: one "
-            f"client, four; rows/s that {query['rate']:,} queries/s take from the job",
+            f"Queries by key while the job runs, {_millions(query['keys'])} keys: one client, "
+            f"four; slowdown of the job under {query['rate']:,} queries/s",
             f"{one['queries_per_s']:,} and {four['queries_per_s']:,} queries/s, 99 % within "
             f"{one['p99_ms']} and {four['p99_ms']} ms; {query['slowdown']:.1%}",
             "`bench/query.py`",
@@ -206,18 +269,28 @@ def _of_flink(flink: dict[str, Any]) -> str:
     of = flink["ratios"]
     heap, rocksdb = of["cairn_heap / flink_heap"], of["cairn_rocksdb / flink_rocksdb"]
     aggregate = of["cairn_aggregate / flink_heap"]
-    return f"{heap:.2f} ×, {rocksdb:.2f} × and {aggregate:.2f} × Flink's with the same backend"
+    return f"{heap:.2f} ×, {rocksdb:.2f} × and {aggregate:.2f} × Flink with the same backend"
 
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:g} M"
 
 
-def main() -> None:
-    text = README.read_text()
+def _table(head: Row, rows: list[Row]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fill_in(text: str, table: str) -> str:
+    """Return the text with the table between its two marks."""
     head, rest = text.split(START)
     _, tail = rest.split(END)
-    README.write_text(f"{head}{START}\n{numbers()}\n{END}{tail}")
+    return f"{head}{START}\n{table}\n{END}{tail}"
+
+
+def main() -> None:
+    for path, table in ((README, comparisons()), (PAGE, measurements())):
+        path.write_text(fill_in(path.read_text(), table))
 
 
 if __name__ == "__main__":

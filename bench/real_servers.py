@@ -1,4 +1,4 @@
-"""The servers that benchmarks of sinks write to: those of the tests, set for lasting data."""
+"""The servers for benchmarks of sinks: those of the tests, with durable settings."""
 
 from __future__ import annotations
 

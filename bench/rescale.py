@@ -1,4 +1,4 @@
-"""How long does it take to go from 2 to 4 subtasks with 5 M keys, live, next to Spark's way?
+"""How long does it take to go from 2 to 4 subtasks with 5 M keys, live, compared with Spark's way?
 
 Count and sum per key. cairn: a running job, fed steadily, from the call of `run.rescale(4)` to
 the first epoch committed with 4 subtasks; and the bytes of state that epoch lists which were
@@ -21,7 +21,7 @@ from keyed_count import counting_job
 
 import cairn
 from cairn import sinks
-from cairn.storage import Epoch
+from cairn.storage.manifest import Epoch
 
 BEFORE, AFTER = 2, 4
 ROCKSDB_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -108,7 +108,7 @@ def run_cairn(spark: Any, work: Path, *, keys: int, changed: int, backend: str) 
     return {
         "to_first_epoch_s": round(to_first_epoch_s, 3),
         "to_its_commit_s": round((first_epoch(epochs).wall_ms - called_ms) / 1000, 3),
-        # Of that time: until the slowest slot was up and had its state.
+        # The part until the slowest slot was up and had its state.
         "begin_ms": first["timings"]["begin_ms"],
         "bytes_rewritten": bytes_rewritten(epochs),
         "state_bytes": steady[-1][0]["state_bytes"],
@@ -118,7 +118,7 @@ def run_cairn(spark: Any, work: Path, *, keys: int, changed: int, backend: str) 
 
 
 def first_epoch(epochs: Epochs) -> Epoch:
-    """The first one committed at the new parallelism."""
+    """Return the first epoch committed at the new parallelism."""
     return next(
         epoch
         for _, epoch in epochs.seen
@@ -127,7 +127,7 @@ def first_epoch(epochs: Epochs) -> Epoch:
 
 
 def bytes_rewritten(epochs: Epochs) -> int:
-    """State that the first epoch lists anew, though none of its own rows changed it."""
+    """Return the bytes of new files in the first epoch that its own rows do not explain."""
     after = first_epoch(epochs)
     assert after.parent is not None
     known = files_of(epochs.manifest(after.parent))

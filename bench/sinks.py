@@ -1,4 +1,4 @@
-"""How fast do rows get into each sink, as a part of what the plain writer does with them?
+"""How fast do rows get into each sink, compared with the plain writer?
 
 A job that only passes rows on, source to sink, in epochs of one file each; beside it, for the same
 files in the same run, what one would write by hand: `df.write` for files, `COPY` over as many
@@ -64,7 +64,7 @@ class Input:
     folder: Path
     files: list[Path]
     rows: int
-    """Of one file."""
+    """Rows of one file."""
 
     def rate(self, ends: list[float]) -> float:
         """Rows per second after the first file."""
@@ -95,7 +95,7 @@ def file_by_file(given: Input, write: Callable[[Path], object]) -> float:
     return given.rate(ends)
 
 
-# What one would write by hand
+# Writers by hand, to compare with
 
 
 def spark_writer(spark: Any, given: Input, work: Path, form: str) -> float:

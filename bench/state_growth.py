@@ -1,4 +1,4 @@
-"""Does an epoch cost what changed, or what there is?
+"""Does the cost of an epoch depend on its changes, or on the size of the state?
 
 The same 50 k changed keys per epoch upon 100 k and upon 5 M keys of state: the ratio of
 median epoch times, the maximum (a base is written in the foreground for now), and the

@@ -1,4 +1,4 @@
-"""When 90 % of 5 M keys have expired, does their space come back, and do epochs feel it?
+"""When 90 % of 5 M keys have expired, is their space freed, and do epochs get slower?
 
 Every key is loaded, then small epochs touch one key in ten, over and over, so that these live
 on. The others expire a ttl after their load. Compared: the memory of the slots (with RocksDB also
@@ -126,7 +126,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
                     raise SystemExit(f"still {held} keys after {len(phases['removing'])} epochs")
             phases["after"] = [measured.epoch()["epoch_ms"] for _ in range(AFTER)]
             busy = measured.space()
-            # What is only done in idle slots, and after a while.
+            # Idle slots free more space after a while.
             time.sleep(IDLE_S)
             measured.epoch()
             time.sleep(IDLE_S)
@@ -143,7 +143,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def returned(space: dict[str, dict[str, int]], name: str) -> float:
+def share_returned(space: dict[str, dict[str, int]], name: str) -> float:
     taken = space["full"][name] - space["empty"][name]
     return round((space["full"][name] - space["after_idle"][name]) / max(1, taken), 3)
 
@@ -173,7 +173,7 @@ def main() -> None:
     report(
         f"ttl_{options.backend}",
         {
-            "returned": returned(result["space"], name),
+            "returned": share_returned(result["space"], name),
             "p95_of_median_before": round(
                 result["p95_ms"]["removing"] / result["p50_ms"]["before"], 3
             ),

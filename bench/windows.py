@@ -1,4 +1,4 @@
-"""How fast are tumbling windows beside Spark's own streaming aggregation?
+"""How fast are tumbling windows compared with Spark's own streaming aggregation?
 
 Count per key and window of 10 s, epochs of 1 M rows over 1 M keys. A file is an epoch and
 covers 5 s of event time, out of order; the watermark is 5 s behind, so windows of two

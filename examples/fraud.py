@@ -1,14 +1,14 @@
-"""Fraud: flags a large payment that follows a tiny one on the same account.
+"""Fraud: flag a large payment that follows a tiny one on the same account.
 
     cairn run examples/fraud.py:build --checkpoint ckpt -- payments out
 
 reads Parquet files of payments as they arrive in `payments/` and writes, each exactly once,
 
-    out/ledger     a row per payment: how many there have been on the account, and their sum
+    out/ledger     a row per payment: the number of payments on the account, and their sum
     out/alerts     the payments that look like fraud
 
-A thief tries a stolen card with a few cents before spending real money. So an account is
-armed by a tiny payment, and the very next one raises an alert if it is large.
+A thief tries a stolen card with a few cents before spending real money. So a tiny payment arms
+an account, and the very next one raises an alert if it is large.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Fraud(KeyedProcess[Payment]):
 
 
 def build(spark: SparkSession, input_dir: str, out_dir: str) -> Job:
-    """The job, for `cairn run`: payments in `input_dir`, ledger and alerts under `out_dir`."""
-    # Spark refuses to watch a folder that does not exist; the first payments may come later.
+    """Return the job for `cairn run`: payments in `input_dir`, ledger and alerts in `out_dir`."""
+    # Spark refuses a source folder that does not exist; the first payments may come later.
     Path(input_dir).mkdir(parents=True, exist_ok=True)
     payments = spark.readStream.schema(PAYMENT).option("maxFilesPerTrigger", 8).parquet(input_dir)
     job = Job("fraud")

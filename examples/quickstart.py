@@ -6,7 +6,7 @@ from cairn import Job, KeyedProcess, sinks, state
 
 
 class Spending(KeyedProcess):
-    """Adds up what an account spends, and tells when it passes another 10,000."""
+    """Adds up the payments of an account; emits a row when the sum passes another 10,000."""
 
     payments = state.Value("long", default=0)
     spent = state.Reducing("long", operator.add)

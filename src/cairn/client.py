@@ -211,7 +211,7 @@ class Client:
     def _ask(
         self, operator: str, state: str, keys: Sequence[Any], epoch: int | None
     ) -> dict[str, Any]:
-        from cairn.types.codec.loose_json import loose_json
+        from cairn.types.codec.json_values import loose_json
 
         path = f"/api/state/{_part(operator)}/{_part(state)}/lookup"
         return self._link.post(path, {"keys": [loose_json(key) for key in keys], "epoch": epoch})
@@ -238,7 +238,7 @@ class Client:
 
 def _parts(keys: Sequence[Any]) -> list[list[Any]]:
     """The keys, cut to what one request takes; without any there is one part, an empty one."""
-    from cairn.types.codec.loose_json import loose_json
+    from cairn.types.codec.json_values import loose_json
 
     parts: list[list[Any]] = [[]]
     size = 0

@@ -136,7 +136,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
             )
         times.append((time.column, time.shift_us))
     function = IntervalJoin(plan)
-    function.tell_time(*times)
+    function.set_times(*times)
     inputs = {"left": left.key_by(*plan.left_keys), "right": right.key_by(*plan.right_keys)}
     together = connected(job, inputs, "join")
     types = [

@@ -266,8 +266,8 @@ class BatchProcess(Function):
 class PartialProcess(BatchProcess):
     """A BatchProcess whose rows stand for rows of the stream, one or many each."""
 
-    groups: int = 0
-    """How many groups the rows of the epoch were in: what aggregating ahead would leave of them."""
+    partial_count: int = 0
+    """Number of partials that aggregating before the shuffle would leave of the epoch's rows."""
 
     def row_count(self, rows: pa.StructArray) -> int:
         """How many rows of the stream these stand for."""

@@ -42,11 +42,11 @@ from cairn.sinks.base import close_all, closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
-from cairn.storage.endings import write_ending
 from cairn.storage.log import Log
 from cairn.storage.manifest import SparkPosition
+from cairn.storage.notes import write_ending
+from cairn.storage.paths import SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Run:
         # Before anything else: a port that is taken is known before a job is taken over.
         self._web = Web(options.serve)
         spark = graph.sources[0].dataframe.sparkSession
-        with self._web.closed_on_error():
+        with self._web.close_on_error():
             started = start(graph, options)
             with (
                 closed_on_error(sink.sink for sink in graph.sinks),
@@ -161,7 +161,7 @@ class Run:
         logger.log(level, message, *args, extra={"job": self.name})
 
     def _start_query(self) -> Any:
-        return self._driver.start_query(self._batches.url, self._options.trigger, self._run_epoch)
+        return self._driver.start_query(self._batches.url, self._options.trigger, self._on_batch)
 
     @property
     def _is_bounded(self) -> bool:
@@ -169,14 +169,14 @@ class Run:
 
     # Epochs, on Spark's thread
 
-    def _run_epoch(self, rows: DataFrame, batch_id: int) -> None:
+    def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
         self._turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
         failure: BaseException | None = None
         try:
             if not self._is_ending:
                 position = self._batches.to_run(batch_id)
                 if position is not None:
-                    self._commit_epoch(position, rows)
+                    self._run_batch(position, rows)
                 crash_point("driver.epoch.ended")
                 return
             self._leave_unread(batch_id)
@@ -214,13 +214,13 @@ class Run:
         if self.error is None:
             self._batches.leave_unread(batch_id)
 
-    def _commit_epoch(
+    def _run_batch(
         self, position: SparkPosition, rows: DataFrame | None, *, is_draining: bool = False
     ) -> None:
         started = time.perf_counter()
         self._pace.begin()
         self._changes.apply()
-        epoch = self._coordinator.run_epoch(
+        epoch = self._coordinator.run_batch(
             position, lambda begin: self._driver.execute(rows, begin), is_draining=is_draining
         )
         spent_ms = (time.perf_counter() - started) * 1000
@@ -234,7 +234,7 @@ class Run:
     # Epochs without a batch, on threads of our own
 
     def _run_without_batch(self, position: SparkPosition, is_draining: bool) -> None:
-        self._commit_epoch(position, None, is_draining=is_draining)
+        self._run_batch(position, None, is_draining=is_draining)
 
     def _tick(self) -> None:
         if self._pace.is_quiet:
@@ -293,7 +293,7 @@ class Run:
             self._coordinator.note_published()
         if self.error is not None:
             newest = self._coordinator.newest
-            self._failures.ended(self.error, 0 if newest is None else newest.number + 1)
+            self._failures.note_end(self.error, 0 if newest is None else newest.number + 1)
             is_superseded = isinstance(self.error, CommitConflictError)
             self._ended_as = "superseded" if is_superseded else "failed"
         else:
@@ -617,7 +617,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ended.is_set():
             if kind is not None and issubclass(kind, KeyboardInterrupt):
-                progress.say("stopping after the epoch under way; Ctrl-C again stops at once")
+                progress.say("stopping after the current epoch; Ctrl-C again stops at once")
             with self._awaited():
                 self.stop()
         if kind is None and not self._is_raised:

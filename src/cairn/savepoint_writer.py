@@ -30,7 +30,7 @@ from cairn.functions import Function, find_states
 from cairn.key_groups import key_hasher
 from cairn.plan.check import check_name
 from cairn.plan.graph import MAX_GROUP_COUNT
-from cairn.protocol.entry import SHARED_KEY, EntrySpec, shared_uid
+from cairn.protocol.scoped_state import SHARED_KEY, ScopedState, shared_uid
 from cairn.query.state_writing import InExecutors
 from cairn.snapshots.draft import Draft, draft_of, empty_draft
 from cairn.snapshots.savepoint import SavepointInfo
@@ -100,7 +100,7 @@ class SavepointWriter:
         declared = _declared(operator, states, function)
         shared = {n: d for n, d in declared.items() if isinstance(d, Broadcast)}
         own = {n: d for n, d in declared.items() if n not in shared}
-        there = self._draft.entries.get(operator)
+        there = self._draft.operators.get(operator)
         if keys is not None:
             key_types = _key_types(operator, keys)
         elif there is not None and there.scope == "keyed":
@@ -119,12 +119,12 @@ class SavepointWriter:
                     state=name,
                 )
         if own or is_keyed or not shared:
-            entry = EntrySpec(operator, "keyed" if is_keyed else "subtask", key_types, own)
+            entry = ScopedState(operator, "keyed" if is_keyed else "subtask", key_types, own)
             self._draft.declare(entry.uid, entry.scope, key_types, entry.decls)
         for name, declaration in shared.items():
             assert isinstance(declaration, Broadcast)
             key = {SHARED_KEY: declaration.key_ddl}
-            entry = EntrySpec(shared_uid(operator), "shared", key, {name: declaration})
+            entry = ScopedState(shared_uid(operator), "shared", key, {name: declaration})
             self._draft.declare(entry.uid, "shared", key, entry.decls)
         return self
 

@@ -46,7 +46,7 @@ def test_a_live_job_is_watched_asked_and_changed(
         page.locator("#status", has_text=re.compile("^(running|idle)$")).wait_for()
         page.locator(".age", has_text=f"epoch {first},").wait_for()
         for node in ("payments", "score", "turnover", "ledger", "alerts"):
-            page.locator(".graph .node-name", has_text=re.compile(f"^{node}$")).wait_for()
+            page.locator(".graph .node .name", has_text=re.compile(f"^{node}$")).wait_for()
 
         # An epoch arrives.
         source.add(*files[1])

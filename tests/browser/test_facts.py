@@ -11,9 +11,8 @@ import pytest
 
 from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
-from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
+from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site
@@ -96,7 +95,7 @@ def test_a_failed_job_opens_on_its_failure(
     failures = Failures(made.store, "shop")
     for attempt in range(1, 5):
         failures.note(error, 2, attempt)
-    failures.ended(error, 2)
+    failures.note_end(error, 2)
     write_ending(made.store, made.term, "failed", error)
     page = open_page(url, width=width, scheme=scheme)
     assert page.locator("#status").inner_text() == "failed"

@@ -12,8 +12,7 @@ import pytest
 from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
-from cairn.storage.saved import note_savepoint
+from cairn.storage.notes import SavepointNote, write_graph, write_savepoint_note
 from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site
@@ -39,8 +38,10 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     made.commit({"n": {"key-1": 1001}, "seen": {HOSTILE: {HOSTILE: HOSTILE}}})
     write_graph(made.store, 1, {**GRAPH, "job": HOSTILE})
     failures = Failures(made.store, "shop")
-    failures.ended(FunctionError(HOSTILE, operator=UID, key=HOSTILE, row=HOSTILE), 4)
-    note_savepoint(made.store, id="s", url=HOSTILE, epoch=3, created_ms=1, bytes=1)
+    failures.note_end(FunctionError(HOSTILE, operator=UID, key=HOSTILE, row=HOSTILE), 4)
+    write_savepoint_note(
+        made.store, SavepointNote(id="s", url=HOSTILE, epoch=3, created_ms=1, bytes=1)
+    )
     return made
 
 
@@ -184,7 +185,7 @@ def test_the_theme_is_switched_and_remembered(url: str, open_page: OpenPage) -> 
     page = open_page(url)
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     dark = page.evaluate(ground)
     assert light != dark
     page.reload()

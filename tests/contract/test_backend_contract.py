@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cairn.backends import BACKENDS, Backend, make_backend
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.types.codec import codec
 
@@ -168,10 +168,10 @@ def test_many_keys_are_asked_for_together(backend: Backend) -> None:
     maps.promote({"k": {"a": "1"}})
     lists.promote({"k": (0, ["x", "y"])})
     flush(backend)
-    assert rows.held_many(["7", "nobody", "49"]) == ["v7", None, "v49"]
-    held, nobody = maps.held_many(["k", "nobody"])
+    assert rows.get_many(["7", "nobody", "49"]) == ["v7", None, "v49"]
+    held, nobody = maps.get_many(["k", "nobody"])
     assert dict(held) == {"a": "1"} and nobody is None
-    held, nobody = lists.held_many(["k", "nobody"])
+    held, nobody = lists.get_many(["k", "nobody"])
     assert list(held) == ["x", "y"] and nobody is None
     assert held[1] == "y" and held[-1] == "y"
 
@@ -211,7 +211,7 @@ def flush(backend: Backend) -> None:
     if isinstance(backend, RocksBackend):
         backend.flush()
         backend._cached_bytes_max, kept = 0, backend._cached_bytes_max
-        backend._forget_if_full()
+        backend._rotate_if_full()
         backend._cached_bytes_max = kept
 
 

@@ -62,7 +62,7 @@ def test_null_clears_and_the_last_word_on_a_key_counts(backend: Backend) -> None
     table.promote()
     held.put_many(longs(7, 8, 7), longs(None, 1, None))
     assert held.get_many(longs(7, 8)).to_pylist() == [None, 1]
-    assert table.keys_changed() == 2 and table.held().entries == 1
+    assert table.keys_changed() == 2 and table.count_held().entries == 1
     table.rollback()
     assert held.get_many(longs(7, 8)).to_pylist() == [3, None]
 

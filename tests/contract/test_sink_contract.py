@@ -15,7 +15,7 @@ import pytest
 
 from cairn.driver.coordinator.marks import check_marks
 from cairn.errors import RestoreError
-from cairn.sinks.base import attempt_of
+from cairn.sinks.base import Execution
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
 from tests.at_once import at_once
@@ -71,7 +71,7 @@ def test_rows_are_seen_as_they_were_written(place: Stage) -> None:
 
 def test_many_rows_in_a_batch_are_all_seen(place: Stage) -> None:
     rows = [(k, f"s{k % 10}") for k in range(300)]
-    writer = place.slot.writer(2, 0, 0)
+    writer = place.slot.writer(2, 0, Execution())
     writer.write(batch(*rows[:200]))
     writer.write(batch(*rows[200:]))
     prepared = writer.prepare()
@@ -119,13 +119,13 @@ def test_an_older_epoch_committed_again_changes_nothing(place: Stage) -> None:
 
 
 def test_each_part_of_an_epoch_is_published_once(place: Stage) -> None:
-    first = place.prepared(2, (1, "a"), attempt=attempt_of(0, 0))
-    place.driver.commit(2, [first], part=0)
+    first = place.prepared(2, (1, "a"), attempt=0)
+    place.driver.commit(2, [first], batch=0)
     place.assert_sees((1, "a"))
-    second = place.prepared(2, (1, "b"), (2, "b"), attempt=attempt_of(0, 1))
-    place.driver.commit(2, [second], part=1)
-    place.driver.commit(2, [first], part=0)
-    place.driver.commit(2, [second], part=1)
+    second = place.prepared(2, (1, "b"), (2, "b"), round=1)
+    place.driver.commit(2, [second], batch=1)
+    place.driver.commit(2, [first], batch=0)
+    place.driver.commit(2, [second], batch=1)
     place.driver.commit(3, [place.prepared(3, (3, "c"))])
     place.assert_sees((1, "a"), (1, "b"), (2, "b"), (3, "c"))
 
@@ -162,7 +162,7 @@ def test_two_sinks_and_two_jobs_in_one_place_do_not_touch_each_other(place: Stag
 def test_a_sink_finds_the_newest_epoch_it_has_published(place: Stage) -> None:
     assert place.driver.newest_mark() is None
     for epoch, part in ((2, 0), (7, 0), (7, 1)):
-        prepared = place.prepared(epoch, (epoch, "a"), attempt=attempt_of(0, part))
+        prepared = place.prepared(epoch, (epoch, "a"), round=part)
         place.driver.commit(epoch, [prepared], part)
     newest = 7 if place.place.has_mark else None
     assert place.driver.newest_mark() == newest
@@ -203,7 +203,7 @@ def test_equal_rows_give_equal_committables(place: Stage) -> None:
     again = place.prepared(2, (1, "a"), (2, "b"), slot=place.opened(in_slot=True))
     assert json.dumps(again) == json.dumps(first)
     if place.place.is_one_whatever_the_batches:
-        writer = place.opened(in_slot=True).writer(2, 0, 0)
+        writer = place.opened(in_slot=True).writer(2, 0, Execution())
         writer.write(batch((1, "a"), (2, "b")))
         assert json.dumps(writer.prepare()) == json.dumps(first)
     place.driver.commit(2, [again])
@@ -257,7 +257,7 @@ def test_another_place_is_another_target(place: Stage) -> None:
 
 
 def test_a_closed_sink_holds_nothing_open(place: Stage) -> None:
-    place.slot.writer(2, 1, 0).write(batch((1, "a")))
+    place.slot.writer(2, 1, Execution()).write(batch((1, "a")))
     place.driver.commit(2, [place.prepared(2, (1, "a"))])
     place.driver.recover(3)
     place.close_all()

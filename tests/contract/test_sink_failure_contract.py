@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from cairn.errors import EpochError
-from cairn.sinks.base import attempt_of
+from cairn.sinks.base import Execution
 from cairn.testing import SimulatedCrash, simulated_crash, told_of_passes
 from tests.places import PLACES, batch
 from tests.places.base import Row
@@ -107,10 +107,7 @@ def test_a_reader_sees_whole_epochs_in_order_while_they_are_committed(place: Sta
 
 def test_all_passes_of_an_epoch_are_published_together(place: Stage) -> None:
     """Batches of an interval, rounds of a loop: equal rows of another pass are other rows."""
-    prepared = [
-        place.prepared(2, (1, "a"), (1, "a"), attempt=attempt_of(0, pass_index))
-        for pass_index in range(3)
-    ]
+    prepared = [place.prepared(2, (1, "a"), (1, "a"), round=n) for n in range(3)]
     place.assert_sees()
     place.driver.commit(2, prepared)
     place.assert_sees(*[(1, "a")] * 6)
@@ -118,10 +115,7 @@ def test_all_passes_of_an_epoch_are_published_together(place: Stage) -> None:
 
 @pytest.mark.parametrize("place", KEYED, indirect=True)
 def test_the_last_row_of_a_key_is_that_of_the_last_pass(place: Stage) -> None:
-    prepared = [
-        place.prepared(2, (1, f"{p} first"), (1, f"{p} last"), attempt=attempt_of(0, p))
-        for p in (0, 1)
-    ]
+    prepared = [place.prepared(2, (1, f"{p} first"), (1, f"{p} last"), round=p) for p in (0, 1)]
     place.driver.commit(2, prepared)
     place.assert_sees((1, "1 last"))
     place.driver.commit(3, [place.prepared(3, (1, "s0"))])
@@ -132,9 +126,9 @@ def test_the_last_row_of_a_key_is_that_of_the_last_pass(place: Stage) -> None:
 
 @pytest.mark.parametrize("late", ["a", "other"])
 def test_of_several_attempts_the_one_that_is_named_is_published(place: Stage, late: str) -> None:
-    place.prepared(2, (1, late), attempt=attempt_of(0, 0))
-    named = place.prepared(2, (1, "a"), attempt=attempt_of(1, 0))
-    place.prepared(2, (1, late), (2, late), attempt=attempt_of(2, 0))
+    place.prepared(2, (1, late), attempt=0)
+    named = place.prepared(2, (1, "a"), attempt=1)
+    place.prepared(2, (1, late), (2, late), attempt=2)
     place.driver.commit(2, [named])
     place.assert_sees((1, "a"))
     place.driver.recover(3)
@@ -143,9 +137,9 @@ def test_of_several_attempts_the_one_that_is_named_is_published(place: Stage, la
 
 
 def test_an_aborted_writer_leaves_nothing(place: Stage) -> None:
-    writer = place.slot.writer(2, 0, 0)
+    writer = place.slot.writer(2, 0, Execution())
     writer.abort()
-    writer = place.slot.writer(2, 0, 0)
+    writer = place.slot.writer(2, 0, Execution())
     writer.write(batch((1, "a")))
     writer.write(batch((2, "b")))
     writer.abort()
@@ -158,7 +152,7 @@ def test_an_aborted_writer_leaves_nothing(place: Stage) -> None:
 
 def test_a_late_abort_does_not_touch_the_attempt_that_came_after(place: Stage) -> None:
     """A slot given up for dead wakes up; the next attempt has written the very same rows."""
-    zombie = place.opened(in_slot=True).writer(2, 0, 0)
+    zombie = place.opened(in_slot=True).writer(2, 0, Execution())
     zombie.write(batch((1, "a")))
     zombie.write(batch((2, "b")))
     prepared = place.prepared(2, (1, "a"), (2, "b"), attempt=1)
@@ -173,7 +167,7 @@ def test_a_slot_given_up_for_dead_that_prepares_late_adds_nothing(
 ) -> None:
     """With the number of the attempt that took its place, or with an earlier one."""
     slot = place.opened(in_slot=True)
-    zombie = slot.writer(2, 0, 0)
+    zombie = slot.writer(2, 0, Execution())
     zombie.write(batch((1, "a")))
     prepared = place.prepared(2, (1, "a"), (2, "b"), attempt=attempt)
     with contextlib.suppress(EpochError):
@@ -198,7 +192,7 @@ def test_a_slot_given_up_for_dead_that_prepares_late_adds_nothing(
 def test_recovery_removes_what_nobody_will_commit(place: Stage) -> None:
     place.driver.commit(2, [place.prepared(2, (1, "a"))])
     place.prepared(3, (2, "abandoned"))
-    place.prepared(4, (3, "abandoned"), subtask=1, attempt=attempt_of(2, 1))
+    place.prepared(4, (3, "abandoned"), subtask=1, attempt=2, round=1)
     place.driver.recover(5)
     assert place.leftovers() == []
     place.assert_sees((1, "a"))
@@ -206,7 +200,7 @@ def test_recovery_removes_what_nobody_will_commit(place: Stage) -> None:
 
 def test_recovery_removes_what_a_killed_slot_left_half_written(place: Stage) -> None:
     slot = place.opened(in_slot=True)
-    writer = slot.writer(2, 0, 0)
+    writer = slot.writer(2, 0, Execution())
     writer.write(batch((1, "a")))
     del writer
     slot.close()

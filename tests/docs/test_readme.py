@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -43,8 +44,17 @@ def test_every_command_the_readme_shows_exists() -> None:
     commands = set(re.findall(r"^cairn (\w+)", README, flags=re.MULTILINE))
     assert commands >= {"ls", "show", "verify"}
     for command in commands:
-        told = subprocess.run([*CAIRN, command, "--help"], capture_output=True, timeout=60)
-        assert told.returncode == 0, command
+        result = subprocess.run([*CAIRN, command, "--help"], capture_output=True, timeout=60)
+        assert result.returncode == 0, command
+
+
+def test_numbers_of_readme_and_benchmarks_page_are_those_of_the_results() -> None:
+    script = runpy.run_path(str(ROOT / "bench" / "readme.py"))
+    pages = {README: script["comparisons"]()}
+    pages[(ROOT / "docs" / "benchmarks.md").read_text()] = script["measurements"]()
+    for text, table in pages.items():
+        assert script["fill_in"](text, table) == text, "run bench/readme.py"
+    assert len(pages[README].splitlines()) <= 2 + 10, "ten numbers are enough for a README"
 
 
 @pytest.mark.slow

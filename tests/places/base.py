@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from cairn.sinks.base import Committable, Sink, SinkContext
+from cairn.sinks.base import Committable, Execution, Sink, SinkContext
 from cairn.types import parse_schema
 
 SCHEMA = parse_schema("k long, s string")
@@ -119,9 +119,9 @@ def batch(*rows: Row) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def prepared(sink: Sink, epoch: int, *rows: Row, subtask: int = 0, attempt: int = 0) -> Committable:
+def prepared(sink: Sink, epoch: int, *rows: Row, subtask: int = 0, **execution: int) -> Committable:
     """What a slot's sink prepares of these rows, one batch each."""
-    writer = sink.writer(epoch, subtask, attempt)
+    writer = sink.writer(epoch, subtask, Execution(**execution))
     for row in rows:
         writer.write(batch(row))
     committable = writer.prepare()

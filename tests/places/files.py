@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from cairn.sinks import Files, published
+from cairn.sinks import Files, list_published
 from cairn.sinks.base import Sink
 from cairn.sinks.files.published import parse_name
 from cairn.storage import arrow_store
@@ -45,7 +45,7 @@ class FilesPlace(Place):
 
     def names(self) -> list[str]:
         root = f"{open_store(self.url).url}/"
-        return [a.removeprefix(root).removeprefix(f"{self.url}/") for a in published(self.url)]
+        return [a.removeprefix(root).removeprefix(f"{self.url}/") for a in list_published(self.url)]
 
     def leftovers(self) -> list[str]:
         """Also what one who lists the folder would see and should not."""

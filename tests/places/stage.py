@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.sinks.base import Committable, Sink
+from cairn.sinks.base import Committable, Execution, Sink
 from tests.places import SCHEMA, Place, batch
 from tests.places.base import Row
 
@@ -38,10 +38,10 @@ class Stage:
         epoch: int,
         *rows: Row,
         subtask: int = 0,
-        attempt: int = 0,
         slot: Sink | None = None,
+        **execution: int,
     ) -> Committable | None:
-        writer = (slot or self.slot).writer(epoch, subtask, attempt)
+        writer = (slot or self.slot).writer(epoch, subtask, Execution(**execution))
         for row in rows:
             writer.write(batch(row))
         return writer.prepare()

@@ -136,12 +136,12 @@ class Machine:
         self.coordinator.take_over()
         self.coordinator.recover()
 
-    def run_epoch(self, rows: list[tuple[Any, ...]]) -> list[int]:
+    def run_batch(self, rows: list[tuple[Any, ...]]) -> list[int]:
         row_codec = codec(pa.struct(list(self.schema)))
         array = row_codec.encode([row_codec.normalise(row) for row in rows])
         position = SparkPosition(folder="spark", batch_id=self.epochs, offsets="")
         self.epochs += 1
-        self.coordinator.run_epoch(
+        self.coordinator.run_batch(
             position, lambda begin: self.cluster.execute({"rows": array}, begin)
         )
         newest = self.coordinator.newest
@@ -186,7 +186,7 @@ def test_every_row_counts_once(
             if isinstance(step, int):
                 machine.lead(step, Trouble(random.Random(seed), trouble))
                 continue
-            totals = machine.run_epoch([(*key, value) for key, value in step])
+            totals = machine.run_batch([(*key, value) for key, value in step])
             model.run([(key[0] if len(key) == 1 else key, value) for key, value in step])
             assert sum(totals) == sum(model.values.values())
             assert len(totals) == machine.coordinator.parallelism

@@ -21,7 +21,7 @@ from cairn.backends import make_backend
 from cairn.backends.columnar import table as columns
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import in_order
-from cairn.storage.files import StatePart, encode_segment
+from cairn.storage.files import encode_segment
 from cairn.types import parse_type
 from cairn.types.codec import codec
 
@@ -130,7 +130,7 @@ def stored(type_: Any, value: Any) -> Any:
 def digest_of(subject: Subject) -> str | None:
     """What names the delta of the running epoch."""
     delta = subject.table.delta()
-    return delta and encode_segment("delta", "op", [StatePart("s", delta)]).id
+    return delta and encode_segment("delta", "op", {"s": delta}).id
 
 
 # --- the machine --------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
                     groups = batch["group"].to_numpy()
                     subject.table.apply(batch.filter(pa.array(groups < gone.stop)))
             check(subject, model)
-            assert subject.table.held().entries == len(model)
+            assert subject.table.count_held().entries == len(model)
     finally:
         for one in opened:
             one.close()

@@ -453,12 +453,12 @@ class JobMachine:
         self.coordinator.take_over()
         self.coordinator.recover()
 
-    def run_epoch(self, rows: list[tuple[Any, ...]]) -> None:
+    def run_batch(self, rows: list[tuple[Any, ...]]) -> None:
         row_codec = codec(pa.struct(list(self.schema)))
         array = row_codec.encode([row_codec.normalise(row) for row in rows])
         position = SparkPosition(folder="spark", batch_id=self.epochs, offsets="")
         self.epochs += 1
-        self.coordinator.run_epoch(
+        self.coordinator.run_batch(
             position, lambda begin: self.cluster.execute({"rows": array}, begin)
         )
         newest = self.coordinator.newest
@@ -518,11 +518,11 @@ def test_jobs_agree_with_the_model(
                 rows.append((*drawn[0][0], -1, "raise", b""))
                 machine.cluster.trouble.chance = 0.0
                 with pytest.raises(FunctionError, match="as told"):
-                    machine.run_epoch(rows)
+                    machine.run_batch(rows)
                 # As a run does: it ends, and the next one takes over.
                 machine.lead(machine.coordinator.parallelism, Trouble(random.Random(seed), trouble))
                 continue
-            machine.run_epoch(rows)
+            machine.run_batch(rows)
             for key, command in drawn:
                 model = models.setdefault(grouped(key), Model(type_, entry_type))
                 model.do(*command)
@@ -570,7 +570,7 @@ def test_scratch_is_left_empty_by_compactions(tmp_path: Path) -> None:
     machine = JobMachine("k long", "bigint", "string", "heap", str(tmp_path))
     machine.lead(2, Trouble(random.Random(0)))
     for at in range(12):
-        machine.run_epoch([(key, at, "list.append", pickle.dumps((key,))) for key in range(40)])
+        machine.run_batch([(key, at, "list.append", pickle.dumps((key,))) for key in range(40)])
     newest = machine.coordinator.newest
     assert newest is not None
     kinds = {ref.kind for part in newest.operators["op"].ranges for ref in part.files}

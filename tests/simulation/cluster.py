@@ -104,7 +104,7 @@ class Cluster:
         self.hosts: dict[int, Host] = {}
         """Hosts of slots that are not on a machine like the driver's."""
         self._executors: dict[int, ProcessIdentity] = {}
-        self.spec_id, self._spec = spec.pickled()
+        self.spec_id, self._spec = spec.pickle()
         self._task_attempts = itertools.count()
 
     def host(self, number: int) -> Host:
@@ -132,7 +132,7 @@ class Cluster:
 
     def execute(self, sources: Mapping[str, pa.StructArray], begin: Begin) -> Outcome:
         """One attempt at an epoch, or a round of it: rounds after the first have no input."""
-        if begin.round:
+        if begin.execution.round:
             sources = {}
         lanes: dict[int, list[pa.StructArray]] = {
             edge.index: [sources[port.node] for port in edge.inputs if port.node in sources]
@@ -261,7 +261,7 @@ class Cluster:
         return ack, emitted
 
     def _begin(self, level: Level, subtask: int, begin: Begin) -> tuple[LevelRuntime, Token]:
-        token = Token(begin.term, begin.epoch, begin.step, next(self._task_attempts))
+        token = begin.token(next(self._task_attempts))
         runtime = self.slot(begin.slot(subtask), token).level(level.index)
         runtime.begin(token, begin, subtask)
         return runtime, token

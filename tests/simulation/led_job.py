@@ -68,7 +68,7 @@ class LedJob:
             found = struct.encode([struct.normalise(row) for row in given])
             inputs[name] = found if type_ is None else found.cast(type_)
         position = SparkPosition(folder="spark", batch_id=len(self.epochs), offsets="")
-        epoch = self.coordinator.run_epoch(
+        epoch = self.coordinator.run_batch(
             position,
             lambda begin: self.cluster.execute(inputs, begin),
             is_draining=is_draining,

@@ -15,6 +15,7 @@ from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.marks import in_turn
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, World, stored_state
 
@@ -39,9 +40,9 @@ def branched_world(world: World, folder: Path, back: int) -> World:
     return other
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("parallelism", [2, 3])
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize(
+    ("backend", "seed", "parallelism"), in_turn(["heap", "rocksdb"], [0, 1], [2, 3])
+)
 def test_parent_and_branch_diverge_and_each_keeps_its_state(
     backend: str, parallelism: int, seed: int, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from cairn.errors import PlanError
 from cairn.sinks import Noop
 from cairn.testing import SimulatedCrash, simulated_crash
+from tests.marks import in_turn
 from tests.places import PLACES, Place
 from tests.places.base import Row
 from tests.simulation.outlets import OutletDriver, OutletWorld, numbered_graph
@@ -98,8 +99,7 @@ def test_another_program_publishes_the_epoch_with_the_columns_of_the_one_before(
     assert len(rows) == (len(keys) if world.place.is_keyed else world.committed_rows())
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("world", TARGETS, indirect=True)
+@pytest.mark.parametrize(("world", "point"), in_turn(TARGETS, POINTS), indirect=["world"])
 def test_an_epoch_is_not_published_to_another_target(world: ChangingWorld, point: str) -> None:
     before = world.place
     check_other_place(world, point, before.elsewhere())

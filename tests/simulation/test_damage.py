@@ -17,7 +17,7 @@ import pytest
 from cairn.backends.rocksdb.files import verify_rocksdb_base
 from cairn.errors import CairnError
 from cairn.storage.log import record_path
-from cairn.storage.retention import referenced_paths
+from cairn.storage.retention import object_paths
 from cairn.storage.store import LocalStore
 from cairn.storage.verify import verify
 from tests.simulation.world import Driver, World
@@ -106,7 +106,7 @@ def newest_of(world: World, kind: str) -> tuple[str, str]:
         return record_path(epoch.term), record_path(epoch.number)
     paths = [found.path for found in world.store.list() if re.fullmatch(KINDS[kind], found.path)]
     if paths[0].startswith("state/"):
-        needed = referenced_paths([epoch])
+        needed = object_paths([epoch])
         paths.sort(key=lambda path: path in needed)
     else:
         paths.sort(key=lambda path: [int(n) for n in re.findall(r"\d+", path)])

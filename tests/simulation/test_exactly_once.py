@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from tests.marks import in_turn
 from tests.simulation.world import DEATHS, Driver, World
 
 # A start from a savepoint and what RocksDB uploads are tried with Spark, rounds with loops,
@@ -79,8 +80,7 @@ def test_no_row_is_lost_or_doubled_whatever_fails(seed: int, tmp_path: Path) -> 
         raise
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "nth"), in_turn(POINTS, [1, 2]))
 def test_a_crash_at_any_point_changes_nothing_but_time(
     point: str, nth: int, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from cairn.errors import CommitConflictError
 from cairn.snapshots.rollback import rollback
 from cairn.storage.spark_log import leave_unread
 from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from tests.marks import in_turn
 from tests.simulation.test_exactly_once import POINTS, seeds, survive
 from tests.simulation.world import Driver, World
 
@@ -65,8 +66,9 @@ def crashed(tmp_path: Path, guarantee: Guarantee, every: int, point: str) -> Wor
 # Exactly-once, with several batches in an epoch
 
 
-@pytest.mark.parametrize("nth", [1, 2, 4])
-@pytest.mark.parametrize("point", [p for p in POINTS if not p.startswith("driver.idle")])
+@pytest.mark.parametrize(
+    ("point", "nth"), in_turn([p for p in POINTS if not p.startswith("driver.idle")], [1, 2, 4])
+)
 def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
     point: str, nth: int, tmp_path: Path
 ) -> None:
@@ -93,8 +95,7 @@ def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
 # At-least-once
 
 
-@pytest.mark.parametrize("every", [1, EVERY])
-@pytest.mark.parametrize("point", DRIVER_POINTS)
+@pytest.mark.parametrize(("point", "every"), in_turn(DRIVER_POINTS, [1, EVERY]))
 def test_at_least_once_repeats_what_followed_the_last_commit_and_loses_nothing(
     point: str, every: int, tmp_path: Path
 ) -> None:
@@ -135,8 +136,7 @@ def test_state_counts_each_row_once_with_at_least_once(tmp_path: Path) -> None:
 # At-most-once
 
 
-@pytest.mark.parametrize("every", [1, EVERY])
-@pytest.mark.parametrize("point", DRIVER_POINTS)
+@pytest.mark.parametrize(("point", "every"), in_turn(DRIVER_POINTS, [1, EVERY]))
 def test_at_most_once_loses_what_followed_the_last_commit_and_repeats_nothing(
     point: str, every: int, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ def published(
     }
     for batch in range(epochs):
         position = SparkPosition(folder="spark", batch_id=batch, offsets="")
-        coordinator.run_epoch(position, lambda begin: cluster.execute(inputs, begin))
+        coordinator.run_batch(position, lambda begin: cluster.execute(inputs, begin))
     assert verify(store).ok
     return {uid: Counter(map(tuple, end.rows)) for uid, end in ends.items()}
 

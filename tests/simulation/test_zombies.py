@@ -16,6 +16,7 @@ import pytest
 from cairn.errors import CommitConflictError
 from cairn.storage.manifest import SparkPosition
 from cairn.testing import crash_points, told_of_passes
+from tests.marks import in_turn
 from tests.simulation.ledger import as_arrow
 from tests.simulation.world import ConcurrentQueryError, Driver, World
 
@@ -61,15 +62,17 @@ class Sleeper:
         assert not self._thread.is_alive(), "still at work"
 
 
-@pytest.mark.parametrize("woken_at", WAKE_AT)
 @pytest.mark.parametrize(
-    "asleep_at",
-    [
-        point
-        for point in crash_points("driver")
-        if point not in ("driver.savepoint.loaded", "driver.batch.published")
-        and not point.startswith(("driver.idle.", "driver.round."))
-    ],
+    ("asleep_at", "woken_at"),
+    in_turn(
+        [
+            point
+            for point in crash_points("driver")
+            if point not in ("driver.savepoint.loaded", "driver.batch.published")
+            and not point.startswith(("driver.idle.", "driver.round."))
+        ],
+        WAKE_AT,
+    ),
 )
 def test_a_driver_that_slept_through_a_takeover_publishes_nothing_more(
     asleep_at: str, woken_at: str, tmp_path: Path
@@ -114,7 +117,7 @@ def test_the_epoch_of_a_fenced_driver_is_refused_and_leaves_no_output(tmp_path: 
     position = SparkPosition(folder="spark/zombie", batch_id=1, offsets="")
     for _ in range(2):
         with pytest.raises(CommitConflictError):
-            old.coordinator.run_epoch(
+            old.coordinator.run_batch(
                 position, lambda begin: old.cluster.execute({"rows": rows}, begin)
             )
         world.check_all()

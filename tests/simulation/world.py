@@ -31,7 +31,7 @@ from cairn.driver.spark_batches import SparkBatches
 from cairn.errors import CairnError
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, round_of
+from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.state import List, Map
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, SparkPosition
@@ -61,11 +61,13 @@ class Transactional(Sink):
         super().open(context)
         self.store: Store = open_store(self.url)
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        return _StagedRows(self.store, f"{epoch:012d}-{subtask}-{round_of(attempt)}")
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
+        return _StagedRows(
+            self.store, f"{epoch:012d}-{subtask}-{execution.batch}-{execution.round}"
+        )
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        mark = f"published/{epoch:012d}-{part}"
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
+        mark = f"published/{epoch:012d}-{batch}"
         if self.store.exists(mark):
             return
         rows = [
@@ -437,7 +439,7 @@ class Driver:
         position = self.batches.to_run(batch_id)
         if position is not None:
             rows = self.world.arrow(start, stop)
-            self.coordinator.run_epoch(
+            self.coordinator.run_batch(
                 position, lambda begin: self.cluster.execute({"rows": rows}, begin)
             )
         crash_point("driver.epoch.ended")
@@ -464,7 +466,7 @@ class Driver:
 
     def _run_without_a_batch(self, position: SparkPosition, is_draining: bool) -> None:
         crash_point("driver.idle.due")
-        self.coordinator.run_epoch(
+        self.coordinator.run_batch(
             position, lambda begin: self.cluster.execute({}, begin), is_draining=is_draining
         )
         crash_point("driver.idle.ended")

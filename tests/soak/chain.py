@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.servers import Postgres
 from tests.soak.driver import Driver
@@ -29,6 +30,8 @@ class Chain:
     site: Site
     names: Sequence[str]
     seed: int = 1
+    on: Any = None
+    """The session whose Spark the drivers run on; without it each starts its own."""
     killed: list[str] = field(default_factory=list)
     passed_by: list[str] = field(default_factory=list)
     """Places where no driver came by."""
@@ -43,7 +46,8 @@ class Chain:
 
     def drive(self, *arguments: object, **environment: str) -> Driver:
         """Start a driver; the caller ends it."""
-        return Driver(self.folder, "--targets", ",".join(self.names), *arguments, **environment)
+        names = ",".join(self.names)
+        return Driver(self.folder, "--targets", names, *arguments, on=self.on, **environment)
 
     def die(self, places: Iterable[str]) -> None:
         """POINT[@TARGET][:NTH], one driver each."""

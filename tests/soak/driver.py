@@ -14,13 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.spark.attached import Attachment
 from tests.spark.support import ROOT, slot_pids
 
 
 class Driver:
-    """Runs `tests.spark.programs.outputs`; what it reports is read as it comes."""
+    """Runs `tests.spark.programs.outputs`; what it reports is read as it comes.
 
-    def __init__(self, folder: Path, *arguments: Any, **environment: str) -> None:
+    It starts its own Spark, or runs on that of `on`, which outlives it.
+    """
+
+    def __init__(self, folder: Path, *arguments: Any, on: Any = None, **environment: str) -> None:
+        self._attachment = None if on is None else Attachment(on)
+        if self._attachment is not None:
+            environment |= self._attachment.environment
+        runner = [] if on is None else ["tests.spark.attached"]
         paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.reports: list[dict[str, Any]] = []
         self._news = threading.Condition()
@@ -28,7 +36,10 @@ class Driver:
         logs = folder / "drivers"
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{len(list(logs.iterdir())):03d}.log"
-        command = [sys.executable, "-m", "tests.spark.programs.outputs", folder, *arguments]
+        command = [
+            *(sys.executable, "-m", *runner, "tests.spark.programs.outputs"),
+            *(folder, *arguments),
+        ]
         with self.log.open("wb") as errors:
             self.process = subprocess.Popen(
                 list(map(str, command)),
@@ -108,6 +119,7 @@ class Driver:
         """Until it has ended; its last word, if it had one."""
         self.process.wait(within_s)
         self._reader.join(within_s)
+        self._detach()
         return self.find(end=...)
 
     def go_on(self) -> None:
@@ -122,6 +134,11 @@ class Driver:
             else:
                 self.process.kill()
         self.process.wait()
+        self._detach()
+
+    def _detach(self) -> None:
+        if self._attachment is not None:
+            self._attachment.close()
 
     def errors(self) -> str:
         """What Python said; Java's stack traces would bury it."""

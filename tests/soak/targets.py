@@ -123,14 +123,14 @@ class FilesTarget(Target):
     def rows(self) -> list[Row]:
         return [
             _row(each)
-            for file in sinks.published(str(self.out))
+            for file in sinks.list_published(str(self.out))
             for each in pq.read_table(file).to_pylist()
         ]
 
     def batches(self) -> dict[int, tuple[int, int]]:
         # Files never change: each is read once.
         found: dict[int, tuple[int, int]] = {}
-        for file in sinks.published(str(self.out)):
+        for file in sinks.list_published(str(self.out)):
             if file not in self._counted:
                 table = pq.read_table(file, columns=["batch", "size"]).to_pylist()
                 counted: dict[int, tuple[int, int]] = {}
@@ -144,7 +144,7 @@ class FilesTarget(Target):
 
     def leftovers(self) -> list[str]:
         stored = [found.path for found in open_store(str(self.out)).list()]
-        listed = {os.path.relpath(file, self.out) for file in sinks.published(str(self.out))}
+        listed = {os.path.relpath(file, self.out) for file in sinks.list_published(str(self.out))}
         data = [path for path in stored if path.endswith(".parquet")]
         return [path for path in data if path not in listed]
 

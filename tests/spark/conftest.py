@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from tests.spark.live import Undisturbed
 from tests.spark.programs.ledger import payments
 from tests.spark.support import Input
 
+INTERPRETED = {"sql__codegen__wholeStage": False, "sql__codegen__factoryMode": "NO_CODEGEN"}
+"""Compiling costs more than it saves for a few rows. Programs that start Spark compile."""
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -21,6 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         master="local[2]",
         ui__enabled=False,
         sql__shuffle__partitions=2,
+        **({} if os.environ.get("CAIRN_SOAK") else INTERPRETED),
         # Its own: what a test takes away from there is of this session.
         local__dir=str(tmp_path_factory.mktemp("local")),
     )

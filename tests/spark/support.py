@@ -29,6 +29,7 @@ from cairn.storage.store import open_store
 from cairn.types import parse_schema, schema_ddl
 from cairn.types.codec import codec
 from tests.restored import restored_operator
+from tests.spark.attached import Attachment
 
 ROOT = Path(__file__).parents[2]
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -148,12 +149,19 @@ def eventually(holds: Callable[[], Any], within_s: float = 30.0) -> bool:
 
 
 class Program:
-    """A driver in a process of its own. It reports in lines of JSON on its output."""
+    """A driver in a process of its own. It reports in lines of JSON on its output.
 
-    def __init__(self, module: str, *arguments: Any, **environment: str) -> None:
+    It starts its own Spark, or runs on that of `on`, which outlives it.
+    """
+
+    def __init__(self, module: str, *arguments: Any, on: Any = None, **environment: str) -> None:
         python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._attachment = None if on is None else Attachment(on)
+        if self._attachment is not None:
+            environment |= self._attachment.environment
+        runner = [] if on is None else ["tests.spark.attached"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.spark.programs.{module}", *map(str, arguments)],
+            [sys.executable, "-m", *runner, f"tests.spark.programs.{module}", *map(str, arguments)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": python_path, **environment},
             stdout=subprocess.PIPE,
@@ -185,6 +193,7 @@ class Program:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+        self._detach()
         # Java's stack traces would bury what Python says.
         self.errors = "".join(line for line in errors.splitlines(True) if line[:4] != "\tat ")
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -198,6 +207,11 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._detach()
+
+    def _detach(self) -> None:
+        if self._attachment is not None:
+            self._attachment.close()
 
     def __enter__(self) -> Program:
         return self
@@ -205,6 +219,7 @@ class Program:
     def __exit__(self, *exc: object) -> None:
         if self.process.poll() is None:
             self.kill()
+        self._detach()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -260,9 +260,9 @@ def test_spark_aggregates_ahead_while_that_leaves_few_rows(
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({}, "names no aggregates"),
+        ({}, "has no aggregates"),
         ({"k": "sum(v)"}, "name of another column"),
-        ({"x": "median(v)"}, "no aggregate 'median'"),
+        ({"x": "median(v)"}, "'median' is not an aggregate"),
         ({"x": "sum(nothing)"}, "nothing"),
         ({"x": "sum(s)"}, ""),
     ],

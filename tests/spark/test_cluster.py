@@ -15,8 +15,8 @@ from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import Input, Program, eventually, slot_pids, stored_state
 from tests.spark.test_crashes import Undisturbed
 
-FILES = 9
-KILLED_IN = 4
+FILES = 7
+KILLED_IN = 2
 
 
 @pytest.mark.slow

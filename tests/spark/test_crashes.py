@@ -93,7 +93,7 @@ def short(spark, tmp_path_factory):
 # The driver
 
 
-def crash_chain(undisturbed, work, points, *always):
+def crash_chain(spark, undisturbed, work, points, *always):
     """Start, die at a point, start again, die at the next, ….
 
     A point is a name, at which pass of it to die, and what to start the program with.
@@ -101,9 +101,8 @@ def crash_chain(undisturbed, work, points, *always):
     done = 0
     for number, (point, nth, *arguments) in enumerate(points):
         arguments = ("--retained", 1, "--parallelism", 1 + number % 3, *always, *arguments)
-        with Program(
-            "ledger", undisturbed.input.folder, work, *arguments, CAIRN_CRASH_AT=f"{point}:{nth}"
-        ) as program:
+        arguments = (undisturbed.input.folder, work, *arguments)
+        with Program("ledger", *arguments, on=spark, CAIRN_CRASH_AT=f"{point}:{nth}") as program:
             program.end()
         assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
         now = undisturbed.check_prefix(work)
@@ -118,7 +117,7 @@ def crash_chains(spark, undisturbed, *chains, **options):
     Then a driver that nobody kills, the one of these tests, runs each to the end.
     """
     with concurrent.futures.ThreadPoolExecutor(len(chains)) as pool:
-        for run in [pool.submit(crash_chain, undisturbed, *chain) for chain in chains]:
+        for run in [pool.submit(crash_chain, spark, undisturbed, *chain) for chain in chains]:
             run.result()
     for work, *_ in chains:
         job = build(spark, undisturbed.input.folder, work)
@@ -179,15 +178,13 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
 def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp_path):
     """With its JVM or without it, wherever it happens to be. The seed is in the test."""
     chance = random.Random(11)
-    for attempt in range(2):
-        with Program("ledger", short.input.folder, tmp_path, TRAP="sleep * 0.01") as program:
+    for with_jvm in (False, True):
+        on = None if with_jvm else spark
+        trap = "sleep * 0.01"
+        with Program("ledger", short.input.folder, tmp_path, on=on, TRAP=trap) as program:
             program.await_report()
             time.sleep(chance.uniform(0, 3))
-            if attempt % 2:
-                program.kill()
-            else:
-                program.process.kill()
-                program.process.wait()
+            program.kill()
         short.check_prefix(tmp_path)
     finish(build(spark, short.input.folder, tmp_path), tmp_path / "checkpoint")
     short.check(tmp_path)
@@ -198,7 +195,7 @@ def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp
 def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(spark, undisturbed, tmp_path):
     folder = undisturbed.input.folder
     keep = ("--retained", 100)
-    with Program("ledger", folder, tmp_path, *keep, TRAP="sleep * 0.05") as older:
+    with Program("ledger", folder, tmp_path, *keep, on=spark, TRAP="sleep * 0.05") as older:
         older.await_report(epoch=3)
         finish(build(spark, folder, tmp_path), tmp_path / "checkpoint", retained_epochs=100)
         ends = older.end()[-1]

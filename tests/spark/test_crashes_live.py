@@ -17,11 +17,12 @@ from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
+from tests.marks import for_soak
 from tests.s3 import s3_server
 from tests.spark.live import FILES, Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import Input, Program, by_id, epochs, eventually, finish, published
-from tests.spark.test_crashes import BESIDE, SINKS, Armed, Undisturbed, crash_chains
+from tests.spark.test_crashes import SINKS, Armed, Undisturbed, crash_chains
 
 ROCKSDB = ("--backend", "rocksdb", "--bases")
 
@@ -167,7 +168,12 @@ def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_n
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "point"),
-    [("heap", "slot.base.begun"), *(("rocksdb", point) for point in BESIDE)],
+    [
+        ("heap", "slot.base.begun"),
+        ("rocksdb", "slot.restored"),
+        ("rocksdb", "slot.sst.uploaded"),
+        *(for_soak("rocksdb", point) for point in ("slot.base.begun", "slot.base.written")),
+    ],
 )
 def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_nothing(
     spark, short, tmp_path, bases, backend, point

@@ -18,7 +18,7 @@ from cairn.demo.play import Play
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SHORT = ("--events", "150000", "--seconds", "10")
+SHORT = ("--events", "60000", "--seconds", "6")
 
 
 def run_demo(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(played: tuple[Path, Any]) -> None:
     folder, result = played
     assert result.returncode == 0, result.stdout + result.stderr
-    said = "150,000 events in, 150,000 counted, 0 lost, 0 duplicated"
+    said = "60,000 events in, 60,000 counted, 0 lost, 0 duplicated"
     assert said in result.stdout
     assert "killed in mid-epoch: 1 slot, 1 driver" in result.stdout
     assert "\x1b" not in result.stdout
@@ -83,7 +83,7 @@ def test_demo_fails_when_a_row_of_the_output_is_dropped_and_one_doubled(
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--folder", str(tmp_path / "demo"), *SHORT, "--tamper"])
     assert ended.value.code == 1
-    said = "150,000 events in, 150,000 counted, 1 lost, 1 duplicated"
+    said = "60,000 events in, 60,000 counted, 1 lost, 1 duplicated"
     assert said in capsys.readouterr().out
 
 

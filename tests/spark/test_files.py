@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from cairn import Job, KeyedProcess
-from cairn.sinks import Files, published
-from cairn.sinks.base import SinkContext
+from cairn.sinks import Files, list_published
+from cairn.sinks.base import Execution, SinkContext
 from cairn.types import parse_schema, type_ddl
 from tests.spark.support import finish
 
@@ -57,7 +57,7 @@ def written(sink: Files, schema: pa.Schema, folder: Path, *epochs: list[Any]) ->
     for number, rows in enumerate(epochs, start=1):
         columns = zip(*rows, strict=True)
         arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
-        writer = sink.writer(number, 0, 0)
+        writer = sink.writer(number, 0, Execution())
         writer.write(pa.RecordBatch.from_arrays(arrays, schema=schema))
         prepared = writer.prepare()
         assert prepared is not None
@@ -94,7 +94,7 @@ def test_spark_reads_the_very_rows_that_were_written(
     expected = rows_of(pa.Table.from_pylist(by_name, schema=schema), schema)
     of_folder = reader.format(settings["format"]).load(str(folder)).toArrow()
     assert rows_of(of_folder, schema) == expected
-    of_files = reader.format(settings["format"]).load(published(str(folder))).toArrow()
+    of_files = reader.format(settings["format"]).load(list_published(str(folder))).toArrow()
     assert rows_of(of_files, schema) == expected
 
 
@@ -136,13 +136,13 @@ def test_spark_reads_the_list_and_nothing_else(spark: Any, tmp_path: Path) -> No
     sink = Files(str(folder), listed=True)
     written(sink, schema, tmp_path, *[[(n,)] for n in range(25)])
     assert count() == 28
-    writer = sink.writer(26, 0, 0)
+    writer = sink.writer(26, 0, Execution())
     writer.write(pa.RecordBatch.from_pylist([{"k": 1}], schema=schema))
     prepared = writer.prepare()
     assert count() == 28
     sink.commit(26, [prepared or {}])
     assert count() == 29
-    assert len(published(str(folder))) == 26 + len(list(folder.glob("part-*-c000.*.parquet")))
+    assert len(list_published(str(folder))) == 26 + len(list(folder.glob("part-*-c000.*.parquet")))
 
 
 class Echo(KeyedProcess):
@@ -180,10 +180,10 @@ def test_spark_reads_merged_files_instead_of_their_sources(spark: Any, tmp_path:
     sink.open(SinkContext("job", "j", "out", schema, str(tmp_path / "scratch")))
     sink._compacting().round()
     for epoch in (10, 11):
-        writer = sink.writer(epoch, 0, 0)
+        writer = sink.writer(epoch, 0, Execution())
         writer.write(pa.RecordBatch.from_pylist([{"k": epoch - 1, "s": "a"}], schema=schema))
         sink.commit(epoch, [writer.prepare() or {}])
     sink._compacting().round()
     found = spark.read.parquet(str(folder)).collect()
     assert sorted(map(tuple, found)) == [(n, "a") for n in range(11)]
-    assert len(published(str(folder))) == 3 == len(list(folder.glob("*.parquet")))
+    assert len(list_published(str(folder))) == 3 == len(list(folder.glob("*.parquet")))

@@ -89,7 +89,8 @@ def test_a_killed_driver_does_to_the_output_what_the_guarantee_allows(
     weak = guarantee != "exactly-once"
     point = "driver.batch.published:5" if weak else "driver.epoch.ended:5"
     options = ("--guarantee", guarantee, "--checkpoint-every", 3)
-    with Program("ledger", source.folder, tmp_path, *options, CAIRN_CRASH_AT=point) as program:
+    arguments = (source.folder, tmp_path, *options)
+    with Program("ledger", *arguments, on=spark, CAIRN_CRASH_AT=point) as program:
         program.end()
     assert program.killed, program.errors[-2000:]
     before = ids(tmp_path / "booked")
@@ -115,10 +116,10 @@ class Gate(sinks.Files):
         super().__init__(path)
         self.gate = gate
 
-    def commit(self, epoch: int, committables: Any, part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Any, batch: int = 0) -> None:
         if not Path(self.gate).exists():
             raise ConnectionError("the gate is closed")
-        super().commit(epoch, committables, part)
+        super().commit(epoch, committables, batch)
 
 
 def gated(spark: Any, source: Input, folder: Path, out: str = "out") -> Job:
@@ -179,11 +180,11 @@ def test_a_sink_that_cannot_publish_for_long_fails_the_run_if_it_is_told_so(
 
 
 class Slow(sinks.Files):
-    def commit(self, epoch: int, committables: list[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: list[Committable], batch: int = 0) -> None:
         import time
 
         time.sleep(0.3)
-        super().commit(epoch, committables, part)
+        super().commit(epoch, committables, batch)
 
 
 def test_a_slow_sink_slows_the_job_and_each_source_keeps_to_its_limit(spark: Any, tmp_path: Path):

@@ -64,7 +64,7 @@ def test_the_programs_of_the_guide_to_sinks_write_to_every_sink(
     assert {path.parent.name for path in (tmp_path / "lake/payments").rglob("*.parquet")} == {
         "country=de", "country=fr",
     }  # fmt: skip
-    small = sinks.published(str(tmp_path / "lake/small"))
+    small = sinks.list_published(str(tmp_path / "lake/small"))
     assert sum(pq.read_table(file).num_rows for file in small) == 3
     assert spark.read.parquet(str(tmp_path / "lake/small")).count() == 3
     assert spark.read.json(str(tmp_path / "lake/json")).count() == 3

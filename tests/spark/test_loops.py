@@ -33,8 +33,9 @@ from tests.spark.support import (
 )
 
 
-def killed(job, folder, work, point, *arguments):
-    with Program("loops", job, folder, work, *arguments, CAIRN_CRASH_AT=point) as program:
+def killed(spark, job, folder, work, point, *arguments):
+    arguments = (job, folder, work, *arguments)
+    with Program("loops", *arguments, on=spark, CAIRN_CRASH_AT=point) as program:
         program.end()
     assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
     newest = epochs(work / "checkpoint")[-1]
@@ -47,7 +48,7 @@ def test_components_are_those_of_the_graph_though_the_driver_dies_and_the_job_is
 ):
     edges = [(n, n + 1) for n in range(7)] + [(20, 21), (21, 20), (30, 30)]
     rows = Input(tmp_path / "in", EDGES).add(*edges)
-    before = killed("components", rows.folder, tmp_path, "driver.idle.due:2")
+    before = killed(spark, "components", rows.folder, tmp_path, "driver.idle.due:2")
     job = components(spark, rows.folder, tmp_path)
     checkpoint = tmp_path / "checkpoint"
     with job.start(
@@ -74,7 +75,7 @@ def test_components_are_those_of_the_graph_though_the_driver_dies_and_the_job_is
 def test_ranks_come_to_those_of_a_batch_though_the_driver_dies_between_two_rounds(spark, tmp_path):
     seeds = [(page, 1.0 + page / 10) for page in range(PAGES)]
     rows = Input(tmp_path / "in", SHARES).add(*seeds[:20]).add(*seeds[20:])
-    newest = killed("ranks", rows.folder, tmp_path, "driver.round.ran:8", "--rounds", 5)
+    newest = killed(spark, "ranks", rows.folder, tmp_path, "driver.round.ran:8", "--rounds", 5)
     assert newest.timings["rounds"] == 5
     job = ranks(spark, rows.folder, tmp_path, rounds=5)
     checkpoint = tmp_path / "checkpoint"

@@ -198,7 +198,7 @@ def test_executors_write_what_is_written_without_them(spark, tmp_path):
         ],
         "m": [{**k, "entry": e, "value": b"p"} for k in keys for e in (float("nan"), -0.0, 2.0)],
     }.items():
-        entry = stage.entry("op", name)
+        entry = stage.find("op", name)
         schema = stage.rows_of(entry, name).schema
         writer.put("op", name, pa.Table.from_pylist(rows, schema=schema))
     writer.write(str(tmp_path / "arrow"))

@@ -345,9 +345,10 @@ def test_a_source_is_added_on_the_way_through_a_savepoint(spark, small, make_inp
 # Checkpoints that go, epochs that stay
 
 
-def test_a_checkpoint_in_memory_runs_and_leaves_nothing_behind(tmp_path):
+def test_a_checkpoint_in_memory_runs_and_leaves_nothing_behind(spark, tmp_path):
     source = Input(tmp_path / "in", SCHEMA).add_all(payments(2))
-    with Program("ledger", source.folder, tmp_path, "--checkpoint", "memory:") as program:
+    arguments = (source.folder, tmp_path, "--checkpoint", "memory:")
+    with Program("ledger", *arguments, on=spark) as program:
         next(program.reports())
         # Folders in memory lie beside each other, named for the process they are of.
         beside = Path(memory_folder()).parents[1]

@@ -15,6 +15,7 @@ import pytest
 from cairn import CommitConflictError
 from cairn.testing.crash import told_of_passes
 from tests import servers
+from tests.marks import for_soak
 from tests.soak.chain import Chain
 from tests.soak.lossy import LossyProxy
 from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
@@ -26,9 +27,10 @@ POSTGRES = ["postgres", "upsert", "prepared"]
 
 
 @pytest.fixture
-def chain(tmp_path):
-    def make(*names):
-        return Chain(new_site(tmp_path / str(len(list(tmp_path.iterdir())))), names)
+def chain(spark, tmp_path):
+    def make(*names, on=spark):
+        site = new_site(tmp_path / str(len(list(tmp_path.iterdir()))))
+        return Chain(site, names, on=on)
 
     return make
 
@@ -179,10 +181,17 @@ def test_commit_that_every_sink_has_made_and_not_told_is_made_once(spark, chain,
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("place", ["driver.epoch.ran:2", "driver.sink.unmarked@postgres:2"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        for_soak("driver.epoch.ran:2"),
+        "driver.sink.unmarked@postgres:2",
+    ],
+)
 def test_of_two_drivers_exactly_one_publishes(spark, chain, place):
     """The older one stands still with an epoch prepared, until the newer one has cleaned up."""
-    work = chain("files", *POSTGRES)
+    # One that stands still would keep the scheduler of a JVM it shares from going on.
+    work = chain("files", *POSTGRES, on=None)
     work.events.add(4)
     with work.drive("--at", f"{place}=stop") as older:
         assert older.await_report(at=...), older.errors()

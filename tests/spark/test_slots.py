@@ -14,10 +14,13 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.process_identity import identify
+from cairn.protocol.messages import Token
+from cairn.sinks.base import Execution
 from cairn.slot.folders import run_folder
 from cairn.slot.process import SlotHome
 from cairn.slot.server import Call
 from cairn.worker.forward import Forward
+from tests.marks import for_soak
 from tests.spark.programs.ledger import SCHEMA, payments
 from tests.spark.support import (
     Input,
@@ -176,7 +179,15 @@ def ledger(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["driver killed", "interrupted", "executor killed"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "driver killed",
+        "interrupted",
+        # tests/unit/slot/test_nursery.py has it without Spark.
+        for_soak("executor killed"),
+    ],
+)
 def test_slots_end_with_their_driver_and_executor(ledger, tmp_path, way):
     """In the middle of an epoch."""
     program = ledger("--trigger", "0 seconds", TRAP="sleep 60 2")
@@ -333,7 +344,7 @@ def test_forwarder_whose_input_breaks_off_fails_instead_of_waiting(tmp_path):
 
     location = f"grpc+unix://{tmp_path}/s"
     with _Server(location), flight.connect(location) as client, pytest.raises(EOFError):
-        list(forward._forward(client, Call((1, 1, 0, 1), "", 0, 0), batch, broken()))
+        list(forward._forward(client, Call(Token(1, 1, Execution(), 1), "", 0, 0), batch, broken()))
 
 
 def test_dead_slot_is_not_taken_for_a_living_one(tmp_path):

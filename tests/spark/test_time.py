@@ -8,6 +8,7 @@ import pytest
 
 from cairn import FunctionError, Job, KeyedProcess, PlanError, sinks, state
 from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.ticker import Ticker
 from cairn.functions import Hooks
 from cairn.plan.sql import time_sql
 from cairn.types import parse_schema
@@ -292,7 +293,7 @@ def test_all_that_is_available_includes_the_timers_that_are_due(alarms, tmp_path
     rows, build, out = alarms
     rows.add((1, 1, at(0)), (2, 2, at(9)))
     # Nobody else looks whether an epoch is due.
-    monkeypatch.setattr("cairn.run.Ticker", lambda *given: None)
+    monkeypatch.setattr(Ticker, "_run", lambda ticker: None)
     with build().start(
         checkpoint=str(tmp_path / "c"), parallelism=2, trigger="200 milliseconds"
     ) as run:
@@ -441,7 +442,7 @@ def test_driver_killed_around_epochs_without_a_batch_loses_and_doubles_no_timer(
         "driver.idle.ended:1",
     ]
     for point in points:
-        with Program("alarms", rows.folder, work, CAIRN_CRASH_AT=point) as program:
+        with Program("alarms", rows.folder, work, on=spark, CAIRN_CRASH_AT=point) as program:
             program.end()
         assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
     finish(build_alarms(spark, rows.folder, work), work / "checkpoint", drain=True)

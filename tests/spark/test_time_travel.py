@@ -20,7 +20,7 @@ from cairn.snapshots import diff_epochs
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log, create_or_open_job
-from cairn.storage.retention import referenced_paths
+from cairn.storage.retention import object_paths
 from cairn.storage.spark_log import COMPACT_SETTING
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
@@ -144,7 +144,8 @@ def test_a_driver_killed_before_the_first_epoch_after_a_rollback_publishes_nothi
     finish(job, checkpoint)
     rollback(open_store(str(checkpoint)), epochs(checkpoint)[0].number)
     # Its output is staged by then.
-    with Program("ledger", source.folder, tmp_path, CAIRN_CRASH_AT="driver.pack.written") as dies:
+    crash = {"CAIRN_CRASH_AT": "driver.pack.written"}
+    with Program("ledger", source.folder, tmp_path, on=spark, **crash) as dies:
         dies.end()
     assert dies.killed, dies.errors[-2000:]
     assert published_once(tmp_path / "booked") == counted(ledger.booked(0, 3))
@@ -223,7 +224,7 @@ def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
         parent.feed(4)
         assert Log(store).retired_below() > start.number
         kept = epochs(parent.checkpoint)
-        held = referenced_paths([start]) - referenced_paths(kept)
+        held = object_paths([start]) - object_paths(kept)
         assert held, "the parent itself needs them no more"
         check_whole(branch_folder / "checkpoint")
         check_whole(parent.checkpoint)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cairn import Job, sinks
-from cairn.sinks.base import SinkContext
+from cairn.sinks.base import Execution, SinkContext
 from cairn.storage.store import LocalStore, Retry
 from cairn.types import parse_schema, schema_ddl
 from tests.spark.support import epochs, finish
@@ -52,7 +52,7 @@ def test_a_dataframe_has_the_types_and_rows_of_the_stream(
     rows = pa.record_batch(arrays, schema=TYPES)
     prepared = []
     for subtask in range(2):
-        writer = sink.writer(2, subtask, 0)
+        writer = sink.writer(2, subtask, Execution())
         writer.write(rows)
         prepared.append(writer.prepare())
     sink.commit(2, prepared)

@@ -282,7 +282,7 @@ class Passing(KeyedProcess):
         (lambda keyed: keyed.window(windows.global_()).reduce("v", uid="w"), "needs a function"),
         (
             lambda keyed: keyed.window(windows.global_()).process(Passing(), schema=ROWS, uid="w"),
-            "Passing is no WindowFunction",
+            "Passing is not a WindowFunction",
         ),
         (
             lambda keyed: keyed.window(windows.global_()).process(Listed(), schema=ROWS, uid="w"),

@@ -1,6 +1,6 @@
-"""Where a slot keeps state between epochs."""
+"""Backends: they hold the state of a slot between epochs."""
 
-from cairn.backends.base import Backend, Base, BaseCancelledError, BaseTarget
+from cairn.backends.contract import Backend, Base, BaseCancelledError, BaseTarget
 from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.registry import BACKENDS, DEFAULT_MEMORY_BYTES, make_backend
 

@@ -1,39 +1,38 @@
-"""Map state in the rows of a backend that is asked for entries in a range, over all keys.
+"""Map state in the rows of a backend, with an index for ranges of entries over all keys.
 
-The rows are ordered by key. So that a range need not be a scan of everything, the committed entries
-are also held in memory, by entry: built at the first question after a restore, then kept up
-with every epoch that comes down.
+The rows are ordered by key. So that a range is not a scan of all rows, an index in memory holds the
+committed entries: built at the first range after a restore, then updated with every promoted epoch.
 
 Always true here:
-- the index is of committed rows, or there is none; the running epoch is looked through besides;
-- entries are found in their order; null is in no range, NaN only in the one without bounds.
+- the index covers exactly the committed rows, or is None; the running epoch is scanned besides;
+- entries are in their order; null is in no range, NaN only in the range without bounds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.overlay import MapTable, in_order
+from cairn.types.codec import Datum, Key
 
-Owner = tuple[int, Any]
+Owner = tuple[int, Key]
 """Key group and key."""
 
 
 class EntryIndex:
-    """Who has an entry."""
+    """The keys of each map entry."""
 
     def __init__(self) -> None:
-        self._owners: dict[Any, set[Owner]] = {}
-        self._order: list[Any] = []
-        """Every entry that has owners, and some that had; ascending unless `_unsorted`."""
+        self._owners: dict[Key, set[Owner]] = {}
+        self._order: list[Datum] = []
+        """Every entry that has owners, and some former ones; ascending unless `_unsorted`."""
         self._unsorted = False
 
-    def add(self, entry: Any, owner: Owner) -> None:
+    def add(self, entry: Key, owner: Owner) -> None:
         owners = self._owners.get(entry)
         if owners is None:
             owners = self._owners[entry] = set()
@@ -42,17 +41,17 @@ class EntryIndex:
                 self._unsorted = True
         owners.add(owner)
 
-    def remove(self, entry: Any, owner: Owner) -> None:
+    def remove(self, entry: Key, owner: Owner) -> None:
         owners = self._owners.get(entry)
         if owners is not None:
             owners.discard(owner)
             if not owners:
                 del self._owners[entry]
 
-    def entries(self, low: Any, high: Any) -> Iterator[Any]:
-        """Entries above `low` and up to `high`, in order. Nested ones have no bounds."""
+    def entries(self, low: Datum, high: Datum) -> Iterator[Datum]:
+        """Yield entries above `low` and up to `high`, in order. Nested ones have no bounds."""
         if self._unsorted or len(self._order) > 2 * len(self._owners) + 16:
-            # An entry that went and came again is there twice.
+            # An entry that was removed and added again is there twice.
             self._order = in_order({entry for entry in self._order if entry in self._owners})
             self._unsorted = False
         start = 0 if low is None else bisect_right(self._order, low)
@@ -63,12 +62,12 @@ class EntryIndex:
         if low is None and high is None:
             yield from (entry for entry in self._owners if entry is not None and entry != entry)
 
-    def owners(self, entry: Any) -> set[Owner]:
+    def owners(self, entry: Key) -> set[Owner]:
         return self._owners[entry]
 
 
 class IndexedMapTable(MapTable):
-    """Map state that can be asked for a range of entries."""
+    """Map state that can be read by a range of entries."""
 
     _index: EntryIndex | None = None
 
@@ -96,10 +95,10 @@ class IndexedMapTable(MapTable):
                             index.add(entry, (group, key))
         super().promote()
 
-    def between(self, low: Any, high: Any) -> list[tuple[Any, Any, Any]]:
-        """(key, entry, value) of every entry in the range, in no particular order."""
-        found: list[tuple[int, Any, Any]] = []
-        index = self._indexed()
+    def between(self, low: Datum, high: Datum) -> list[tuple[Key, Key, Datum]]:
+        """Return (key, entry, value) of every entry in the range, in no particular order."""
+        found: list[tuple[int, Key, Key]] = []
+        index = self._build_index()
         for entry in index.entries(low, high):
             for group, key in index.owners(entry):
                 if entry not in self.changes[group].get(key, ()):
@@ -108,17 +107,17 @@ class IndexedMapTable(MapTable):
         rows = [(key, entry, self.rows[group].get(key)[entry]) for group, key, entry in found]
         rows += (
             (key, entry, value)
-            for key, entry, value in self._changed()
+            for key, entry, value in self._iter_changes()
             if value is not ABSENT and _is_within(entry, low, high)
         )
         return rows
 
-    def first_above(self, low: Any) -> Any:
-        """The least entry above `low`; None: there is none."""
-        index = self._indexed()
+    def first_above(self, low: Datum) -> Datum:
+        """Return the least entry above `low`, or None."""
+        index = self._build_index()
         candidates = [
             entry
-            for _, entry, value in self._changed()
+            for _, entry, value in self._iter_changes()
             if value is not ABSENT and _is_within(entry, low, None)
         ]
         for entry in index.entries(low, None):
@@ -129,13 +128,13 @@ class IndexedMapTable(MapTable):
                 break
         return min(candidates, default=None)
 
-    def _changed(self) -> Iterator[tuple[Any, Any, Any]]:
+    def _iter_changes(self) -> Iterator[tuple[Key, Datum, Datum]]:
         for group in self.groups:
             for key, changed in self.changes[group].items():
                 for entry, value in changed.items():
                     yield key, entry, value
 
-    def _indexed(self) -> EntryIndex:
+    def _build_index(self) -> EntryIndex:
         if self._index is None:
             index = EntryIndex()
             for group in self.groups:
@@ -147,7 +146,7 @@ class IndexedMapTable(MapTable):
         return self._index
 
 
-def _is_within(entry: Any, low: Any, high: Any) -> bool:
+def _is_within(entry: Datum, low: Datum, high: Datum) -> bool:
     if entry is None:
         return False
-    return (low is None or entry > low) and (high is None or entry <= high)
+    return bool((low is None or entry > low) and (high is None or entry <= high))

@@ -1,4 +1,4 @@
-"""Read the rows of a stored file of state, whatever its format."""
+"""Read the rows of a stored file of state, in any format."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class RowsReader(Protocol):
 
 
 def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
-    """A reader for a file of a manifest. Close it: it may keep files in `scratch`."""
+    """Open a file of a manifest. Close it: it may keep files in `scratch`."""
     if ref.format == "rocksdb":
-        # Not at the top: a slot that keeps its state in memory need not load RocksDB.
+        # Not at the top: a slot with state in memory does not load RocksDB.
         from cairn.backends.rocksdb.files import RocksReader
 
         return RocksReader(store, ref, scratch)
@@ -40,7 +40,7 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
 
 
 def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:
-    """The stored rows of each state per key group, by the file's index alone."""
+    """Return the number of rows per state and key group, from the file's index alone."""
     if ref.format == "rocksdb":
         from cairn.backends.rocksdb.files import read_index
 

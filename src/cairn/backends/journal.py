@@ -1,12 +1,11 @@
-"""How to undo what the row at hand has changed: a journal of its writes.
+"""The undo log of the current row.
 
-A function that fails on a row leaves state as it found it. What a row writes lies in the
-overlay of the running epoch, together with what rows before it wrote, so each write says first
-how it is taken back. A table that has a journal (`table.journal`) is written to by handles
-that keep it; all others cost nothing.
+A function that fails on a row leaves state as it found it. The writes of a row lie in the
+overlay of the running epoch, among those of earlier rows, so each write first records how to undo
+it. Only handles of a table with a journal (`table.journal`) do that; others pay nothing.
 
 Always true here:
-- taken back in reverse, the writes of a row leave the overlay as it was before the row;
+- undone in reverse, the writes of a row leave the overlay as it was before the row;
 - a row costs what it writes, however much its key holds.
 """
 
@@ -15,32 +14,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from cairn.types.codec import Datum, Key
+from cairn.types.codec.core import Values
+
 GONE: Final[Any] = object()
 CALL: Final[Any] = object()
 
 Write = tuple[Any, Any, Any]
-"""(mapping, name, what was there or GONE); or (function, arguments, CALL)."""
+"""(mapping, name, previous value or GONE); or (function, arguments, CALL)."""
 
 
 class Journal(list[Write]):
-    """The writes of the row at hand, each as what takes it back. Empty between rows."""
+    """The undo records of the current row's writes. Empty between rows."""
 
     __slots__ = ()
 
-    def keep(self, mapping: dict[Any, Any], name: Any) -> None:
-        """Before `mapping[name]` is set or removed."""
+    def keep(self, mapping: dict[Key, Datum], name: Key) -> None:
+        """Record `mapping[name]` before it is set or removed."""
         self.append((mapping, name, mapping.get(name, GONE)))
 
-    def keep_length(self, items: list[Any]) -> None:
-        """Before something is added at the end of a list."""
+    def keep_length(self, items: Values) -> None:
+        """Record the length of a list before something is appended."""
         self.append((items, slice(len(items), None), ()))
 
-    def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Whatever else is to be done to take something back."""
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        """Record a call that undoes something else."""
         self.append((function, args, CALL))
 
     def undo(self) -> None:
-        """The row never happened."""
+        """Undo every write of the row."""
         while self:
             target, name, before = self.pop()
             if before is CALL:

@@ -1,31 +1,32 @@
-"""Stored rows: how the rows of a state look in Arrow, in deltas and bases alike.
+"""Stored rows: the rows of a state as Arrow batches, in deltas and bases alike.
 
     group, key, value, live            value, reducing and aggregating state
     group, key, entry, value, live     map state, a row per entry
-    group, key, start, value, live     list state: keep the first `start` items, then these
+    group, key, start, value, live     list state: the first `start` items stay, these follow
 
 A row that is not live deletes.
 
 Always true here:
-- rows are sorted by group, in the order in which they were given within one;
-- a state has one schema, however many rows there are.
+- rows are sorted by group, and within a group stay in the given order;
+- a state has one schema, with rows or without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT, Change, Content
 from cairn.errors import FunctionError
 from cairn.types import type_ddl
-from cairn.types.codec import Codec, codec
+from cairn.types.codec import Codec, Key, codec
+from cairn.types.codec.core import Values
 
-Held = Iterable[tuple[int, Mapping[Any, Any]]]
-"""Key groups, ascending, each with (some of) its keys and what is held of them."""
+Keyed = Mapping[Key, Content | Change]
+RowsByGroup = Iterable[tuple[int, Keyed]]
+"""Key groups, ascending, each with (some of) its keys and their contents."""
 
 
 class Layout:
@@ -41,30 +42,25 @@ class Layout:
         schema: pa.Schema = self.batch([], []).schema
         return schema
 
-    def batch(self, groups: Sequence[int], mappings: Sequence[Mapping[Any, Any]]) -> pa.RecordBatch:
-        """Rows as the overlay or the backend holds them, by group."""
-        keys: list[Any] = []
-        values: list[Any] = []
+    def batch(self, groups: Sequence[int], mappings: Sequence[Keyed]) -> pa.RecordBatch:
+        """Return the stored form of rows that the overlay or the backend holds, by group."""
+        keys: list[Key] = []
+        values: Values = []
         for mapping in mappings:
             keys += mapping
             values += mapping.values()
-        return self.rows(groups, [len(mapping) for mapping in mappings], keys, values)
-
-    def rows(
-        self, groups: Sequence[int], counts: Sequence[int], keys: list[Any], values: list[Any]
-    ) -> pa.RecordBatch:
         encoded = self._encode(self.values, keys, values)
         columns = {
             "key": self._encode(self.keys, keys, keys),
             "value": encoded,
             "live": encoded.is_valid(),
         }
-        return self._batch(groups, counts, columns)
+        return self._batch(groups, [len(mapping) for mapping in mappings], columns)
 
-    def pieces(self, held: Held, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Everything that is held, in batches of about `rows_max` rows."""
+    def pieces(self, held: RowsByGroup, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Yield batches of about `rows_max` rows."""
         groups: list[int] = []
-        mappings: list[Mapping[Any, Any]] = []
+        mappings: list[Keyed] = []
         count = 0
         for group, mapping in held:
             for part, size in self._parts(mapping, rows_max):
@@ -72,14 +68,12 @@ class Layout:
                 mappings.append(part)
                 count += size
                 if count >= rows_max:
-                    yield self._piece(groups, mappings)
+                    yield self.batch(groups, mappings)
                     groups, mappings, count = [], [], 0
         if groups:
-            yield self._piece(groups, mappings)
+            yield self.batch(groups, mappings)
 
-    def _parts(
-        self, mapping: Mapping[Any, Any], rows_max: int
-    ) -> Iterator[tuple[Mapping[Any, Any], int]]:
+    def _parts(self, mapping: Keyed, rows_max: int) -> Iterator[tuple[Keyed, int]]:
         if len(mapping) <= rows_max:
             yield mapping, len(mapping)
             return
@@ -88,17 +82,14 @@ class Layout:
             part = dict(zip(keys[at : at + rows_max], values[at : at + rows_max], strict=True))
             yield part, len(part)
 
-    def _piece(self, groups: list[int], mappings: list[Mapping[Any, Any]]) -> pa.RecordBatch:
-        return self.batch(groups, mappings)
-
     def _batch(
-        self, groups: Sequence[int], counts: Sequence[int], columns: dict[str, Any]
+        self, groups: Sequence[int], counts: Sequence[int], columns: dict[str, pa.Array]
     ) -> pa.RecordBatch:
         group = pa.array(np.repeat(np.asarray(groups, np.int32), np.asarray(counts, np.int64)))
         return pa.RecordBatch.from_pydict({"group": group, **columns})
 
-    def _encode(self, values: Codec, keys: Sequence[Any], encoded: list[Any]) -> Any:
-        """Encode stored values; where one does not fit, say whose it is."""
+    def _encode(self, values: Codec, keys: Sequence[Key], encoded: Values) -> pa.Array:
+        """Encode stored values; the error of a value that does not fit names its key."""
         try:
             return values.encode(encoded)
         except (ValueError, OverflowError, TypeError) as error:
@@ -109,8 +100,8 @@ class Layout:
                     raise FunctionError(
                         f"state {self.name!r} of key {key!r}: {value!r} does not fit "
                         f"{type_ddl(values.type)} ({cause})\n"
-                        "  next: check it before it is written, or declare another type; with "
-                        "on_error='dead-letter' the row that writes it is put aside",
+                        "  next: check the value before writing it, or declare another type; with "
+                        "on_error='dead-letter' the row becomes a dead letter",
                         state=self.name,
                         key=repr(key),
                     ) from cause
@@ -125,10 +116,10 @@ class MapLayout(Layout):
         assert entries is not None
         self.entries = entries
 
-    def batch(self, groups: Sequence[int], mappings: Sequence[Mapping[Any, Any]]) -> pa.RecordBatch:
-        keys: list[Any] = []
-        entries: list[Any] = []
-        values: list[Any] = []
+    def batch(self, groups: Sequence[int], mappings: Sequence[Keyed]) -> pa.RecordBatch:
+        keys: list[Key] = []
+        entries: list[Key] = []
+        values: Values = []
         counts: list[int] = []
         for mapping in mappings:
             size = len(keys)
@@ -145,10 +136,8 @@ class MapLayout(Layout):
         }
         return self._batch(groups, counts, columns)
 
-    def _parts(
-        self, mapping: Mapping[Any, Any], rows_max: int
-    ) -> Iterator[tuple[Mapping[Any, Any], int]]:
-        part: dict[Any, Any] = {}
+    def _parts(self, mapping: Keyed, rows_max: int) -> Iterator[tuple[Keyed, int]]:
+        part: dict[Key, Change] = {}
         count = 0
         for key, held in mapping.items():
             for cut, size in super()._parts(held, rows_max):
@@ -164,21 +153,8 @@ class MapLayout(Layout):
 class ListLayout(Layout):
     """List state: (start, items) per key."""
 
-    def batch(self, groups: Sequence[int], mappings: Sequence[Mapping[Any, Any]]) -> pa.RecordBatch:
-        rows = [(key, *word) for mapping in mappings for key, word in mapping.items()]
-        return self.lists(groups, [len(mapping) for mapping in mappings], rows)
-
-    @property
-    def schema(self) -> pa.Schema:
-        schema: pa.Schema = self.lists([], [], []).schema
-        return schema
-
-    def lists(
-        self,
-        groups: Sequence[int],
-        counts: Sequence[int],
-        rows: Sequence[tuple[Any, int, Sequence[Any]]],
-    ) -> pa.RecordBatch:
+    def batch(self, groups: Sequence[int], mappings: Sequence[Keyed]) -> pa.RecordBatch:
+        rows = [(key, *change) for mapping in mappings for key, change in mapping.items()]
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum([len(items) for _, _, items in rows], out=offsets[1:])
         flat = [item for _, _, items in rows for item in items]
@@ -187,15 +163,13 @@ class ListLayout(Layout):
             "key": self.keys.encode([key for key, _, _ in rows]),
             "start": pa.array([start for _, start, _ in rows], pa.int64()),
             "value": pa.ListArray.from_arrays(offsets, self._encode(self.values, owners, flat)),
-            # An empty list is no list: nothing is kept and nothing follows.
+            # A list without items is deleted.
             "live": pa.array([start > 0 or len(items) > 0 for _, start, items in rows], pa.bool_()),
         }
-        return self._batch(groups, counts, columns)
+        return self._batch(groups, [len(mapping) for mapping in mappings], columns)
 
-    def _parts(
-        self, mapping: Mapping[Any, Any], rows_max: int
-    ) -> Iterator[tuple[Mapping[Any, Any], int]]:
-        part: dict[Any, Any] = {}
+    def _parts(self, mapping: Keyed, rows_max: int) -> Iterator[tuple[Keyed, int]]:
+        part: dict[Key, Change] = {}
         count = 0
         for key, items in mapping.items():
             for at in range(0, len(items), rows_max):
@@ -217,7 +191,7 @@ def make_layout(name: str, kind: str, keys: Codec, values: Codec, entries: Codec
 
 
 def runs(groups: pa.Array) -> Iterator[tuple[int, int, int]]:
-    """(group, first row, row after the last) of each run in a sorted column."""
+    """Yield (group, first row, row after the last) for each group of a sorted column."""
     values = groups.to_numpy()
     if not len(values):
         return
@@ -226,5 +200,5 @@ def runs(groups: pa.Array) -> Iterator[tuple[int, int, int]]:
     yield from zip(values[starts].tolist(), starts, [*cuts, len(values)], strict=True)
 
 
-def live_column(batch: pa.RecordBatch) -> list[Any]:
+def live_column(batch: pa.RecordBatch) -> Values:
     return codec(pa.bool_()).decode(batch["live"])

@@ -1,13 +1,13 @@
-"""One state of an operator: the committed rows, and above them what the running epoch changed.
+"""One state of an operator: the committed rows, and above them the changes of the running epoch.
 
-A function reads through the overlay and writes to it only. So the overlay is the delta
-(what changed), dropping it is the rollback, and the rows below are the last committed
-epoch for whoever asks. A backend never holds anything uncommitted.
+A function reads through the overlay and writes only to it. So the overlay is the delta of the
+epoch, dropping it is the rollback, and the rows below are the last committed epoch, which
+lookups read. A backend never holds anything uncommitted.
 
-How stored rows look is said in `layout`.
+Stored rows have the form described in `layout`.
 
 Always true here:
-- `rows` is the parent epoch's state, until `promote` takes the overlay in;
+- `rows` is the parent epoch's state, until `promote` adds the overlay to it;
 - applying a base and then its deltas, in order, gives the state they were taken from.
 """
 
@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT as ABSENT
-from cairn.backends.base import Backend, Rows
+from cairn.backends.contract import ABSENT, Backend, Change, Content, Rows
 from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import empty_rows
 from cairn.backends.journal import Journal
@@ -31,8 +30,9 @@ from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layou
 from cairn.errors import FunctionError
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
-from cairn.types.codec import Codec, codec, strict
-from cairn.types.codec.stamped import stamped_codec
+from cairn.types.codec import Codec, Datum, Key, codec, strict
+from cairn.types.codec.core import Values
+from cairn.types.codec.stamped import stamp_codec
 
 BASE_BATCH_ROWS = 64 * 1024
 COUNT_SAMPLE_KEYS = 64
@@ -48,32 +48,32 @@ class Table(ABC):
         self.name = declaration.name
         self.keys = codec(key_type)
         ttl = declaration.ttl
-        self.values = codec(declaration.type) if ttl is None else stamped_codec(declaration.type)
+        self.values = codec(declaration.type) if ttl is None else stamp_codec(declaration.type)
         entry_type = declaration.entry_type
         entries = None if entry_type is None else codec(entry_type)
         kind = declaration.layout
         backend.open_state(self.name, kind, self.keys, self.values, entries)
         self.layout = make_layout(self.name, kind, self.keys, self.values, entries)
         self.backend = backend
-        # Both lists are indexed by key group and keep their identity for life: handles hold them.
+        # Indexed by key group. Handles hold both lists, so they are never replaced.
         self.rows: list[Rows] = [empty_rows(kind) for _ in range(group_count)]
-        self.changes: list[dict[Any, Any]] = [{} for _ in range(group_count)]
+        self.changes: list[dict[Key, Change]] = [{} for _ in range(group_count)]
         self.groups = range(0)
         self.expiry = None if ttl is None else Expiry(self, ttl)
         self.journal: Journal | None = None
-        """Where who writes says how to undo it, if the epoch may go on without the row at hand."""
+        """Undo log of the current row, if the epoch can go on without a row that fails."""
 
     @property
     def written(self) -> Codec:
-        """The codec of the values that functions write."""
-        return self._answerable(codec(self.declaration.type))
+        """Codec of the values that functions write."""
+        return self._strict_if_journaled(codec(self.declaration.type))
 
-    def _answerable(self, written: Codec) -> Codec:
-        """With a journal a row answers for all it writes: nothing may fail after it is done."""
+    def _strict_if_journaled(self, written: Codec) -> Codec:
+        """With a journal, a value that cannot be stored must fail in the row that writes it."""
         return written if self.journal is None else strict(written)
 
     def assign(self, groups: range) -> None:
-        """Own these key groups: keep what is there already, drop what no longer belongs."""
+        """Own these key groups: keep the rows of those owned before, drop the others."""
         for group in self.groups:
             if group not in groups:
                 self.backend.drop(self.name, group)
@@ -89,7 +89,7 @@ class Table(ABC):
         self.groups = groups
 
     def forget(self, groups: range) -> None:
-        """Hold nothing of these key groups, to be loaded anew."""
+        """Drop the rows of these key groups, to load them again."""
         for group in groups:
             if group in self.groups:
                 self.backend.drop(self.name, group)
@@ -98,43 +98,42 @@ class Table(ABC):
                 if self.expiry is not None:
                     self.expiry.assign(group)
 
-    def check_owned(self, keys: pa.Array, groups: npt.NDArray[Any]) -> None:
-        """Refuse keys of key groups that are not here: another subtask holds their state."""
+    def check_owned(self, keys: pa.Array, groups: npt.NDArray[np.integer[Any]]) -> None:
+        """Refuse keys of key groups that belong to another subtask."""
         foreign = np.flatnonzero((groups < self.groups.start) | (groups >= self.groups.stop))
         if len(foreign):
             key = keys[int(foreign[0])].as_py()
             raise FunctionError(
-                f"state {self.name!r}: key {key!r} is not one of this subtask\n"
-                "  found: a key that is not the key of the rows at hand\n"
-                "  expected: state is read and written under the key of the rows (ctx.keys)\n"
+                f"state {self.name!r}: key {key!r} belongs to another subtask\n"
+                "  found: a key that no row of this batch has\n"
+                "  expected: state is read and written under the keys of the rows (ctx.keys)\n"
                 "  next: key_by() the column that these keys are taken from",
                 state=self.name,
                 key=key,
             )
 
     def promote(self) -> None:
-        """The epoch is committed: its changes are the state now."""
+        """Make the changes of the committed epoch part of the rows."""
         for group in self.groups:
             changes = self.changes[group]
             if changes:
                 if self.expiry is not None:
-                    self.expiry.promoting(group, changes)
+                    self.expiry.note_new_keys(group, changes)
                 self.rows[group].promote(changes)
                 self.changes[group] = {}
 
     def rollback(self) -> None:
-        """The epoch never happened."""
+        """Drop the changes of the epoch."""
         for group in self.groups:
             if self.changes[group]:
                 self.changes[group] = {}
 
-    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any] | None:
-        """What is held of keys, each in its key group: copies; None for nothing.
+    def look_up(self, places: Sequence[tuple[int, Key]], *, finished: bool) -> list[Content] | None:
+        """Return copies of the contents of keys, each in its key group; None for nothing.
 
-        No list at all: it is not ready yet, and nearer to it than before.
-
-        As of the parent epoch; `finished`: as of the epoch at hand, which has finished. On any
-        thread, while an epoch runs, but not while it is promoted or undone.
+        As of the parent epoch; with `finished` as of the current epoch, which has finished. On
+        any thread while an epoch runs, but not while it is promoted or rolled back. Returns None
+        if the table needs more calls to prepare the answer.
         """
         if not finished:
             return [self.rows[group].peek(key) for group, key in places]
@@ -145,14 +144,14 @@ class Table(ABC):
             for group, key in places
         ]
 
-    def _after(self, held: Any, change: Any) -> Any:
-        """What is held of a key after a change of the overlay."""
+    def _after(self, held: Content, change: Change) -> Content:
+        """Return the content of a key after a change of the overlay."""
         return change
 
     def dump(self) -> Iterator[pa.RecordBatch]:
-        """The committed rows by key, in batches of whole key groups where they are small."""
+        """Yield the committed rows by key, in batches of whole key groups."""
         groups: list[int] = []
-        mappings: list[dict[Any, Any]] = []
+        mappings: list[dict[Key, Content]] = []
         row_count = 0
         for group in self.groups:
             held = dict(self.rows[group].items())
@@ -162,36 +161,36 @@ class Table(ABC):
                 yield self._dump(groups, mappings)
                 groups, mappings, row_count = [], [], 0
             groups.append(group)
-            mappings.append(sorted_rows(held))
+            mappings.append(sort_by_key(held))
             row_count += len(held)
         if groups:
             yield self._dump(groups, mappings)
 
     def freeze(self) -> Iterator[pa.RecordBatch] | None:
-        """The committed rows as of now, where the table holds them itself; None: the backend does.
+        """Return the present committed rows if the table holds them itself, not the backend.
 
-        Read on another thread, while later epochs run.
+        They are read on another thread, while later epochs run.
         """
         return None
 
     def delta(self) -> pa.RecordBatch | None:
-        """What the epoch changed."""
+        """Return the changes of the epoch; None if there are none."""
         groups = [group for group in self.groups if self.changes[group]]
         return self.layout.batch(groups, [self.changes[g] for g in groups]) if groups else None
 
     def sort_changes(self) -> None:
-        """The epoch's changes in the order of the keys, not in that in which they were made."""
+        """Put the epoch's changes into the order of the keys."""
         for group in self.groups:
             if len(self.changes[group]) > 1:
-                self.changes[group] = sorted_rows(self.changes[group])
+                self.changes[group] = sort_by_key(self.changes[group])
 
-    def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
+    def _dump(self, groups: list[int], mappings: list[dict[Key, Content]]) -> pa.RecordBatch:
         return self.layout.batch(groups, mappings)
 
     def leave_out_expired(
         self, batch: pa.RecordBatch, floor_ms: int | None = None, *, keep_rows: bool = False
     ) -> pa.RecordBatch:
-        """Stored rows that had not expired before `floor_ms`, or before that of the last epoch."""
+        """Return stored rows that had not expired at `floor_ms`, or at the last epoch's floor."""
         ttl, expiry = self.declaration.ttl, self.expiry
         if ttl is None or expiry is None:
             return batch
@@ -203,30 +202,30 @@ class Table(ABC):
 
     @abstractmethod
     def keys_changed(self) -> int:
-        """How many keys (entries, for maps) the epoch has touched."""
+        """Return the number of keys (entries, for maps) that the epoch has changed."""
 
     @abstractmethod
-    def held(self) -> Held:
+    def count_held(self) -> Held:
         """Count keys and entries, the epoch's changes included.
 
-        Figures for people: of large epochs the keys that are new are estimated.
+        The figures are for people: the new keys of large epochs are estimated.
         """
 
-    def packed_changes(self) -> pa.RecordBatch | None:
-        """The overlay as `unpack_changes` takes it; None where that is not worth while."""
+    def pack_changes(self) -> pa.RecordBatch | None:
+        """Return the overlay as `unpack_changes` takes it; None if packing would not pay."""
         return None
 
     def unpack_changes(self, batch: pa.RecordBatch) -> None:
-        """Be the overlay that was packed."""
+        """Restore the overlay that was packed."""
         raise AssertionError(f"state {self.name!r}: nothing was packed")
 
     @abstractmethod
     def apply(self, batch: pa.RecordBatch) -> None:
-        """Load stored rows: of a base, or of a delta upon what is there."""
+        """Add the stored rows of a base or a delta to the committed rows."""
 
     @abstractmethod
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Deltas in order, as one delta: of each key the last word. Looks at nothing else."""
+        """Merge deltas, in order, into one: the last change of each key wins."""
 
 
 class ValueTable(Table):
@@ -234,13 +233,13 @@ class ValueTable(Table):
 
     @property
     def written_keys(self) -> Codec:
-        """The codec of the keys that functions write, for broadcast state."""
-        return self._answerable(self.keys)
+        """Codec of the keys that functions write, for broadcast state."""
+        return self._strict_if_journaled(self.keys)
 
     def keys_changed(self) -> int:
         return sum(len(self.changes[group]) for group in self.groups)
 
-    def held(self) -> Held:
+    def count_held(self) -> Held:
         held = 0
         for group in self.groups:
             rows, changes = self.rows[group], self.changes[group]
@@ -251,7 +250,7 @@ class ValueTable(Table):
                     held -= sum(value is None for value in changes.values())
         return Held(held, held)
 
-    def packed_changes(self) -> pa.RecordBatch | None:
+    def pack_changes(self) -> pa.RecordBatch | None:
         return self.delta()
 
     def unpack_changes(self, batch: pa.RecordBatch) -> None:
@@ -262,7 +261,7 @@ class ValueTable(Table):
         for group, changes in self._changes_of(batch):
             self.rows[group].promote(changes)
 
-    def _changes_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, dict[Any, Any]]]:
+    def _changes_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, dict[Key, Change]]]:
         values = self.values.decode(batch["value"])
         keys = self.keys.decode_keys(batch["key"])
         for group, start, stop in runs(batch["group"]):
@@ -286,17 +285,17 @@ class MapTable(Table):
 
     @property
     def written_entries(self) -> Codec:
-        """The codec of the map keys that functions write."""
-        return self._answerable(self.entries)
+        """Codec of the map keys that functions write."""
+        return self._strict_if_journaled(self.entries)
 
-    def _after(self, held: Any, change: Any) -> Any:
+    def _after(self, held: Content, change: Change) -> Content:
         merged = {**(held or {}), **change}
         return {entry: value for entry, value in merged.items() if value is not ABSENT} or None
 
     def keys_changed(self) -> int:
         return sum(len(changed) for g in self.groups for changed in self.changes[g].values())
 
-    def held(self) -> Held:
+    def count_held(self) -> Held:
         keys = sum(len(self.rows[group]) for group in self.groups)
         total = sum(self.rows[group].entry_count() for group in self.groups)
         for group in self.groups:
@@ -310,12 +309,12 @@ class MapTable(Table):
                 total += added
         return Held(keys, total)
 
-    def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
-        inner = [{key: sorted_rows(held) for key, held in m.items()} for m in mappings]
+    def _dump(self, groups: list[int], mappings: list[dict[Key, Content]]) -> pa.RecordBatch:
+        inner = [{key: sort_by_key(held) for key, held in m.items()} for m in mappings]
         return self.layout.batch(groups, inner)
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        changes: dict[int, dict[Any, dict[Any, Any]]] = {}
+        changes: dict[int, dict[Key, dict[Key, Datum]]] = {}
         for group, key, entry, value, live in zip(
             batch["group"].to_numpy().tolist(),
             self.keys.decode_keys(batch["key"]),
@@ -344,16 +343,16 @@ class MapTable(Table):
 
 
 class ListTable(Table):
-    """List state. The overlay holds (start, added): keep so many items, then these."""
+    """List state: a sequence of items per key, and in the overlay (start, added)."""
 
-    def _after(self, held: Any, change: Any) -> Any:
+    def _after(self, held: Content, change: Change) -> Content:
         start, added = change
         return [*(held or ())[:start], *added] or None
 
     def keys_changed(self) -> int:
         return sum(len(self.changes[group]) for group in self.groups)
 
-    def held(self) -> Held:
+    def count_held(self) -> Held:
         held = 0
         for group in self.groups:
             rows = self.rows[group]
@@ -364,13 +363,13 @@ class ListTable(Table):
 
     layout: ListLayout
 
-    def _dump(self, groups: list[int], mappings: list[dict[Any, Any]]) -> pa.RecordBatch:
+    def _dump(self, groups: list[int], mappings: list[dict[Key, Content]]) -> pa.RecordBatch:
         return self.layout.batch(
             groups, [{key: (0, items) for key, items in m.items()} for m in mappings]
         )
 
-    def _stored(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Any, int, list[Any]]]:
-        """(group, key, start, items) of each row."""
+    def _rows_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, Key, int, Values]]:
+        """Yield (group, key, start, items) of each row."""
         keys = self.keys.decode_keys(batch["key"])
         starts = batch["start"].to_numpy().tolist()
         ends = batch["value"].offsets.to_numpy().tolist()
@@ -380,26 +379,26 @@ class ListTable(Table):
             yield group, keys[at], starts[at], items[ends[at] - first : ends[at + 1] - first]
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        words: dict[int, dict[Any, tuple[int, list[Any]]]] = {}
-        for group, key, start, items in self._stored(batch):
-            own = words.setdefault(group, {})
+        changes: dict[int, dict[Key, tuple[int, Values]]] = {}
+        for group, key, start, items in self._rows_of(batch):
+            own = changes.setdefault(group, {})
             if key in own:
                 # The next piece of a long list.
                 self.rows[group].promote({key: own.pop(key)})
             own[key] = (start, items)
-        for group, own in words.items():
+        for group, own in changes.items():
             self.rows[group].promote(own)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        merged: dict[int, dict[Any, tuple[int, list[Any]]]] = {}
+        merged: dict[int, dict[Key, tuple[int, Values]]] = {}
         for batch in batches:
-            for group, key, start, items in self._stored(batch):
-                words = merged.setdefault(group, {})
-                held = words.get(key)
+            for group, key, start, items in self._rows_of(batch):
+                changes = merged.setdefault(group, {})
+                held = changes.get(key)
                 if held is not None and start >= held[0]:
-                    words[key] = (held[0], held[1][: start - held[0]] + items)
+                    changes[key] = (held[0], held[1][: start - held[0]] + items)
                 else:
-                    words[key] = (start, items)
+                    changes[key] = (start, items)
         groups = sorted(merged)
         return self.layout.batch(groups, [merged[group] for group in groups])
 
@@ -411,10 +410,10 @@ def make_table(
     return kinds.get(declaration.layout, ValueTable)(declaration, key_type, backend, group_count)
 
 
-def _count_new(rows: Rows, changes: dict[Any, Any]) -> int:
-    """How many of the changed keys are not in the rows, from a sample of them.
+def _count_new(rows: Rows, changes: dict[Key, Change]) -> int:
+    """Estimate from a sample how many of the changed keys are not in the rows.
 
-    Looking up each one would be a cache miss each, a tenth of what a large epoch costs.
+    Looking up each key would be a cache miss each, a tenth of what a large epoch costs.
     The rows themselves are counted exactly, so the error does not add up.
     """
     step = max(1, len(changes) // COUNT_SAMPLE_KEYS)
@@ -423,21 +422,21 @@ def _count_new(rows: Rows, changes: dict[Any, Any]) -> int:
     return round(len(changes) * (len(sample) - known) / len(sample))
 
 
-def in_order(names: Iterable[Any]) -> list[Any]:
-    """Keys by value, None first and NaN last at any depth: the same wherever they come from.
+def in_order(names: Iterable[Key]) -> list[Datum]:
+    """Sort keys by value, None first and NaN last at any depth.
 
-    The order in which a mapping came to be does not survive a restore.
+    The insertion order of a mapping does not survive a restore.
     """
-    names = list(names)
-    if set(map(type, names)) in _PLAINLY_ORDERED:
-        return sorted(names)
-    return sorted(names, key=_place)
+    found: list[Datum] = list(names)
+    if set(map(type, found)) in _PLAINLY_ORDERED:
+        return sorted(found)
+    return sorted(found, key=_place)
 
 
 _PLAINLY_ORDERED: tuple[set[type], ...] = ({int}, {str}, {bytes})
 
 
-def _place(name: Any) -> tuple[Any, ...]:
+def _place(name: Datum) -> tuple[Datum, ...]:
     if name is None:
         return (0,)
     if isinstance(name, tuple):
@@ -445,22 +444,22 @@ def _place(name: Any) -> tuple[Any, ...]:
     return (2,) if name != name else (1, name)
 
 
-def sorted_rows(rows: Mapping[Any, Any]) -> dict[Any, Any]:
+def sort_by_key(rows: Mapping[Key, Content]) -> dict[Key, Content]:
     return {key: rows[key] for key in in_order(rows)}
 
 
-def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows in one batch."""
+def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return all rows in one batch."""
     pieces = pa.Table.from_batches(batches).combine_chunks().to_batches()
     if len(pieces) > 1:
-        # Their files stay as they are, so nothing is lost.
+        # The files of the deltas stay as they are, so nothing is lost.
         raise OverflowError("deltas of more than 2 GiB of text or binary are not merged")
     return pieces[0]
 
 
-def _last_rows(batches: Sequence[pa.RecordBatch], names: Iterable[list[Any]]) -> pa.RecordBatch:
-    """Of rows with the same group and name the last one, sorted by group."""
-    whole = joined(batches)
+def _last_rows(batches: Sequence[pa.RecordBatch], names: Iterable[Values]) -> pa.RecordBatch:
+    """Return the last row of each group and name, sorted by group."""
+    whole = concat_batches(batches)
     groups = whole["group"].to_numpy()
     flat = (name for batch in names for name in batch)
     last = {named: at for at, named in enumerate(zip(groups.tolist(), flat, strict=True))}

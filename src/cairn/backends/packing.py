@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from cairn.backends.base import ABSENT, Content
+from cairn.backends.contract import ABSENT, Content
 from cairn.state import Declaration
 from cairn.types.codec import Codec, Datum, Key
-from cairn.types.codec.base import Convert, same
+from cairn.types.codec.core import Convert, if_some, same
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
@@ -54,8 +54,8 @@ class Packing:
         self.entries = entries
         self.key = _key_writer(keys)
         self.key_of = _key_reader(keys)
-        self.value = _writer(_if_some(values.pack))
-        self.value_of = _reader(_if_some(values.unpack))
+        self.value = _writer(if_some(values.pack))
+        self.value_of = _reader(if_some(values.unpack))
         if entries is not None:
             self.entry = _key_writer(entries)
             self.entry_of = _key_reader(entries)
@@ -80,13 +80,9 @@ def _key_reader(keys: Codec) -> Callable[[bytes], Key]:
 
 def _key_unpacker(keys: Codec) -> Convert:
     if keys.canonical is same:
-        return _if_some(keys.unpack)
+        return if_some(keys.unpack)
     # There is one NaN among keys, the object itself: dicts find it by identity.
-    return _if_some(lambda packed: keys.canonical(keys.unpack(packed)))
-
-
-def _if_some(convert: Convert) -> Convert:
-    return convert if convert is same else lambda value: None if value is None else convert(value)
+    return if_some(lambda packed: keys.canonical(keys.unpack(packed)))
 
 
 def estimate_value_bytes(values: Collection[Datum], pack: Callable[[Datum], bytes]) -> int:
@@ -112,7 +108,7 @@ def packing_of(table: Table) -> Packing:
 
 
 def pack_held(packing: Packing, held: Content) -> bytes:
-    pack = _if_some(packing.values.pack)
+    pack = if_some(packing.values.pack)
     if packing.kind == "list":
         return encode([pack(item) for item in held])
     if packing.kind == "map":
@@ -124,7 +120,7 @@ def pack_held(packing: Packing, held: Content) -> bytes:
 
 def unpack_held(packing: Packing, raw: bytes) -> Content:
     """Return a value, a dict of entries or a list, as a backend holds it."""
-    unpack = _if_some(packing.values.unpack)
+    unpack = if_some(packing.values.unpack)
     if packing.kind == "list":
         return [unpack(item) for item in decode(raw)]
     if packing.kind == "map":

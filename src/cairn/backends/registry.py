@@ -1,10 +1,10 @@
-"""The backends there are, by name."""
+"""The backends by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.heap.backend import HeapBackend
 
 DEFAULT_MEMORY_BYTES = 512 << 20
@@ -15,7 +15,7 @@ def _heap(directory: str, memory_bytes: int) -> Backend:
 
 
 def _rocksdb(directory: str, memory_bytes: int) -> Backend:
-    # Not at the top: a slot that keeps its state in memory need not load RocksDB.
+    # Not at the top: a slot with state in memory does not load RocksDB.
     from cairn.backends.rocksdb.backend import RocksBackend
 
     return RocksBackend(directory, memory_bytes)
@@ -25,5 +25,5 @@ BACKENDS: dict[str, Callable[[str, int], Backend]] = {"heap": _heap, "rocksdb": 
 
 
 def make_backend(name: str, directory: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Backend:
-    """A backend that may use this directory, which need not exist, and about so much memory."""
+    """Make a backend that may use this directory, which need not exist, and about this memory."""
     return BACKENDS[name](directory, memory_bytes)

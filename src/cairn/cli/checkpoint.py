@@ -16,10 +16,10 @@ from typing import Any
 
 from cairn.errors import CairnError
 from cairn.query.facts import job_facts
-from cairn.storage import Store, open_store, verify
-from cairn.storage.log import LOG_FOLDER
-from cairn.storage.removal import SAVEPOINT_PATH, is_being_removed
-from cairn.storage.store import NotFoundError
+from cairn.storage.paths import LOG_FOLDER, SAVEPOINT_PATH
+from cairn.storage.removal import is_being_removed
+from cairn.storage.store import NotFoundError, Store, open_store
+from cairn.storage.verify import verify
 
 Facts = dict[str, Any]
 

@@ -1,14 +1,11 @@
-"""What `cairn diff` tells: per state what came, changed and went, with examples.
+"""Print the differences between two epochs: counts per state, with examples.
 
 Always true here:
-- pickled objects are never unpickled: only their size is shown.
+- pickled objects are never unpickled: only their size is printed.
 """
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
-import math
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +15,7 @@ from cairn.cli.checkpoint import open_checkpoint
 from cairn.cli.tables import printable, stdout_console
 from cairn.report.text import count
 from cairn.snapshots import Example, StateDiff, diff_epochs
+from cairn.types.codec.json_values import loose_json
 
 Facts = dict[str, Any]
 
@@ -61,45 +59,24 @@ def _state_facts(diff: StateDiff) -> Facts:
 
 
 def _example_facts(diff: StateDiff, how: str, example: Example) -> Facts:
-    facts: Facts = {"key": plain(example.key)}
+    facts: Facts = {"key": loose_json(example.key)}
     if example.entry is not None:
-        # Of an item of an operator list its place, without the number of a copy.
+        # The entry of an operator list is (position, number of a copy).
         is_item = diff.kind == "operator_list"
-        facts["entry"] = plain(example.entry[0] if is_item else example.entry)
+        facts["entry"] = loose_json(example.entry[0] if is_item else example.entry)
     if how != "added":
-        facts["before"] = _shown(diff, example.before)
+        facts["before"] = _value_facts(diff, example.before)
     if how != "removed":
-        facts["after"] = _shown(diff, example.after)
+        facts["after"] = _value_facts(diff, example.after)
     return facts
 
 
-def _shown(diff: StateDiff, value: Any) -> Any:
+def _value_facts(diff: StateDiff, value: Any) -> Any:
     if diff.type != "object":
-        return plain(value)
+        return loose_json(value)
     if isinstance(value, tuple):
-        return [_shown(diff, item) for item in value]
+        return [_value_facts(diff, item) for item in value]
     return None if value is None else f"<{len(value)} bytes pickled>"
-
-
-def plain(value: Any) -> Any:
-    """A stored value as JSON has it: times in ISO form, bytes in hex, other exact ones as text."""
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: plain(each) for key, each in value.items()}
-        return [[plain(key), plain(each)] for key, each in value.items()]
-    if isinstance(value, tuple):
-        names = getattr(value, "_fields", None)
-        parts = [plain(part) for part in value]
-        return parts if names is None else dict(zip(names, parts, strict=True))
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, dt.datetime | dt.date):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal | dt.timedelta):
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def print_diff(facts: Facts) -> None:

@@ -1,10 +1,9 @@
-"""Drive a run from the command line: follow its epochs, show them, end it when asked.
+"""Drive a run from the command line: show its epochs, and end it on Ctrl-C.
 
 Always true here:
 - every epoch the run commits is shown once, in order, however fast they come;
-- the first Ctrl-C (or SIGTERM) lets the epoch under way finish; the second does not;
-- with --json nothing but JSON reaches stdout: what the job, its sinks and Spark print
-  goes to stderr.
+- the first Ctrl-C (or SIGTERM) lets the current epoch finish; the second does not;
+- with --json only JSON goes to stdout: output of the job, its sinks and Spark goes to stderr.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,13 +21,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 
 from cairn.cli.failure import INTERRUPTED
-from cairn.cli.job_file import built_job, load_build, parse_conf, pickle_by_value_in_spark
+from cairn.cli.job_file import build_job, load_build, parse_conf, pickle_by_value_in_spark
 from cairn.cli.spark_log import spark_log, stderr_to
 from cairn.driver import progress
+from cairn.driver.options import Options
 from cairn.logs import configure_from_environment
 from cairn.query.facts import epoch_facts
 from cairn.report.text import JsonView, LineView, LiveView, View
-from cairn.storage import Epoch, Log, Store, open_store
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import Store, open_store
 
 if TYPE_CHECKING:
     from cairn.run import Run
@@ -38,22 +40,18 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """What `cairn run` was told."""
+    """The command line of `cairn run`."""
 
     target: str
-    checkpoint: str
+    options: Options
     args: list[str] = field(default_factory=list)
-    parallelism: int | None = None
-    trigger: str = "1 second"
     master: str | None = None
     conf: list[str] = field(default_factory=list)
-    start: dict[str, Any] = field(default_factory=dict)
-    """What else is passed on to `job.start`."""
     as_json: bool = False
 
 
 def drive(settings: Settings) -> None:
-    """Run the job until it ends, is told to end, or fails."""
+    """Run the job until it ends, is stopped, or fails."""
     from cairn.session import session
 
     configure_from_environment()
@@ -70,22 +68,16 @@ def drive(settings: Settings) -> None:
             spark = session(name, **conf)
     pickle_by_value_in_spark(module)
     try:
-        # A live view has the terminal for itself.
+        # Nothing else may write to the terminal of a live view.
         with _Interrupts() as interrupts, progress.muted(if_=is_live):
-            job = built_job(build, spark, settings.target, settings.args)
-            store = open_store(settings.checkpoint)
+            job = build_job(build, spark, settings.target, settings.args)
+            store = open_store(settings.options.checkpoint)
             view = _view(settings, job.name, store.url, out, is_live=is_live)
             interrupts.view = view
             with view:
-                run = job.start(
-                    checkpoint=store.url,
-                    parallelism=settings.parallelism,
-                    trigger=settings.trigger,
-                    **settings.start,
-                )
-                with run:
+                with job.start(**vars(replace(settings.options, checkpoint=store.url))) as run:
                     if run.url is not None:
-                        # The view for programs says nothing else on stdout.
+                        # With --json, stdout has nothing but JSON.
                         print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
                     _follow(run, _Follower(run, store), view, interrupts)
                 view.ended(run.status)
@@ -107,7 +99,7 @@ def _follow(run: Run, follower: _Follower, view: View, interrupts: _Interrupts) 
             why = run.paused
             if (why is not None) != paused:
                 paused = not paused
-                view.say(f"paused: {why}" if paused else "the sink is back: going on")
+                view.say(f"paused: {why}" if paused else "the sink is back: continuing")
             if interrupts.count and not stopped:
                 stopped = True
                 run.stop()
@@ -141,7 +133,7 @@ class _Follower:
 
 
 class _Interrupts:
-    """Counts Ctrl-C and SIGTERM: one asks, two end the process on the spot."""
+    """Counts Ctrl-C and SIGTERM: the first stops the run, the second ends the process at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -162,10 +154,10 @@ class _Interrupts:
         if self.count > 1:
             if self.view is not None:
                 self.view.abandon()
-            # The JVM ends with us, the slots with the JVM; the epoch under way never happened.
+            # The JVM ends with this process, and the slots with the JVM. The epoch is lost.
             os._exit(INTERRUPTED)
         if self.view is not None:
-            self.view.say("stopping after the epoch under way; Ctrl-C again stops at once")
+            self.view.say("stopping after the current epoch; Ctrl-C again stops at once")
 
 
 def _view(
@@ -174,12 +166,12 @@ def _view(
     if out is not None:
         return JsonView(out)
     if is_live:
-        return LiveView(Console(), job_name, url, settings.trigger)
+        return LiveView(Console(), job_name, url, settings.options.trigger)
     return LineView(sys.stdout, job_name, url)
 
 
 def _json_only_stdout() -> TextIO:
-    """Keep the real stdout for JSON; all others who print to it reach stderr instead."""
+    """Return the real stdout, and send everything else that is printed to stderr."""
     sys.stdout.flush()
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -1,7 +1,7 @@
-"""`cairn explain`: the graph of a job in a file, without running it.
+"""Explain the graph of a job in a file, without running it.
 
 Always true here:
-- stdout has the explanation and nothing else: what the file prints goes to stderr.
+- only the explanation goes to stdout: output of the file itself goes to stderr.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cairn.cli.job_file import UsageError, built_job, load_build, parse_conf
+from cairn.cli.job_file import UsageError, build_job, load_build, parse_conf
 
 
 def explain_job(
@@ -29,12 +29,12 @@ def explain_job(
     settings = parse_conf(conf, master)
     drawing = None if svg is None else Path(svg).expanduser()
     if drawing is not None and not drawing.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder for {svg!r}\n  next: make it first")
+        raise UsageError(f"the folder of {svg!r} does not exist\n  next: make it first")
     _, build = load_build(target, args)
     spark = session(Path(target.rpartition(":")[0]).stem, **{"ui__enabled": False, **settings})
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            job = built_job(build, spark, target, args)
+            job = build_job(build, spark, target, args)
         if drawing is not None:
             drawing.write_text(job.explain("svg"))
         if as_json:

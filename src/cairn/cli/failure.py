@@ -1,8 +1,8 @@
-"""How a command fails: a message on stderr and an exit code, a traceback only on demand.
+"""Errors of a command: a message on stderr and an exit code, a traceback only with --debug.
 
 0    done
 1    the job, the checkpoint or the machine: see the message
-2    the command was called wrongly, nothing was done
+2    the command line is wrong; nothing was done
 130  stopped at once by a second Ctrl-C
 """
 
@@ -28,8 +28,8 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def reported(*, debug: bool) -> Iterator[None]:
-    """Turns what is raised into what a person reads."""
+def report_errors(*, debug: bool) -> Iterator[None]:
+    """Print an exception as a message for people, and end the command with an exit code."""
     try:
         yield
     except (typer.Exit, typer.Abort):
@@ -37,7 +37,7 @@ def reported(*, debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read our output (head, less) has enough; Python must not complain at the end.
+        # The reader of our output (head, less) has closed it; Python must not complain at exit.
         sys.stdout = None  # type: ignore[assignment]
         raise typer.Exit(FAILED) from None
     except Exception as error:
@@ -52,7 +52,7 @@ def _print(error: Exception, *, debug: bool) -> None:
     name = "error" if isinstance(error, NoCheckpointError | UsageError) else type(error).__name__
     text = Text.assemble((f"{name}: ", "bold red"), str(error).strip())
     if not isinstance(error, CairnError):
-        # Somebody else's error says less: tell at least where the user's code stood.
+        # Other errors have no `next:`. Show at least the line of the user's code.
         at = _users_frame(error)
         if at is not None:
             text.append(f"\n  at: {at.filename}:{at.lineno} in {at.name}")

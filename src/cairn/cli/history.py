@@ -20,8 +20,14 @@ from cairn.cli.tables import many, passed_s, print_json, stdout_console, when
 from cairn.report.text import age, count, duration, size
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import RollbackPlan, plan_rollback, rollback
-from cairn.storage import Store, delete_checkpoint, delete_savepoint, open_store
-from cairn.storage.removal import branches_of, is_being_removed, is_savepoint
+from cairn.storage.removal import (
+    branches_of,
+    delete_checkpoint,
+    delete_savepoint,
+    is_being_removed,
+    is_savepoint,
+)
+from cairn.storage.store import Store, open_store
 
 Facts = dict[str, Any]
 

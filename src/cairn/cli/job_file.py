@@ -1,10 +1,10 @@
-"""`job.py:build`: a job in a file of its own, found by path.
+"""`job.py:build`: load a job from a file.
 
 Always true here:
 - a mistake in the command (no such file, no such function, too few arguments) is a UsageError
-  and is found before Spark starts;
-- classes and functions of the file reach slots and Python workers by value: they
-  are nowhere else to be imported from.
+  before Spark starts;
+- classes and functions of the file are pickled by value for slots and Python workers, which
+  cannot import the file.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Build = Callable[..., Any]
 
 
 class UsageError(CairnError):
-    """The command was called wrongly; nothing has been done."""
+    """The command line is wrong; nothing has been done."""
 
 
 def load_build(target: str, args: Sequence[str]) -> tuple[ModuleType, Build]:
-    """The module and its `build(spark, *args)`, checked to take this many arguments."""
+    """Return the module and its `build(spark, *args)`, which accepts these arguments."""
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise UsageError(
-            f"cannot tell file and function in {target!r}\n"
+            f"{target!r} does not name a file and a function\n"
             "  expected: path/to/job.py:build\n"
-            "  next: name the function that makes the job"
+            "  next: name the function that returns the job"
         )
     path = Path(file).expanduser().resolve()
     if not path.is_file():
-        raise UsageError(f"there is no file {file!r}\n  looked at: {path}")
+        raise UsageError(f"the file {file!r} does not exist\n  full path: {path}")
     module = _load(path)
     build = getattr(module, name, None)
     if not callable(build):
@@ -58,13 +58,13 @@ def load_build(target: str, args: Sequence[str]) -> tuple[ModuleType, Build]:
 
 
 def _load(path: Path) -> ModuleType:
-    # As when Python runs a file: modules beside it can be imported. Slots get the same path.
+    # As `python job.py` does: modules beside it can be imported. Slots get the same path.
     sys.path.insert(0, str(path.parent))
-    # Under a name of its own, so that a job called queue.py does not become the queue module.
+    # With a prefix, so that a job called queue.py does not replace the queue module.
     name = f"cairn_job_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file\n  next: give it a name that ends in .py")
+        raise UsageError(f"{path} is not a Python file\n  next: give it a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     cloudpickle.register_pickle_by_value(module)
@@ -78,14 +78,14 @@ def _check_arguments(build: Build, name: str, args: Sequence[str]) -> None:
         signature.bind(None, *args)
     except TypeError as error:
         raise UsageError(
-            f"{name}({', '.join(signature.parameters)}) does not fit: {error}\n"
+            f"{name}({', '.join(signature.parameters)}) cannot be called: {error}\n"
             f"  given: {' '.join(args) or 'nothing'}\n"
-            "  next: put the arguments after `--`; the Spark session comes first by itself"
+            "  next: put the arguments after `--`; cairn passes the Spark session itself"
         ) from None
 
 
-def built_job(build: Build, spark: SparkSession, target: str, args: Sequence[str]) -> Job:
-    """What the function makes: a job."""
+def build_job(build: Build, spark: SparkSession, target: str, args: Sequence[str]) -> Job:
+    """Call the function, and check that it returns a job."""
     from cairn.job import Job
 
     job = build(spark, *args)
@@ -98,12 +98,12 @@ def built_job(build: Build, spark: SparkSession, target: str, args: Sequence[str
 
 
 def parse_conf(pairs: Sequence[str], master: str | None) -> dict[str, str]:
-    """Spark settings as they are given on the command line."""
+    """Return the Spark settings of a command line."""
     conf = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise UsageError(f"cannot read --conf {pair!r}\n  expected: name=value")
+            raise UsageError(f"--conf {pair!r} is not a setting\n  expected: NAME=VALUE")
         conf[key] = value
     if master is not None:
         conf["spark.master"] = master
@@ -111,7 +111,7 @@ def parse_conf(pairs: Sequence[str], master: str | None) -> dict[str, str]:
 
 
 def pickle_by_value_in_spark(module: ModuleType) -> None:
-    """The same for Python UDFs of the file: Spark has a cloudpickle of its own."""
+    """Pickle Python UDFs of the file by value too: Spark has its own cloudpickle."""
     from pyspark import cloudpickle as spark_pickle
 
     spark_pickle.register_pickle_by_value(module)

@@ -1,7 +1,7 @@
-"""What `cairn savepoint` does and tells.
+"""Write a savepoint of a checkpoint.
 
 Always true here:
-- the checkpoint is the same afterwards; while it is read, a hold is in it.
+- the checkpoint is unchanged afterwards; while it is read, it has a hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def save(
     *,
     spark_checkpoint: str | None = None,
 ) -> Facts:
-    """Write the savepoint; its facts."""
+    """Write the savepoint and return its facts."""
     url, number = split_epoch(source)
     store = open_checkpoint(url)
     if "://" in dest:

@@ -1,7 +1,7 @@
-"""Serve from the command line: an address as an option, tokens from the environment.
+"""Settings of a server from the command line, with tokens from the environment.
 
 Always true here:
-- a token never stands on a command line: everybody on the machine could read it there.
+- a token is never on a command line: every user of the machine could read it there.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _POLL_S = 0.5
 
 
 def serve_settings(address: str | None) -> Serve:
-    """HOST:PORT, a PORT of this machine, or any free one; the rest is in the environment."""
+    """Return settings for HOST:PORT, a PORT of this machine, or any free one."""
     address = address or DEFAULT_ADDRESS
     if address.isdecimal():
         address = f"127.0.0.1:{address}"
     certificate, key = os.environ.get(CERTIFICATE), os.environ.get(KEY)
     if (certificate is None) != (key is None):
         raise PlanError(
-            f"serve: {CERTIFICATE} and {KEY} go together\n"
+            f"serve: {CERTIFICATE} and {KEY} must both be set\n"
             f"  found: only {CERTIFICATE if key is None else KEY}\n"
-            "  next: set both, or none"
+            "  next: set both, or neither"
         )
     return Serve(
         address=address,
@@ -55,10 +55,10 @@ def show_dashboard(checkpoint: str, address: str | None, *, is_opened: bool) -> 
     from cairn.web.site import Site
 
     with serve(Site(store.url, settings, store=store)) as served, _Ended() as ended:
-        typer.echo(f"dashboard of {store.url}\n  {served.url}\nCtrl-C ends it")
+        typer.echo(f"dashboard of {store.url}\n  {served.url}\nCtrl-C stops it")
         if is_opened:
             webbrowser.open(served.url)
-        # In slices, so that signals are heard.
+        # In slices: Python handles signals between them.
         while not ended.wait(_POLL_S):
             pass
 

@@ -27,8 +27,8 @@ from cairn.cli.tables import (
 from cairn.errors import NoEpochError
 from cairn.query.facts import job_now, show_epoch
 from cairn.report.text import PART_STYLES, count, duration, millis, size, split_ms
-from cairn.storage import Store
 from cairn.storage.log import Log
+from cairn.storage.store import Store
 
 Facts = dict[str, Any]
 

@@ -1,7 +1,7 @@
-"""Where the JVM's complaints go while a person watches a live view: into a file.
+"""Send the log of the JVM to a file while a live view uses the terminal.
 
-The JVM keeps the stderr it was started with. Started inside `stderr_to`, it writes to
-the file for its whole life, while Python's own stderr stays the terminal.
+The JVM keeps the stderr it was started with. If it starts inside `stderr_to`, it writes to the
+file for its whole life, and Python's own stderr is still the terminal.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 
 
 def spark_log() -> Path:
-    """A file beside the logs of the slots, removed with them after a week."""
+    """Return a file beside the logs of the slots, removed with them after a week."""
     from cairn.slot.folders import hold, runtime_root
 
     folder = runtime_root() / f"driver-{os.getpid()}-{int(time.time())}"
     folder.mkdir(mode=0o700)
-    hold(folder)  # It is kept while this process lives.
+    hold(folder)  # It is not removed while this process lives.
     return folder / "spark.log"
 
 
 @contextmanager
 def stderr_to(log: Path) -> Iterator[None]:
-    """Whoever is started in here has its stderr in the file."""
+    """Processes that start inside the block have the file as stderr."""
     sys.stderr.flush()
     terminal = os.dup(2)
     with log.open("ab") as file:

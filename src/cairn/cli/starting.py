@@ -1,8 +1,8 @@
-"""Files of `cairn new`: a job that runs, a test of its function, and a list of next steps.
+"""The files of `cairn new`: a job that runs, a test of its function, and next steps.
 
 Always true here:
-- a file that exists is never written over;
-- the project needs the installed package and nothing else: no input, no server.
+- an existing file is never overwritten;
+- the project needs only the installed package: no input, no server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cairn.cli.job_file import UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
-JOB: Final = '''"""How much each account spends: the job {name!r}.
+JOB: Final = '''"""Add up the payments of each account: the job {name!r}.
 
     python job.py                                          runs until Ctrl-C
     cairn run job.py:build --checkpoint checkpoint         the same, with a live view
@@ -41,7 +41,7 @@ class Spending(KeyedProcess):
 
 def build(spark):
     """Return the job: a source, a function with state, a sink."""
-    # Made up. In its place: spark.readStream with files, Kafka, Delta, or any other source.
+    # Generated. Replace it with spark.readStream of files, Kafka, Delta, or another source.
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 200).load()
     payments = rows.selectExpr("value % 20 AS account", "pmod(hash(value), 1000) AS amount")
     job = Job("{name}")
@@ -83,14 +83,14 @@ if __name__ == "__main__":
 README: Final = """# {name}
 
 ```bash
-python job.py                  # runs until Ctrl-C; start it again and it goes on
+python job.py                  # runs until Ctrl-C; start it again and it continues
 cairn ls checkpoint            # its epochs, newest first
-cairn state checkpoint         # its states; `cairn state checkpoint spending spent` has the rows
+cairn state checkpoint         # its states; `cairn state checkpoint spending spent` lists rows
 python test_job.py             # tests the function, without Spark
 ```
 
 `cairn run job.py:build --checkpoint checkpoint` runs the same job with a live view. Remove the
-folder `checkpoint` to begin from nothing.
+folder `checkpoint` to start from the beginning.
 """
 
 FILES: Final = {"job.py": JOB, "test_job.py": TEST, "README.md": README}
@@ -102,15 +102,15 @@ def write_project(folder: str) -> list[Path]:
     name = path.resolve().name
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"cannot name a job {name!r}\n"
+            f"{name!r} is not a name for a job\n"
             "  expected: a letter, then letters, digits, - or _\n"
             "  next: cairn new payments"
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"{folder!r} exists already\n  next: choose a name that is not taken")
+        raise UsageError(f"{folder!r} already exists\n  next: choose another name")
     path.mkdir(parents=True, exist_ok=True)
     for file, text in FILES.items():
-        # "x": if two write at once, one fails.
+        # With "x" one of two writers at once fails.
         with (path / file).open("x") as out:
             out.write(text.format(name=name))
     return [path / file for file in FILES]

@@ -1,9 +1,9 @@
-"""What `cairn state` prints: what states there are, rows of one, what a query gives.
+"""Print the states of an epoch, the rows of one, or the result of a query.
 
 Always true here:
-- everything shown is of one committed epoch, held while it is read;
+- everything printed is of one committed epoch, held while it is read;
 - pickled objects are never unpickled;
-- rows that are left out are announced, unless `--limit` asked for that.
+- if rows are left out, the output mentions it, unless `--limit` was given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Facts = dict[str, Any]
 
 VALUE_CHARS_MAX: Final = 60
 TABLE_ROWS: Final = 20
-"""Rows of a table for people, unless `--limit` asks for another number."""
+"""Rows of a table for people, without `--limit`."""
 SQL_SECONDS: Final = 600.0
 SQL_MEMORY_MB: Final = 2048
 SQL_ROWS_MAX: Final = 10_000_000
@@ -47,14 +47,14 @@ class Asked(NamedTuple):
 
     @property
     def rows_max(self) -> int:
-        """Rows to print; 0 for all of them. Programs get all unless they ask for fewer."""
+        """Rows to print, 0 for all. Programs get all by default."""
         if self.limit is not None:
             return self.limit
         return TABLE_ROWS if self.form == "text" else 0
 
 
 def show_state(asked: Asked, *, is_twice: bool = False) -> None:
-    """Print what was asked for."""
+    """Print a list of states, rows of a state, or the result of a query."""
     _check(asked, is_twice)
     open_folder(asked.checkpoint)
     with open_state(asked.checkpoint, asked.epoch) as source:
@@ -70,26 +70,29 @@ def _check(asked: Asked, is_twice: bool) -> None:
     is_of_state = asked.state is not None
     wrong = None
     if is_twice:
-        wrong = "--json and --csv are two ways to print the same\n  next: give one of them"
+        wrong = "--json and --csv cannot be combined\n  next: use one of them"
     elif asked.sql is not None and (is_of_state or asked.operator or asked.key):
-        wrong = "--sql names its states itself\n  next: leave OPERATOR STATE and --key out"
+        wrong = (
+            "--sql cannot be combined with OPERATOR, STATE or --key\n"
+            "  next: name the states in the query"
+        )
     elif asked.key is not None and not is_of_state:
-        wrong = "--key is of one state\n  next: give OPERATOR STATE before it"
+        wrong = "--key needs a state\n  next: give OPERATOR STATE before it"
     elif asked.form == "csv" and not is_of_state and asked.sql is None:
-        wrong = "--csv prints rows\n  next: give OPERATOR STATE, or --sql"
+        wrong = "--csv prints rows, and no state is named\n  next: give OPERATOR STATE, or --sql"
     if wrong is not None:
         raise UsageError(wrong)
 
 
-# What there is
+# The list of states
 
 
 def _show_list(source: StateSource, asked: Asked) -> None:
     tables = source.tables()
     if asked.operator is not None:
-        mine = [table for table in tables if asked.operator in (table.operator, table.entry)]
+        mine = [table for table in tables if asked.operator in (table.operator, table.uid)]
         if not mine:
-            source.table(asked.operator, "*")  # Says what there is.
+            source.table(asked.operator, "*")  # Raises an error that lists the states.
         tables = mine
     facts = _source_facts(source) | {"states": [_table_facts(table) for table in tables]}
     if asked.form == "json":
@@ -105,7 +108,7 @@ def _show_list(source: StateSource, asked: Asked) -> None:
     rows = []
     seen = set()
     for each in facts["states"]:
-        # States of an operator share its files, but in a savepoint.
+        # States of an operator share its files, except in a savepoint.
         is_first = source.kind == "savepoint" or each["entry"] not in seen
         seen.add(each["entry"])
         by = ", ".join(f"{column['name']} {column['type']}" for column in each["key"])
@@ -142,14 +145,14 @@ def _table_facts(table: StateTable) -> Facts:
     return {
         "operator": table.operator,
         "state": table.state,
-        "entry": table.entry,
+        "entry": table.uid,
         "kind": table.kind,
         "scope": table.scope,
         "key": [{"name": name, "type": type_ddl(type)} for name, type in keys],
         "type": value,
         "ttl": decl.ttl,
         "columns": json_columns(table.schema),
-        "rows": table.stored_rows(),
+        "rows": table.count_stored_rows(),
         "bytes": table.bytes,
     }
 
@@ -191,14 +194,14 @@ def _show(
     hidden: frozenset[str] = frozenset(),
     has_more: bool = False,
 ) -> None:
-    """Print the rows up to the limit, and whether there are more."""
+    """Print the rows up to the limit, and a note if there are more."""
     rows_max = asked.rows_max
     if asked.form == "csv":
-        _write_csv(schema, _limited(batches, rows_max))
+        _write_csv(schema, _slice(batches, rows_max))
         if has_more and asked.limit is None:
             print(f"… more: only the first {SQL_ROWS_MAX:,} rows are printed", file=sys.stderr)
         return
-    rows = [row for batch in _limited(batches, rows_max, more=1) for row in json_rows(batch)]
+    rows = [row for batch in _slice(batches, rows_max, more=1) for row in json_rows(batch)]
     is_truncated = has_more or (bool(rows_max) and len(rows) > rows_max)
     rows = rows[: rows_max or None]
     if asked.form == "json":
@@ -214,11 +217,11 @@ def _show(
     cells = [[_cell(row[n], is_hidden=n in hidden) for n in schema.names] for row in rows]
     _print_lines(console, schema.names, cells, numbers)
     if is_truncated:
-        said = f"… more: these are the first {many(len(rows), 'row')}; --limit 0 shows all"
-        console.print(Text(said, "dim"))
+        note = f"… more: these are the first {many(len(rows), 'row')}; --limit 0 shows all"
+        console.print(Text(note, "dim"))
 
 
-def _limited(
+def _slice(
     batches: Iterable[pa.RecordBatch], limit: int, more: int = 0
 ) -> Iterator[pa.RecordBatch]:
     left = limit + more

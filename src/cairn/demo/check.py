@@ -1,7 +1,7 @@
-"""The check: output and state against a plain Spark batch job over all payments.
+"""Check output and state against a plain Spark batch job over all payments.
 
-The batch job knows nothing of cairn: window functions and groupBy over the input. The state
-is read from the checkpoint's newest epoch by the code that a slot restores with.
+The batch job does not use cairn: it has window functions and groupBy over the input. The state
+is read from the checkpoint's newest epoch with the code that a slot restores with.
 
 Always true here:
 - every row is compared, by key and by value, not only the totals;
@@ -18,7 +18,8 @@ import pyarrow as pa
 from cairn.demo.fraud import ALERT, LARGE_CENTS, LEDGER, PAYMENT, TINY_CENTS, build
 from cairn.functions import find_states
 from cairn.snapshots.reader import EpochReader
-from cairn.storage import Log, open_store
+from cairn.storage.log import Log
+from cairn.storage.store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +46,7 @@ SHOPS_SQL = "select account, shop, count(*) as payments from payments group by a
 
 
 class Comparison(NamedTuple):
-    """Rows expected against rows found."""
+    """Rows expected and rows found."""
 
     name: str
     expected: int
@@ -61,7 +62,7 @@ class Comparison(NamedTuple):
 
 
 def check(spark: SparkSession, payments: Path, out: Path, checkpoint: Path) -> list[Comparison]:
-    """Compare all four: ledger and alerts in the output, accounts and shops in the state."""
+    """Compare ledger and alerts in the output, accounts and shops in the state."""
     spark.read.schema(PAYMENT).parquet(str(payments)).createOrReplaceTempView("payments")
     alerts = spark.sql(ALERTS_SQL).where(f"before < {TINY_CENTS} and cents >= {LARGE_CENTS}")
     state = read_state(spark, checkpoint, payments, out)
@@ -74,8 +75,8 @@ def check(spark: SparkSession, payments: Path, out: Path, checkpoint: Path) -> l
     )
     shops = state["shops"].selectExpr("key as account", "entry as shop", "value as payments")
     expected_accounts = spark.sql(ACCOUNTS_SQL.format(tiny=TINY_CENTS))
-    ledger_found = _written(spark, out / "ledger", LEDGER)
-    alerts_found = _written(spark, out / "alerts", ALERT)
+    ledger_found = _read_output(spark, out / "ledger", LEDGER)
+    alerts_found = _read_output(spark, out / "alerts", ALERT)
     return [
         compare(LEDGER_NAME, spark.sql(LEDGER_SQL), ledger_found, "id"),
         compare("alerts", alerts, alerts_found, "id"),
@@ -85,10 +86,10 @@ def check(spark: SparkSession, payments: Path, out: Path, checkpoint: Path) -> l
 
 
 def compare(name: str, expected: DataFrame, found: DataFrame, *keys: str) -> Comparison:
-    """Count each distinct row on both sides; look closer at those whose counts differ."""
+    """Count each distinct row on both sides, and classify those whose counts differ."""
     from pyspark.sql import functions as F
 
-    # A row number is an int in SQL and a long in the job; that is no difference worth a report.
+    # A row number is an int in SQL and a long in the job.
     kinds = {field.name: field.dataType for field in found.schema}
     expected = expected.select(*(F.col(name).cast(kind) for name, kind in kinds.items()))
     sides = expected.selectExpr("*", "1 as e", "0 as f").union(
@@ -105,7 +106,7 @@ def compare(name: str, expected: DataFrame, found: DataFrame, *keys: str) -> Com
         "count_if(e > 0 and f = 0)",
         "sum(if(e > 0 and f > e, f - e, 0))",
         "sum(if(e = 0, f, 0))",
-        # As many as expected, and yet they differ: the values do.
+        # The key occurs as often as expected, so its values differ.
         "count_if(e > 0 and f = e)",
     ).first()
     assert faults is not None, "an aggregate has one row"
@@ -115,7 +116,7 @@ def compare(name: str, expected: DataFrame, found: DataFrame, *keys: str) -> Com
 def read_state(
     spark: SparkSession, checkpoint: Path, payments: Path, out: Path
 ) -> dict[str, DataFrame]:
-    """The fraud operator's state at the newest epoch, a DataFrame per state."""
+    """Return the fraud operator's state at the newest epoch, a DataFrame per state."""
     store = open_store(str(checkpoint))
     log = Log(store)
     newest = log.newest_epoch()
@@ -135,7 +136,7 @@ def read_state(
     return found
 
 
-def _written(spark: SparkSession, folder: Path, schema: str) -> DataFrame:
+def _read_output(spark: SparkSession, folder: Path, schema: str) -> DataFrame:
     if not any(folder.glob("*.parquet")):
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(str(folder))

@@ -1,9 +1,9 @@
-"""The driver under test: a child process that runs the fraud job, and what can be done to it.
+"""The driver under test: a child process that runs the fraud job, and can be killed.
 
 Always true here:
-- only processes of this demo are signalled: slots are found in a runtime folder of its own,
-  and a process id counts only together with its start time;
-- whatever happens, leaving the block leaves no driver behind; JVM and slots end with it.
+- only processes of this demo get signals: its slots have their own runtime folder, and a process
+  id counts only together with its start time;
+- after the block the driver has ended, and the JVM and slots end with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cairn.driver import class_archive
 from cairn.slot.folders import Living, living_slots
 
 STOP_PATIENCE_S = 90.0
-# For JVMs that live half a minute: what only pays off in the long run is left out.
+# These JVMs live for half a minute: optimizations for long runs are off.
 SHORT_LIFE = {
     "spark.driver.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.ui.enabled": "false",
@@ -38,7 +38,7 @@ class Slot:
         self.process = process
 
     def cpu_s(self) -> float:
-        """Its processor time so far. It only grows when the slot works on an epoch."""
+        """Return the processor time so far. It grows only while the slot works on an epoch."""
         try:
             times = self.process.cpu_times()
         except psutil.Error:
@@ -93,10 +93,10 @@ class Driver:
                 env={
                     **os.environ,
                     "CAIRN_RUNTIME_DIR": str(self._runtime),
-                    # It would be made beside the comparison that follows, and slow it down.
+                    # Making the archive would slow down the comparison that follows.
                     class_archive.VARIABLE: "0",
                 },
-                # Ctrl-C in the demo's terminal is for the demo, which then ends its driver.
+                # Ctrl-C in the terminal ends the demo, which then ends its driver.
                 start_new_session=True,
             )
 
@@ -105,23 +105,23 @@ class Driver:
         return self._child.poll()
 
     def slots(self) -> list[Slot]:
-        """The living slots of this driver, by subtask."""
+        """Return the living slots of this driver, by subtask."""
         executors = {child.pid for child in psutil.Process(self.pid).children()}
         found = []
         for living in _find_living(self._runtime):
-            with contextlib.suppress(psutil.Error):  # It may end while we look.
+            with contextlib.suppress(psutil.Error):  # It may have ended meanwhile.
                 if living.executor_pid in executors:
                     found.append(Slot(living.slot, psutil.Process(living.process.pid)))
         return sorted(found, key=lambda slot: slot.subtask)
 
     def kill(self) -> None:
-        """As the machine's out-of-memory killer would: no warning, no goodbye."""
+        """Kill it with SIGKILL, as the out-of-memory killer does."""
         assert self._child is not None, "the driver has been started"
         self._child.kill()
         self._child.wait()
 
     def stop(self) -> int:
-        """Ctrl-C, once; its exit code."""
+        """Send one Ctrl-C, and return the exit code."""
         assert self._child is not None, "the driver has been started"
         self._child.send_signal(signal.SIGINT)
         return self._child.wait(STOP_PATIENCE_S)
@@ -132,7 +132,7 @@ class Driver:
 
 
 def wait_for_leftovers(runtime: Path, patience_s: float = 20.0) -> int:
-    """How many slots are still alive; they end by themselves, within seconds of their JVM."""
+    """Wait for the slots to end, seconds after their JVM, and return how many still live."""
     deadline = time.monotonic() + patience_s
     while True:
         alive = len(_find_living(runtime))

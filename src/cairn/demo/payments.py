@@ -1,4 +1,4 @@
-"""Payments that arrive over time, the same for the same seed.
+"""Generated payments that arrive over time, the same for the same seed.
 
 Always true here:
 - a file appears whole, under its final name, or not at all;
@@ -31,7 +31,7 @@ STEP_US = 250
 
 @dataclass(frozen=True)
 class Stream:
-    """So many payments on so many accounts, over so many seconds."""
+    """The size of the stream, and its seed."""
 
     payments: int
     accounts: int
@@ -43,7 +43,7 @@ class Stream:
         return -(-self.payments // FILE_PAYMENTS)
 
     def file(self, index: int) -> pa.Table:
-        """The payments of one file."""
+        """Return the payments of one file."""
         first = index * FILE_PAYMENTS
         ids = np.arange(first, min(first + FILE_PAYMENTS, self.payments))
         chance = np.random.default_rng((self.seed, index))
@@ -66,7 +66,7 @@ class Stream:
 
 
 class Arrivals(threading.Thread):
-    """Writes the files of a stream into a folder, evenly over its seconds."""
+    """Writes the files of a stream into a folder, at even intervals."""
 
     def __init__(self, stream: Stream, folder: Path) -> None:
         super().__init__(daemon=True, name="payments")
@@ -90,7 +90,7 @@ class Arrivals(threading.Thread):
             if self._ended.wait(max(0.0, due_s - time.monotonic())):
                 return
             table = self.stream.file(index)
-            # Spark does not look at names that begin with a dot.
+            # Spark ignores names that begin with a dot.
             hidden = self.folder / f".{index:06d}"
             pq.write_table(table, hidden)
             # Spark sorts by milliseconds; two files must never share one.

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cairn.query.facts import Facts, epoch_facts
-from cairn.storage import Epoch, Log, open_store
+from cairn.storage.log import Log
+from cairn.storage.manifest import Epoch
+from cairn.storage.store import open_store
 
 
 @dataclass

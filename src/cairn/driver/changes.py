@@ -29,7 +29,7 @@ from cairn.logs import logger
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
 from cairn.plan.deploy import pickled_function
 from cairn.plan.graph import Graph, ProcessNode
-from cairn.protocol.entry import entries_of
+from cairn.protocol.scoped_state import states_by_scope
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
@@ -166,11 +166,13 @@ class Changes:
         if newest is None:
             return frozenset()
         operator = self._coordinator.operators[uid]
-        entries = {e.uid: e for e in entries_of(operator, cloudpickle.loads(function))}
-        held = {each: newest.operators[each] for each in entries if each in newest.operators}
+        states = {
+            state.uid: state for state in states_by_scope(operator, cloudpickle.loads(function))
+        }
+        held = {each: newest.operators[each] for each in states if each in newest.operators}
         return check_resume(
             msgspec.structs.replace(newest, operators=held),
-            entries,
+            states,
             job_name=self._graph.name,
             url=self._url,
             allow_dropped_state=allow_dropped_state,

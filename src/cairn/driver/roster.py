@@ -19,18 +19,15 @@ from typing import Final
 
 import msgspec
 
-from cairn.protocol.channel import knock
+from cairn.protocol.channel import connect
 from cairn.protocol.lookups import ended_decoder
-from cairn.protocol.messages import End, Report
+from cairn.protocol.messages import End, Report, Token
 
 TIMEOUT_S: Final = 2.0
 TRIES_MAX: Final = 5
 AT_ONCE_MAX: Final = 32
 _ANSWER_BYTES_MAX: Final = 64
 _order_encoder: Final = msgspec.msgpack.Encoder()
-
-Attempt = tuple[int, int, int]
-"""Term, epoch and step."""
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
@@ -52,11 +49,11 @@ class Roster:
         self._in_use: frozenset[str] = frozenset()
         self._tries: dict[str, int] = {}
         """Per slot left behind: how many orders to end it were lost."""
-        self._as_of: Attempt | None = None
+        self._as_of: Token | None = None
         self._slots: dict[int, SlotInfo] = {}
         self._lock = threading.Lock()
 
-    def update(self, newest: Sequence[Report], others: Iterable[Report], as_of: Attempt) -> None:
+    def update(self, newest: Sequence[Report], others: Iterable[Report], as_of: Token) -> None:
         """Add the reports of a complete attempt, and those of attempts before it."""
         with self._lock:
             for report in (*others, *newest):
@@ -77,7 +74,7 @@ class Roster:
     def has_left_behind(self) -> bool:
         return bool(self._tries)
 
-    def end_left_behind(self, scan: Callable[[frozenset[str], Attempt], None]) -> None:
+    def end_left_behind(self, scan: Callable[[frozenset[str], Token], None]) -> None:
         """Send orders to the slots that are not in use: to their doors, and if need be by `scan`.
 
         `scan(keep, as_of)` looks for slots where it can, and ends all but those to keep.
@@ -116,7 +113,7 @@ class Roster:
     def _send(self, door: str, order: End) -> bool:
         """Send an order. True if the slot has answered, or is gone."""
         try:
-            channel = knock(door, self._key, TIMEOUT_S)
+            channel = connect(door, self._key, TIMEOUT_S)
         except (ConnectionRefusedError, FileNotFoundError):
             return True  # The process is gone.
         except OSError:
@@ -138,4 +135,4 @@ class Roster:
                 self._doors.pop(slot_id, None)
 
 
-__all__ = ["Attempt", "Roster", "SlotInfo"]
+__all__ = ["Roster", "SlotInfo"]

@@ -17,7 +17,7 @@ from cairn.storage.source_logs import advance
 from cairn.storage.spark_log import (
     lay_out_for,
     leave_unread,
-    moved_logs,
+    move_logs,
     read_offsets,
     same_offsets,
     spark_folder,
@@ -77,7 +77,7 @@ class SparkBatches:
         self._reset_sources = reset_sources
         self._compact_interval = compact_interval
         newest = coordinator.newest
-        self._logs = {} if newest is None else moved_logs(newest.spark, sources, reset_sources)
+        self._logs = {} if newest is None else move_logs(newest.spark, sources, reset_sources)
         """Return what the sources keep, as of the epoch from which the folder was laid out."""
 
     @property
@@ -145,5 +145,5 @@ class SparkBatches:
             checkpoint=coordinator.store,
             compact_interval=self._compact_interval,
         )
-        self._folder, self._logs = folder, moved_logs(newest, self._sources, reset)
+        self._folder, self._logs = folder, move_logs(newest, self._sources, reset)
         return True

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.rounds import Outcome
-from cairn.driver.roster import Attempt, Roster, SlotInfo
+from cairn.driver.roster import Roster, SlotInfo
 from cairn.driver.spark_config import EPOCH_CONFIG
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
@@ -36,6 +36,7 @@ from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Begin,
     Report,
+    Token,
     ack_decoder,
     begin_encoder,
     report_decoder,
@@ -97,7 +98,7 @@ class SparkDriver:
     def deploy(self, spec: JobSpec, parallelism: int) -> None:
         """Plan the epochs to come: with these functions, on this many subtasks."""
         self._wait_for_pin()
-        spec_id, pickled = replace(spec, door=self.door).pickled()
+        spec_id, pickled = replace(spec, door=self.door).pickle()
         forwards = [
             Forward(
                 self.run_id,
@@ -190,11 +191,11 @@ class SparkDriver:
         return self._planner
 
     def start_query(
-        self, folder_url: str, trigger: str, run_epoch: Callable[[DataFrame, int], None]
+        self, folder_url: str, trigger: str, run_batch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
         writer = (
             streaming_input(self.graph)
-            .writeStream.foreachBatch(run_epoch)
+            .writeStream.foreachBatch(run_batch)
             .option("checkpointLocation", folder_url)
             .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}")
         )
@@ -209,7 +210,7 @@ class SparkDriver:
 
         Rounds after the first have none either: they run on what the first one sent back.
         """
-        is_batch = rows is not None and begin.round == 0
+        is_batch = rows is not None and begin.execution.round == 0
         if rows is None or not is_batch:
             rows = self._no_rows()
         else:
@@ -218,9 +219,9 @@ class SparkDriver:
         context = session.sparkContext
         context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
         context.setLocalProperty(TASK_PROPERTY, "true")
-        attempt = f", attempt {begin.attempt + 1}" if begin.attempt else ""
-        if begin.round:
-            attempt += f", round {begin.round + 1}"
+        attempt = f", attempt {begin.execution.attempt + 1}" if begin.execution.attempt else ""
+        if begin.execution.round:
+            attempt += f", round {begin.execution.round + 1}"
         # The thread may be Spark's, whose query has a description, or the user's.
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
@@ -242,7 +243,8 @@ class SparkDriver:
             raise as_cairn_error(failure, begin.epoch)
         decoded = [report_decoder.decode(r) for r in self._reports.value]
         # A task of an attempt before may have ended only now.
-        reports = [r for r in decoded[before:] if (r.epoch, r.step) == (begin.epoch, begin.step)]
+        mine = begin.epoch, begin.execution
+        reports = [r for r in decoded[before:] if (r.epoch, r.execution) == mine]
         self._reports.value = []
         self._watch_placement(reports)
         outcome = Outcome(
@@ -255,7 +257,7 @@ class SparkDriver:
         reported = {(report.level, report.subtask) for report in reports}
         if all((ack.level, ack.subtask) in reported for ack in outcome.acks):
             # Reports of attempts that failed as a whole count too: their slots are there.
-            self._roster.update(reports, decoded, (begin.term, begin.epoch, begin.step))
+            self._roster.update(reports, decoded, begin.token())
         return outcome
 
     def _sources_ms(self, reports: Sequence[Report]) -> int | None:
@@ -344,7 +346,7 @@ class SparkDriver:
         self._end_slots()
         self.planner.pin.unpersist()
 
-    def _end_slots(self, keep: Collection[str] = (), as_of: Attempt | None = None) -> None:
+    def _end_slots(self, keep: Collection[str] = (), as_of: Token | None = None) -> None:
         """Look for slots of the run on all machines that have subtasks, and end them."""
         run_id = self.run_id
         end_slots(run_id, keep, as_of)

@@ -28,14 +28,13 @@ from cairn.logs import logger
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
 from cairn.plan.graph import Graph
-from cairn.sinks.base import Sink, SinkContext, closed_on_error, reached_at_start
+from cairn.sinks.base import Sink, SinkContext, closed_on_error, refuse_if_away
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
-from cairn.storage.endings import write_ending
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import check_job
 from cairn.storage.manifest import Epoch, JobInfo
+from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.source_logs import for_setting
 from cairn.storage.spark_log import COMPACT_SETTING, lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
@@ -94,7 +93,7 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
             checkpoint=store.url,
             spark=spark,
         )
-        with reached_at_start(sink.uid, sink.sink):
+        with refuse_if_away(sink.uid, sink.sink):
             sink.sink.open(context)
     timeout, keep = options.commit_timeout, options.retained_for
     commit_ms = None if timeout is None else duration_ms(timeout, "commit_timeout")
@@ -159,7 +158,7 @@ def noted_on_error(coordinator: Coordinator, failures: Failures) -> Iterator[Non
         yield
     except Exception as error:
         newest = coordinator.newest
-        failures.ended(error, 0 if newest is None else newest.number + 1)
+        failures.note_end(error, 0 if newest is None else newest.number + 1)
         if not isinstance(error, CommitConflictError):
             write_ending(coordinator.store, coordinator.term, "failed", error)
         raise
@@ -236,7 +235,7 @@ def _check(
     coordinator.check_output(epoch)
     return check_resume(
         epoch,
-        coordinator.entries,
+        coordinator.scoped_states,
         job_name=graph.name,
         url=url,
         allow_dropped_state=options.allow_dropped_state,

@@ -1,28 +1,29 @@
 """The first row of each key, or of each key and stretch of time.
 
     Distinct          a key passes once, for good
-    DistinctWithin    a key passes again when enough time has gone by since
+    DistinctWithin    a key passes again after enough time
 
-Time is the row's event time where one is declared, else the epoch's clock. Rows may come out of
-order: one that is older than a row that has passed is compared with it all the same.
+Time is the row's event time if there is one, else the epoch's clock. Rows may come out of order:
+an older row is compared with those that have passed as well.
 
 Always true here:
-- of the rows of a key that have passed, no two are less than `within` apart;
+- no two rows of a key that have passed are less than `within` apart;
 - a row that has not passed is less than `within` away from one that has;
-- what is remembered goes when no row that is not late can be near it any more.
+- a time is removed from state when only late rows could be near it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.functions import BatchProcess, Hooks
-from cairn.operators.aggregates.grouping import Ints, first_rows, numbered
+from cairn.functions import BatchContext, BatchProcess, Hooks
+from cairn.operators.aggregates.grouping import Ints, first_rows, number_values
+from cairn.operators.context import ColumnContext
 from cairn.state import Map, Value
 
 DUPLICATES = "duplicates"
@@ -32,13 +33,13 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Distinct(Hooks, BatchProcess):
-    """Remembers every key there ever was. No row is too late for that."""
+    """Remembers every key. No row is too late for that."""
 
     handles_late: ClassVar[bool] = True
     seen = Value("boolean")
 
-    def process(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch:
-        at, count = numbered(ctx.keys)
+    def process(self, batch: pa.RecordBatch, ctx: ColumnContext) -> pa.RecordBatch:  # type: ignore[override]
+        at, count = number_values(ctx.keys)
         first = first_rows(at, count)
         keys = ctx.keys.take(pa.array(first))
         is_new = self.seen.get_many(keys).is_null().to_numpy(zero_copy_only=False)
@@ -47,7 +48,7 @@ class Distinct(Hooks, BatchProcess):
             self.seen.put_many(new, pa.repeat(True, len(new)))
         passes = np.zeros(batch.num_rows, np.bool_)
         passes[first[is_new]] = True
-        return _parted(batch, passes, ctx)
+        return _emit(batch, passes, ctx)
 
 
 class DistinctWithin(Hooks, BatchProcess):
@@ -59,7 +60,7 @@ class DistinctWithin(Hooks, BatchProcess):
         self._within_us = within_ms * 1000
         self._by_event = self.forgets = by_event
 
-    def begin_epoch(self, ctx: Any) -> None:
+    def begin_epoch(self, ctx: BatchContext) -> None:
         now_ms = ctx.late_ms if self._by_event else ctx.now_ms
         if now_ms is None:
             return
@@ -67,27 +68,28 @@ class DistinctWithin(Hooks, BatchProcess):
         if len(keys):
             self.passed.put_many(keys, times, pa.nulls(len(keys), pa.bool_()))
 
-    def process(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch:
+    def process(self, batch: pa.RecordBatch, ctx: ColumnContext) -> pa.RecordBatch:  # type: ignore[override]
         if self._by_event:
+            assert ctx.times_us is not None
             times = ctx.times_us.to_numpy(zero_copy_only=False)
         else:
             times = np.full(batch.num_rows, ctx.now_ms * 1000, np.int64)
-        at, count = numbered(ctx.keys)
+        at, count = number_values(ctx.keys)
         keys = ctx.keys if count == len(at) else ctx.keys.take(pa.array(first_rows(at, count)))
         held_at, held_times, _ = self.passed.of_keys(keys)
         rows = np.arange(batch.num_rows)
         if len(held_at):
             rows = rows[~self._near(at, times, _plain(held_at), _plain(held_times))]
         passes = np.zeros(batch.num_rows, np.bool_)
-        passes[self._chosen(rows, at, times)] = True
+        passes[self._choose(rows, at, times)] = True
         taken = pa.array(passes)
         if passes.any():
             put = pa.array(times[passes])
             self.passed.put_many(ctx.keys.filter(taken), put, pa.repeat(True, len(put)))
-        return _parted(batch, passes, ctx)
+        return _emit(batch, passes, ctx)
 
     def _near(self, at: Ints, times: Ints, held_at: Ints, held_times: Ints) -> Bools:
-        """Which rows are near a time that is held of their key."""
+        """Mark the rows that are near a time in the state of their key."""
         key_at, all_times = np.concatenate([held_at, at]), np.concatenate([held_times, times])
         order = np.lexsort((all_times, key_at))
         places = np.arange(len(order))
@@ -101,18 +103,18 @@ class DistinctWithin(Hooks, BatchProcess):
             near[order] |= is_near
         return near[len(held_at) :]
 
-    def _chosen(self, rows: Ints, at: Ints, times: Ints) -> list[int]:
-        """The rows that pass, of those that nothing held is near to; in the order they came."""
+    def _choose(self, rows: Ints, at: Ints, times: Ints) -> list[int]:
+        """Return the rows that pass, of those that are near no stored time, in their order."""
         if not len(rows):
             return []
-        key_at, _ = numbered(pa.array(at[rows]))
+        key_at, _ = number_values(pa.array(at[rows]))
         first = first_rows(key_at, int(key_at.max()) + 1)
         first_time = times[rows[first]]
         left = rows[np.abs(times[rows] - first_time[key_at]) >= self._within_us]
         chosen: list[int] = rows[first].tolist()
         if not len(left):
             return chosen
-        # Few as a rule: keys that pass more than once in this batch.
+        # Usually few: keys that pass more than once in this batch.
         near = {int(at[row]): [int(times[row])] for row in chosen}
         for row, key, time in zip(
             left.tolist(), at[left].tolist(), times[left].tolist(), strict=True
@@ -134,8 +136,8 @@ def _plain(array: pa.Array) -> Ints:
     return plain
 
 
-def _parted(batch: pa.RecordBatch, passes: Bools, ctx: Any) -> pa.RecordBatch:
-    """The rows that pass; the others leave by the side, if anybody wants them."""
+def _emit(batch: pa.RecordBatch, passes: Bools, ctx: ColumnContext) -> pa.RecordBatch:
+    """Return the rows that pass; the others go to the side output, if it is read."""
     if passes.all():
         return batch
     if DUPLICATES in ctx.sides:

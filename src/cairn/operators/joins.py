@@ -1,18 +1,18 @@
-"""Rows of two streams that belong together: of one key, and not too far apart in time.
+"""Interval joins: pairs of rows of two streams with one key and near times.
 
-    left             the rows of the left stream that may still find others, by pane and number
-    left_panes       how many rows there are in each pane
-    left_waiting     of rows that must not be lost and have found none yet: how many there are
-                     for each time at which it is certain that they will not
-    left_unmatched   where these rows are
+    left             rows of the left stream that may still find a match, by pane and number
+    left_panes       the number of rows in each pane
+    left_waiting     for outer joins: the number of rows without a match, by the time when it is
+                     certain that they have none
+    left_unmatched   the places of these rows
 
 and the same for the right stream. A pane is a stretch of time as long as the join reaches: a row
-looks at two panes of the other side, however many rows its key has.
+reads two panes of the other side, however many rows its key has.
 
 Always true here:
-- a row is kept until the watermark says that no other can come for it, and no longer;
-- two rows meet once: when the second of them comes, whichever that is;
-- a row that waits is in `unmatched`, until another one is found or its time is over.
+- a row is kept until the watermark excludes further matches, and no longer;
+- two rows meet once: when the later of them arrives;
+- a waiting row is in `unmatched` until it finds a match or its time is over.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import Context, Hooks, KeyedProcess
-from cairn.operators.window_process import named
+from cairn.operators.context import RowContext
+from cairn.operators.window_process import name_states
 from cairn.state import Declaration, Map
+from cairn.types import Row
 from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 HOW = ("inner", "left", "right", "full")
@@ -35,15 +37,15 @@ HOW = ("inner", "left", "right", "full")
 
 @dataclass(frozen=True)
 class JoinPlan:
-    """Which rows of two streams belong together, and what becomes of those that are alone."""
+    """The condition of a join, and its result."""
 
     left: pa.Schema
     right: pa.Schema
     on: tuple[tuple[str, str], ...]
-    """The columns that are equal, of the left stream and of the right."""
+    """Pairs of equal columns, left and right."""
     low_ms: int
     high_ms: int
-    """The right row's time less the left row's is at least and at most this."""
+    """Bounds of the right row's time minus the left row's."""
     how: str
     suffix: str = "_right"
 
@@ -69,14 +71,14 @@ class JoinPlan:
         return [name for name in self.right.names if name not in self.right_keys]
 
     def right_name(self, column: str) -> str:
-        """What a column of the right stream is called in the result."""
+        """Return the name of a right column in the result."""
         return f"{column}{self.suffix}" if column in self.left.names else column
 
     def schema(self, key_types: Sequence[pa.DataType]) -> pa.Schema:
-        """Of the result: all of left, then right without its key columns.
+        """Return the schema of the result: all of left, then right without its key columns.
 
-        `key_types` are wide enough for the keys of both. Of a right row that is alone, the
-        key stands in the columns of left.
+        `key_types` are wide enough for the keys of both. A right row without a match has its
+        key in the columns of left.
         """
         fields = []
         keys = dict(zip(self.left_keys, zip(self.right_keys, key_types, strict=True), strict=True))
@@ -160,7 +162,7 @@ def _bounds_ms(within: Duration | tuple[Duration, Duration]) -> tuple[int, int]:
     if low_ms > high_ms:
         raise PlanError(
             f"join: within={within!r} is empty\n"
-            "  next: give the earlier bound first; the right row's time less the left row's is "
+            "  next: give the earlier bound first; the right row's time minus the left row's is "
             "between them"
         )
     return low_ms, high_ms
@@ -170,14 +172,14 @@ _PANE = re.compile(r"\bpane_(minus)?\d+_(minus)?\d+\b")
 
 
 def readable(ddl: str) -> str:
-    """A type of the state of a join, without the `within` that is in it."""
+    """Return a type of a join's state without the `within` that is part of it."""
     return _PANE.sub("pane", ddl)
 
 
 class Side:
-    """One of the two streams: its rows of the key at hand, and which others they look for."""
+    """One of the two streams: its rows of the current key."""
 
-    rows: Map[tuple[int, int], tuple[int, int | None, Any]]
+    rows: Map[tuple[int, int], tuple[int, int | None, Row]]
     panes: Map[int, int]
     waiting: Map[int, int]
     unmatched: Map[tuple[int, int], tuple[int, int]]
@@ -187,12 +189,12 @@ class Side:
     ) -> None:
         self.name = name
         self.is_kept = is_kept
-        """Rows that find no other are in the result."""
+        """Rows without a match are in the result."""
         self.low_us, self.high_us = low_ms * 1000, high_ms * 1000
-        """From the time of a row here to those of the rows that it looks for."""
+        """Bounds of a match's time minus the time of a row here."""
         self._step_us = max(high_ms - low_ms, 1) * 1000
-        # The panes and timers that are in state are of one `within` only. It is in the type, so
-        # that state of another one is refused.
+        # Panes and timers in state fit one `within` only. It is part of the type, so that state
+        # of another `within` is refused.
         span = f"{low_ms}_{high_ms}".replace("-", "minus")
         self._place = pa.struct([(f"pane_{span}", pa.int64()), ("number", pa.int64())])
         self._row = pa.struct(
@@ -208,36 +210,37 @@ class Side:
             at = pa.struct([("at", pa.int64()), ("number", pa.int64())])
             states[f"{self.name}_waiting"] = Map("bigint", "bigint")
             states[f"{self.name}_unmatched"] = Map(at, self._place)
-        return named(states)
+        return name_states(states)
 
-    def bind(self, function: Any) -> None:
-        """Take the state that the function was given."""
+    def bind(self, function: IntervalJoin) -> None:
+        """Use the state handles of the function."""
         self.rows = getattr(function, self.name)
         self.panes = getattr(function, f"{self.name}_panes")
         if self.is_kept:
             self.waiting = getattr(function, f"{self.name}_waiting")
             self.unmatched = getattr(function, f"{self.name}_unmatched")
 
-    def meet(self, low_us: int, high_us: int) -> list[Any]:
-        """The rows of this time, which have now found another."""
+    def match(self, low_us: int, high_us: int) -> list[Row]:
+        """Return the rows of these times, which now have a match."""
         step, rows = self._step_us, self.rows
-        met = []
+        found = []
         for pane in range(low_us - low_us % step, high_us + 1, step):
             if pane not in self.panes:
                 continue
             for number in range(self.panes[pane]):
                 time_us, waiting, row = rows[(pane, number)]
                 if low_us <= time_us <= high_us:
-                    met.append(row)
+                    found.append(row)
                     if waiting is not None:
                         self.unmatched.pop((self._over_ms(time_us), waiting), None)
-        return met
+        return found
 
-    def keep(self, time_us: int, row: Any, ctx: Any, *, is_matched: bool) -> None:
+    def keep(self, time_us: int, row: Row, ctx: RowContext, *, is_matched: bool) -> None:
+        """Store a row for later matches."""
         pane = time_us - time_us % self._step_us
         number = self.panes.get(pane, 0)
         if not number:
-            ctx.timers.event(self._gone_ms(pane))
+            ctx.timers.event(self._removal_ms(pane))
         self.panes[pane] = number + 1
         waiting = None
         if self.is_kept and not is_matched:
@@ -249,8 +252,8 @@ class Side:
             self.unmatched[(at_ms, waiting)] = (pane, number)
         self.rows[(pane, number)] = (time_us, waiting, row)
 
-    def alone(self, time_ms: int) -> list[Any]:
-        """The rows for which it is certain now that there are no others."""
+    def take_unmatched(self, time_ms: int) -> list[Row]:
+        """Return the rows that certainly have no match, as of this time."""
         if not self.is_kept:
             return []
         places = (
@@ -260,24 +263,24 @@ class Side:
         return [self.rows[place][2] for place in places if place is not None]
 
     def remove(self, time_ms: int) -> None:
-        """The panes whose rows have all been waited for long enough."""
-        if -MAX_MS < time_ms < MAX_MS:  # There is one at most, and where is known.
+        """Remove the panes whose rows can have no further match."""
+        if -MAX_MS < time_ms < MAX_MS:  # At most one, and its place is known.
             gone = [time_ms * 1000 - self.high_us - self._step_us]
         else:
-            gone = [pane for pane in self.panes if self._gone_ms(pane) == time_ms]
+            gone = [pane for pane in self.panes if self._removal_ms(pane) == time_ms]
         for pane in gone:
             for number in range(self.panes.pop(pane, 0)):
                 del self.rows[(pane, number)]
 
     def is_over(self, time_us: int, late_ms: int | None) -> bool:
-        """Whether every other row that a row of this time looks for would be late."""
+        """True if every match of a row of this time would be late."""
         return late_ms is not None and time_us + self.high_us < late_ms * 1000
 
     def _over_ms(self, time_us: int) -> int:
-        """The watermark that says so."""
+        """Return the watermark from which on `is_over` holds."""
         return _in_calendar((time_us + self.high_us) // 1000 + 1)
 
-    def _gone_ms(self, pane: int) -> int:
+    def _removal_ms(self, pane: int) -> int:
         return _in_calendar((pane + self._step_us + self.high_us) // 1000)
 
 
@@ -285,7 +288,7 @@ def _in_calendar(time_ms: int) -> int:
     return max(-MAX_MS, min(time_ms, MAX_MS))
 
 
-class IntervalJoin(Hooks, KeyedProcess[Any]):
+class IntervalJoin(Hooks, KeyedProcess[Row]):
     """Joins two connected streams, `left` and `right`."""
 
     forgets = True
@@ -303,15 +306,15 @@ class IntervalJoin(Hooks, KeyedProcess[Any]):
             plan.right.names.index(right_key[name]) if name in right_key else None
             for name in plan.left.names
         ]
-        """For each column of left: where its value is in a right row that is alone."""
+        """For each column of left: the index of its value in an unmatched right row."""
         self._has_one_key = len(plan.on) == 1
 
-    def tell_time(self, left: tuple[str, int], right: tuple[str, int]) -> None:
-        """Say by which column, and what is added to it, the two streams tell their time.
+    def set_times(self, left: tuple[str, int], right: tuple[str, int]) -> None:
+        """Set the event time of the result from the time column, and its shift, of each stream.
 
-        The result has the time of the stream of which each of its rows has one. A pair comes
-        with the later of its rows, a row alone when it has waited long enough; as long as that
-        may take, the result is behind the watermark.
+        The result has the time of a stream that all its rows have. A pair is emitted with the
+        later of its rows, an unmatched row when it has waited long enough; the result may be
+        that far behind the watermark.
         """
         plan = self.plan
         after_left_ms, after_right_ms = max(plan.high_ms, 0), max(-plan.low_ms, 0)
@@ -334,44 +337,45 @@ class IntervalJoin(Hooks, KeyedProcess[Any]):
         self._left.bind(self)
         self._right.bind(self)
 
-    def on_left(self, row: Any, ctx: Any) -> Any:
-        met = self._met(self._left, self._right, row, ctx)
-        if met is None:
+    def on_left(self, row: Row, ctx: RowContext) -> Any:
+        found = self._match(self._left, self._right, row, ctx)
+        if found is None:
             return self._left_alone(row)
-        return [self._joined(row, other) for other in met] if met else None
+        return [self._pair(row, other) for other in found] if found else None
 
-    def on_right(self, row: Any, ctx: Any) -> Any:
-        met = self._met(self._right, self._left, row, ctx)
-        if met is None:
+    def on_right(self, row: Row, ctx: RowContext) -> Any:
+        found = self._match(self._right, self._left, row, ctx)
+        if found is None:
             return self._right_alone(row)
-        return [self._joined(other, row) for other in met] if met else None
+        return [self._pair(other, row) for other in found] if found else None
 
-    def _met(self, side: Side, others: Side, row: Any, ctx: Any) -> list[Any] | None:
-        """The rows that a new one finds; None: it is in the result alone."""
+    def _match(self, side: Side, others: Side, row: Row, ctx: RowContext) -> list[Row] | None:
+        """Return the matches of a new row; None if it is in the result without a match."""
+        assert ctx.row_times_us is not None
         time_us = next(ctx.row_times_us)
-        # Null equals nothing.
+        # Null is not equal to anything.
         if ctx.key is None or (not self._has_one_key and None in ctx.key):
             return None if side.is_kept else []
-        met = others.meet(time_us + side.low_us, time_us + side.high_us)
+        found = others.match(time_us + side.low_us, time_us + side.high_us)
         if not side.is_over(time_us, ctx.late_ms):
-            side.keep(time_us, row, ctx, is_matched=bool(met))
-        elif not met and side.is_kept:
+            side.keep(time_us, row, ctx, is_matched=bool(found))
+        elif not found and side.is_kept:
             return None
-        return met
+        return found
 
-    def on_timer(self, time_ms: int, ctx: Any) -> Any:
-        alone = [self._left_alone(row) for row in self._left.alone(time_ms)]
-        alone += [self._right_alone(row) for row in self._right.alone(time_ms)]
+    def on_timer(self, time_ms: int, ctx: Context) -> Any:
+        alone = [self._left_alone(row) for row in self._left.take_unmatched(time_ms)]
+        alone += [self._right_alone(row) for row in self._right.take_unmatched(time_ms)]
         self._left.remove(time_ms)
         self._right.remove(time_ms)
         return alone or None
 
-    def _joined(self, left: Any, right: Any) -> tuple[Any, ...]:
+    def _pair(self, left: Row, right: Row) -> Row:
         return (*left, *[right[at] for at in self._rest])
 
-    def _left_alone(self, left: Any) -> tuple[Any, ...]:
+    def _left_alone(self, left: Row) -> Row:
         return (*left, *self._no_right)
 
-    def _right_alone(self, right: Any) -> tuple[Any, ...]:
+    def _right_alone(self, right: Row) -> Row:
         keys = [None if at is None else right[at] for at in self._key_at]
         return (*keys, *[right[at] for at in self._rest])

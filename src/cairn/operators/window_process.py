@@ -1,15 +1,15 @@
-"""Windows run row by row: which of them are open, and when they emit.
+"""Windows that run row by row: the open windows of a key, and when they emit.
 
-The open windows of a key are a map state, by their ends. What they hold of their rows is for
-the functions on top of this to say: see `window_functions`.
+The open windows of a key are a map state, by their ends. Subclasses decide what a window holds
+of its rows: see `window_functions`.
 
-A window emits when it is complete, then once more for every late row until it is removed,
+A window emits when it is complete, then again for every late row until it is removed,
 `allowed_lateness` after its end; and before it is complete, if there is an early trigger.
-Each result is of all rows so far. Everything else is the job of timers: one for the end of a
-window, one for its removal, one for the early result by the clock.
+Each result covers all rows so far. Timers do the rest: one for the end of a window, one for its
+removal, one for the early result by the clock.
 
 Always true here:
-- a window that is in state has a timer for what happens to it next;
+- a window in state has a timer for its next event;
 - a row is judged by its windows: it is late when all of them are gone;
 - sessions of a key neither overlap nor touch.
 """
@@ -26,10 +26,15 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.functions import LATE, Hooks, KeyedProcess
+from cairn.functions import LATE, Context, Hooks, KeyedProcess
+from cairn.operators.context import RowContext
 from cairn.state import Declaration, Map
+from cairn.types import Row
 from cairn.types.durations import MAX_MS
 from cairn.windows import FOREVER, Bounds, Global, Session, WindowSpec, complete_ms
+
+Content = tuple[Any, ...]
+"""The state that a function keeps for a window."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FIRST_US = (dt.datetime.min.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
@@ -38,7 +43,7 @@ _LAST_US = (dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH) // dt.timedelta(mic
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlan:
-    """What a windowed stream says of its windows."""
+    """The windows of a stream, and when they emit."""
 
     windows: WindowSpec
     allowed_lateness_ms: int = 0
@@ -53,22 +58,23 @@ class WindowPlan:
         if self.allowed_lateness_ms and self.windows.time == "processing":
             raise PlanError(
                 "allowed_lateness of windows by processing time: no row is late there\n"
-                "  next: leave it out, or take windows by event time"
+                "  next: leave it out, or use windows by event time"
             )
         if self.early_rows is not None and self.early_rows < 1:
             raise PlanError(
-                f"early_every_rows of windows is {self.early_rows}\n  expected: at least 1"
+                f"early_every_rows of windows must be positive, found {self.early_rows}"
             )
         if self.early_ms is not None and self.early_ms < 1:
-            raise PlanError(f"early_every of windows is {self.early_ms} ms\n  expected: over 0")
+            raise PlanError(f"early_every of windows must be positive, found {self.early_ms} ms")
 
 
-class WindowProcess(Hooks, KeyedProcess[Any]):
-    """What all functions of windows share. `windows` is the state of the key at hand."""
+class WindowProcess(Hooks, KeyedProcess[Row]):
+    """The part that all functions of windows share."""
 
     handles_late: ClassVar[bool] = True
     reads_row_times: ClassVar[bool] = True
     windows: Map[int, Any]
+    """End of a window -> (start, rows since the last result, fired, early_at, *content)."""
 
     def __init__(self, plan: WindowPlan, schema: pa.Schema, keys: Sequence[str]) -> None:
         self.plan = plan
@@ -81,7 +87,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         self._is_session = isinstance(plan.windows, Session)
         self._is_global = isinstance(plan.windows, Global)
         self._is_aligned = not self._is_session and not self._is_global
-        # The global window ends with the job, and that is for either clock to say.
+        # The global window ends with the job, by either clock.
         self._by_event = plan.windows.time == "event" and not self._is_global
         self._counts = plan.early_rows is not None or self._is_global
         self._early_rows = math.inf if plan.early_rows is None else plan.early_rows
@@ -92,37 +98,37 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
             pa.field("rows", pa.int64()),
             pa.field("fired", pa.bool_()),
             pa.field("early_at", pa.int64()),
-            *self.held_fields(),
+            *self.content_fields(),
         ]
-        return named({"windows": Map("bigint", pa.struct(fields))})
+        return name_states({"windows": Map("bigint", pa.struct(fields))})
 
-    # What a function holds for a window
+    # The content of a window
 
-    def held_fields(self) -> list[pa.Field]:
-        """What stands in a window's state beyond what it is to do next."""
+    def content_fields(self) -> list[pa.Field]:
+        """Return the fields of a window's content in state."""
         return []
 
-    def take(self, row: Any, time_us: int, last: Bounds) -> None:
-        """A row that is in some windows, of which this is the last."""
+    def take(self, row: Row, time_us: int, last: Bounds) -> None:
+        """Store a row that is in some windows; `last` is the last of them."""
 
-    def first(self, row: Any) -> tuple[Any, ...]:
-        """What is held of a window with one row."""
+    def first(self, row: Row) -> Content:
+        """Return the content of a window with one row."""
         return ()
 
-    def merge(self, held: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
-        """What is held of two windows that become one, or of a window and its next row."""
+    def merge(self, held: Content, more: Content) -> Content:
+        """Return the content of two windows that become one, or of a window and its next row."""
         return ()
 
-    def results(self, bounds: Bounds, held: Sequence[Any], ctx: Any) -> Iterable[Any]:
-        """The rows that a window comes to."""
+    def results(self, bounds: Bounds, held: Content, ctx: RowContext) -> Iterable[Row]:
+        """Return the result rows of a window."""
         raise NotImplementedError
 
-    def removed(self, bounds: Bounds) -> None:
-        """A window is gone."""
+    def remove_rows(self, bounds: Bounds) -> None:
+        """Remove the rows of a removed window."""
 
     # Rows
 
-    def process(self, row: Any, ctx: Any) -> Any:
+    def process(self, row: Row, ctx: RowContext) -> Any:  # type: ignore[override]
         time_us: int = ctx.now_ms * 1000
         if ctx.row_times_us is not None:
             event_us = next(ctx.row_times_us)
@@ -131,7 +137,7 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         bounds = self._spec.assign(time_us)
         met: list[int] = []
         if self._is_session:
-            session, met = self._met(*bounds[0])
+            session, met = self._grow_session(*bounds[0])
             bounds = [session]
         late_ms = ctx.late_ms
         if self._by_event and late_ms is not None:
@@ -144,24 +150,24 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         if met:
             self._unite(bounds[0], met, ctx)
         self.take(row, time_us, bounds[-1])
-        results: list[Any] = []
+        results: list[Row] = []
         for start, end in bounds:
             if self._add(start, end, row, ctx):
-                results += self._emitted(end, ctx)
+                results += self._emit(end, ctx)
         return results or None
 
-    def _add(self, start: int, end: int, row: Any, ctx: Any) -> bool:
-        """A row more in a window; whether that makes it emit."""
+    def _add(self, start: int, end: int, row: Row, ctx: RowContext) -> bool:
+        """Add a row to a window; True if the window then emits."""
         known = self.windows.get(end)
         if known is None:
             self._set_timers(end, ctx)
             rows, fired, early_at, held = 0, False, None, self.first(row)
         else:
             _, rows, fired, early_at, *before = known
-            held = self.merge(before, self.first(row))
+            held = self.merge(tuple(before), self.first(row))
         if self._counts:
             rows += 1
-        # Sessions that have become one may have more than that.
+        # Sessions that were united may have more rows than that.
         emits = fired or rows >= self._early_rows
         if emits:
             rows, early_at = 0, None
@@ -171,19 +177,19 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         if self._is_global and rows == 1:
             ctx.timers.processing(MAX_MS)
         changed = (start, rows, fired, early_at, *held)
-        # What is held is not compared: 0.0 equals -0.0.
+        # The content is not compared: 0.0 equals -0.0.
         if held or changed != known:
             self.windows[end] = changed
         return bool(emits)
 
-    def _emitted(self, end: int, ctx: Any) -> Iterable[Any]:
+    def _emit(self, end: int, ctx: RowContext) -> Iterable[Row]:
         start, _, _, _, *held = self.windows[end]
-        return self.results((start, end), held, ctx)
+        return self.results((start, end), tuple(held), ctx)
 
     # Sessions
 
-    def _met(self, start: int, end: int) -> tuple[Bounds, list[int]]:
-        """What a session becomes with those it overlaps or touches, and the ends of these."""
+    def _grow_session(self, start: int, end: int) -> tuple[Bounds, list[int]]:
+        """Return the union of a session with those it overlaps or touches, and their ends."""
         ends = list(self.windows)
         met = []
         for known_end in ends[bisect_left(ends, start) :]:
@@ -192,20 +198,20 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
             met.append(known_end)
         if not met:
             return (start, end), met
-        # In order, and apart from each other: the first begins and the last ends them all.
+        # They are in order and apart from each other, so the first begins and the last ends all.
         return (min(start, self.windows[met[0]][0]), max(end, met[-1])), met
 
-    def _unite(self, bounds: Bounds, met: Sequence[int], ctx: Any) -> None:
-        """Make the sessions that a row has met one, with these bounds."""
+    def _unite(self, bounds: Bounds, met: Sequence[int], ctx: RowContext) -> None:
+        """Replace the sessions that end at `met` by one with these bounds."""
         start, end = bounds
         known = [self.windows[known_end] for known_end in met]
         if len(known) == 1 and (known[0][0], met[0]) == bounds:
             return
         held = tuple(known[0][4:])
         for other in known[1:]:
-            held = self.merge(held, other[4:])
+            held = self.merge(held, tuple(other[4:]))
         early = [other[3] for other in known if other[3] is not None]
-        # With a new end it is a window that has not come to its end yet.
+        # A session with a new end is not complete yet.
         fired = met[-1] == end and known[-1][2]
         for known_end in met:
             del self.windows[known_end]
@@ -222,8 +228,8 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
 
     # Timers
 
-    def on_timer(self, time_ms: int, ctx: Any) -> Any:
-        results: list[Any] = []
+    def on_timer(self, time_ms: int, ctx: RowContext) -> Any:  # type: ignore[override]
+        results: list[Row] = []
         if ctx.timer_kind == ("event" if self._by_event else "processing"):
             lateness_ms = self.plan.allowed_lateness_ms
             complete = self._due(self._complete_ms, time_ms, 0)
@@ -238,29 +244,29 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
                 results += self._fire(end, ctx, fired=self.windows[end][2])
         return results or None
 
-    def on_timer_failed(self, time_ms: int, ctx: Any) -> None:
-        # No other timer comes for windows whose time is over.
+    def on_timer_failed(self, time_ms: int, ctx: Context) -> None:
+        # Windows whose time is over get no further timer.
         if ctx.timer_kind == ("event" if self._by_event else "processing"):
             for end in self._due(self._removal_ms, time_ms, self.plan.allowed_lateness_ms):
                 self._remove(end)
 
-    def _complete(self, end: int, ctx: Any) -> Iterable[Any]:
+    def _complete(self, end: int, ctx: RowContext) -> Iterable[Row]:
         if not self._is_global:
             return self._fire(end, ctx, fired=True)
-        # The job is drained. It may go on later, and the window with it.
+        # The job is drained. It may go on later, and so may the window.
         return self._fire(end, ctx, fired=False) if self.windows[end][1] else ()
 
-    def _fire(self, end: int, ctx: Any, *, fired: bool) -> Iterable[Any]:
+    def _fire(self, end: int, ctx: RowContext, *, fired: bool) -> Iterable[Row]:
         start, _, _, _, *held = self.windows[end]
         self.windows[end] = (start, 0, fired, None, *held)
-        return self.results((start, end), held, ctx)
+        return self.results((start, end), tuple(held), ctx)
 
     def _remove(self, end: int) -> None:
         if self._is_global:
             return
         start = self.windows[end][0]
         del self.windows[end]
-        self.removed((start, end))
+        self.remove_rows((start, end))
 
     def _complete_ms(self, end: int) -> int:
         return complete_ms(self._spec, end)
@@ -269,9 +275,9 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         return min(complete_ms(self._spec, end) + self.plan.allowed_lateness_ms, MAX_MS)
 
     def _due(self, when_ms: Callable[[int], int], time_ms: int, after_ms: int) -> list[int]:
-        """The ends of the windows that a timer was set for."""
+        """Return the ends of the windows that a timer was set for."""
         until = (time_ms - after_ms) * 1000
-        if self._is_aligned and time_ms < MAX_MS:  # There is one at most, and where is known.
+        if self._is_aligned and time_ms < MAX_MS:  # At most one, and its end is known.
             return [until] if until in self.windows else []
         ends = list(self.windows)
         if time_ms < MAX_MS:
@@ -279,19 +285,19 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
         return [end for end in ends if when_ms(end) == time_ms]
 
     def _timers_of(self, end: int) -> set[int]:
-        """The times when a window is complete, and when it is removed."""
+        """Return the times when a window is complete, and when it is removed."""
         return {self._complete_ms(end), self._removal_ms(end)}
 
-    def _set_timers(self, end: int, ctx: Any) -> None:
+    def _set_timers(self, end: int, ctx: RowContext) -> None:
         if not self._is_global:
             register = ctx.timers.event if self._by_event else ctx.timers.processing
             for at_ms in self._timers_of(end):
                 register(at_ms)
 
-    def _drop_timers(self, ends: Iterable[int], ctx: Any) -> None:
-        """Those of windows that are no more, unless others have timers for the same time."""
+    def _drop_timers(self, ends: Iterable[int], ctx: RowContext) -> None:
+        """Delete the timers of removed windows, unless other windows need them too."""
         stale = {at_ms for end in ends for at_ms in self._timers_of(end)}
-        # Windows that are complete at different times share none, if that is all they wait for.
+        # Windows that wait only for their ends share no timer.
         if self.plan.allowed_lateness_ms or self.plan.early_ms is not None or MAX_MS in stale:
             for end, known in self.windows.items():
                 stale -= self._timers_of(end)
@@ -302,26 +308,26 @@ class WindowProcess(Hooks, KeyedProcess[Any]):
 
     # Results
 
-    def prefix(self, bounds: Bounds, ctx: Any) -> tuple[Any, ...]:
-        """What stands before every result: key, start, end."""
+    def prefix(self, bounds: Bounds, ctx: RowContext) -> Row:
+        """Return the first columns of every result: key, start, end."""
         key = (ctx.key,) if self.key_count == 1 else ctx.key
         return (*key, *window_times(bounds))
 
 
-def named(states: dict[str, Declaration]) -> dict[str, Declaration]:
-    """States that are made at run time know their names, as those of classes do."""
+def name_states(states: dict[str, Declaration]) -> dict[str, Declaration]:
+    """Give states that are made at run time their names, as class attributes have them."""
     for name, declaration in states.items():
         declaration.name = name
     return states
 
 
 def window_times(bounds: Bounds) -> tuple[dt.datetime | None, dt.datetime | None]:
-    """Start and end for people; the global window has neither."""
+    """Return start and end as datetimes; None for the global window."""
     if bounds == FOREVER:
         return None, None
     return _datetime(bounds[0]), _datetime(bounds[1])
 
 
 def _datetime(time_us: int) -> dt.datetime:
-    # Bounds of rows at the ends of Python's calendar lie beyond it.
+    # The bounds of the first and last rows that a datetime can hold lie outside its range.
     return _EPOCH + dt.timedelta(microseconds=max(_FIRST_US, min(time_us, _LAST_US)))

@@ -1,1 +1,1 @@
-"""What driver, worker and slot send each other."""
+"""Messages between driver, worker and slot."""

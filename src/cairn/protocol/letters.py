@@ -1,17 +1,17 @@
-"""Dead letters: rows that a function failed on, with what there is to know about it.
+"""Dead letters: rows that a function failed on, with the error.
 
     operator     the uid
-    input        of connected streams the name of the row's; of a broadcast row "broadcast"
+    input        the name of the connected stream, or "broadcast" for a broadcast row
     error        type and message
-    traceback    where, in the user's code
+    traceback    the frames of the user's code
     key          the key of the row: text as it is, other values as JSON
-    row          the row as a JSON object, to be read back with Spark's from_json; of a timer
+    row          the row as a JSON object for Spark's from_json; for a timer
                  {"timer": "event" or "processing", "time_ms": its time}
-    event_time   of the row, or of an event timer
-    epoch        in which it failed
+    event_time   the event time of the row or timer
+    epoch        the epoch in which it failed
 
 Always true here:
-- a letter is a function of the row, the error and the epoch: attempts at an epoch agree in it.
+- a letter depends only on the row, the error and the epoch: all attempts make the same one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from cairn.errors import PlanError
+from cairn.sinks.json_lines import float_text, interval_text
 from cairn.types import parse_schema
 from cairn.user_code import raised_at
 
@@ -37,17 +38,18 @@ SCHEMA: Final = parse_schema(
 )
 
 BROADCAST: Final = "broadcast"
-"""What the input of broadcast rows is called."""
+"""The `input` of broadcast rows."""
 
 OnError = Literal["fail", "dead-letter"]
 ON_ERROR: Final[tuple[OnError, ...]] = ("fail", "dead-letter")
 
 SAMPLE_MAX: Final = 5
-"""Letters of an operator that an epoch's record shows; the others are only counted there."""
+"""Letters of an operator that an epoch's record contains; it counts the others."""
 SAMPLE_CHARS_MAX: Final = 400
 ERROR_CHARS_MAX: Final = 4000
 TRACEBACK_CHARS_MAX: Final = 20_000
 _OURS: Final = "cairn.slot."
+_MICROSECOND = dt.timedelta(microseconds=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times\]")
@@ -65,7 +67,7 @@ class LetterSample(msgspec.Struct, frozen=True):
 
 
 def sample_of(error: BaseException, *, key: Any, row: str, input: str | None) -> LetterSample:
-    """Return what is shown of a row that was put aside."""
+    """Return the short form of a letter, for an epoch's record."""
     return LetterSample(
         error=_cut(error_text(error)),
         key=None if key is None else _cut(sendable(key_text(key) or "")),
@@ -85,7 +87,7 @@ def check_on_error(on_error: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON that Spark reads back: rows by the names of their columns."""
+    """Return a value as JSON that Spark reads back: rows become objects."""
     try:
         return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -93,7 +95,7 @@ def json_text(value: Any) -> str:
 
 
 def key_text(key: Any) -> str | None:
-    """A key for people, and to search for."""
+    """Return a key as text, for people and for searches."""
     return key if key is None or isinstance(key, str) else json_text(key)
 
 
@@ -102,36 +104,36 @@ def timer_json(kind: str, time_ms: int) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Type and message."""
+    """Return the type and the message of an error."""
     name, message = type(error).__name__, message_of(error)
     return sendable(steady(f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX])
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error of the user's, whose class may be broken itself."""
+    """Return the message of a user's error, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception as broken:
-        return f"(its message could not be made: {type(broken).__name__})"
+        return f"(str() of it raised {type(broken).__name__})"
 
 
 def traceback_text(error: BaseException) -> str:
-    """The user's frames: what lies above them is ours."""
+    """Return the traceback from the first frame of the user's code."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
         frames = frames.tb_next
     try:
         lines = traceback.format_exception(type(error), error, frames)
     except Exception:
-        # Of an error that cannot be printed.
+        # The error itself cannot be printed.
         lines = traceback.format_tb(frames)
-    # How deep a recursion went depends on how deep it began.
+    # The depth of a recursion depends on the stack it began on, which differs between attempts.
     text = _REPEATED.sub("[Previous line repeated many times]", "".join(lines))
     return sendable(steady(text)[-TRACEBACK_CHARS_MAX:])
 
 
 def time_of(time_ms: int | None) -> dt.datetime | None:
-    """Milliseconds since 1970 as a timestamp; None beyond the calendar."""
+    """Return milliseconds since 1970 as a timestamp; None beyond the calendar."""
     if time_ms is None:
         return None
     try:
@@ -141,24 +143,22 @@ def time_of(time_ms: int | None) -> dt.datetime | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has a form for, in the form that Spark's own `to_json` gives it."""
+    """Return a value of types that JSON has, in the form of Spark's `to_json`."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
         return sendable(value)
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return value if math.isfinite(value) else float_text(value)
     if isinstance(value, decimal.Decimal):
-        return format(value, "f")  # As text: a number would be rounded by who reads it.
+        return format(value, "f")  # As text: readers would round a number.
     if isinstance(value, dt.datetime):
         text = value.isoformat()
         return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
     if isinstance(value, dt.date):
         return value.isoformat()
     if isinstance(value, dt.timedelta):
-        return _interval(value)
+        return interval_text(value // _MICROSECOND)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, tuple) and (names := getattr(type(value), "_fields", None)):
@@ -170,23 +170,16 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-def _interval(span: dt.timedelta) -> str:
-    sign, span = ("-", -span) if span < dt.timedelta() else ("", span)
-    minutes, seconds = divmod(span.seconds, 60)
-    time = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}.{span.microseconds:06}"
-    return f"INTERVAL '{sign}{span.days} {time}' DAY TO SECOND"
-
-
 def _name(key: Any) -> str:
     plain = _plain(key)
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 def steady(text: str) -> str:
-    """Without addresses: they differ between attempts."""
+    """Replace memory addresses: they differ between attempts."""
     return _ADDRESS.sub("at 0x…", text)
 
 
 def sendable(text: str) -> str:
-    """Return a text without half characters: no file and no message takes those."""
+    """Replace lone surrogates: neither files nor messages can hold them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
-"""Lookups of committed state: the questions to a slot's second socket, and its answers.
+"""Messages on the second socket of a slot, which serves lookups of committed state.
 
-Ask     state of some keys, in one version
-End     the slot is not needed any more
-Told    the packed values, or that the slot does not hold this version
+LookupRequest   the state of some keys, in one version
+End             the slot is not needed any more
+LookupReply     the packed values, or none if the slot does not hold this version
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 from cairn.backends.packing import Form
 from cairn.protocol.messages import End
 
-ASK_BYTES_MAX: Final = 8 << 20
-TOLD_BYTES_MAX: Final = 64 << 20
+REQUEST_BYTES_MAX: Final = 8 << 20
+REPLY_BYTES_MAX: Final = 64 << 20
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """What is held of some keys."""
+class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """Request for the state of some keys."""
 
     uid: str
     state: str
@@ -34,34 +34,34 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Packed, each in its key group."""
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     values: list[bytes | None] | None
-    """Packed, None for nothing; without a list the version is not here."""
+    """Packed, None for no value; None for the list if the slot does not hold the version."""
     floor_ms: int | None = None
-    """What had expired by then may be gone already."""
+    """State that expired before this time may be missing."""
 
 
 @dataclass(frozen=True)
 class DoorSpec:
-    """What slots are told of the driver: whom to let in, and where it is."""
+    """The driver, as slots need to know it to accept its lookups."""
 
     key: bytes = field(repr=False)
     host: str
     address: str
-    """Where the driver is reached from other machines."""
+    """The address of the driver for other machines."""
 
 
-ask_encoder: Final = msgspec.msgpack.Encoder()
-ask_decoder: Final = msgspec.msgpack.Decoder(Ask | End)
+message_encoder: Final = msgspec.msgpack.Encoder()
+request_decoder: Final = msgspec.msgpack.Decoder(LookupRequest | End)
 ended_decoder: Final = msgspec.msgpack.Decoder(bool)
-told_decoder: Final = msgspec.msgpack.Decoder(Told)
+reply_decoder: Final = msgspec.msgpack.Decoder(LookupReply)
 
 
 def this_host() -> str:
-    """Return a name that is the same for two processes on one machine that see the same files."""
+    """Return a name that two processes share if they see the same files on one machine."""
     boot = mounts = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # Containers may share the machine and its name, and not a single file.
+        # Containers may share the machine and its name, but no files.
         mounts = str(os.stat("/proc/self/ns/mnt").st_ino)
     return f"{os.uname().nodename}:{boot}:{mounts}"

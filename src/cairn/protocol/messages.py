@@ -1,12 +1,12 @@
-"""The words between driver, forwarder and slot.
+"""Messages between driver, forwarder and slot.
 
-    begin   an attempt at an epoch: what `now` is, which parent, which state versions
+    begin   an execution starts: `now`, the parent epoch, the state versions
     run     batches of rows in, batches of the envelope out, the acknowledgement last
     end     a slot is not needed any more
 
-Acknowledgements travel in band, as the last row a subtask emits, and are a
-function of epoch, state and input alone: Spark compares the output of a stage that
-runs twice. What varies from run to run (timings, places) goes beside them, as `Report`.
+Acknowledgements travel in band, as the last row a subtask emits. They depend only on epoch,
+state and input, because Spark compares the output of a stage that runs twice. Timings and
+places vary between runs, so they travel beside them, as `Report`.
 
 Always true here:
 - a token orders attempts; a slot refuses every token older than the newest it has seen.
@@ -19,29 +19,25 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from cairn.protocol.letters import LetterSample
+from cairn.sinks.base import Execution
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import Held
-from cairn.storage.pack import Stored as Stored
-
-ROUNDS_MAX = 1 << 20
-"""More rounds than a batch of an epoch can have."""
-
-
-ATTEMPTS_MAX = 1 << 29
-"""More attempts than there are at a batch, also when one is made every few seconds for years
-because a sink is away. Batches, attempts and rounds together fit into 63 bits."""
 
 
 class Token(NamedTuple):
-    """Which attempt is speaking. Later attempts compare greater."""
+    """Identifies the sender of a call: an execution, and the attempt of Spark's task at it.
+
+    Later ones compare greater.
+    """
 
     term: int
     epoch: int
-    attempt: int
-    task_attempt: int
+    execution: Execution
+    task_attempt: int = 0
 
 
 class Compaction(msgspec.Struct, frozen=True, array_like=True):
-    """Write the last `count` files of a range anew: as a base, or as one merged delta."""
+    """An order to rewrite the last `count` files of a range, as a base or as one merged delta."""
 
     kind: Literal["base", "merge"]
     count: int
@@ -49,7 +45,7 @@ class Compaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Key groups of a range and the version they are in, where they come from another range."""
+    """Key groups that come from another range, and their version there."""
 
     first_group: int
     group_count: int
@@ -61,73 +57,64 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Fixed by the coordinator for an attempt at an epoch, the same for every subtask."""
+    """The start of an execution, fixed by the coordinator and the same for every subtask."""
 
     run_id: str
     term: int
     epoch: int
-    attempt: int
+    execution: Execution
     parent: int | None
     now_ms: int
     watermark_ms: int | None
-    """As of the parent epoch: timers up to here are due."""
+    """The watermark of the parent epoch: timers up to here are due."""
     parallelism: int
     versions: dict[str, list[str]]
-    """Per operator, per subtask: the name of the state it must start from."""
+    """Per operator and subtask, the version of the state it must start from."""
     compactions: dict[str, dict[int, Compaction]]
-    """Per operator and subtask: what to write anew, in the background."""
+    """Per operator and subtask, files to rewrite in the background."""
     inline_bytes_max: int
     slots: list[int] = []
-    """Per subtask, which slot runs it; empty: the one of the same number."""
+    """Per subtask, the slot that runs it; empty: the slot of the same number."""
     pieces: dict[str, list[list[Piece]]] = {}
-    """Per operator and subtask, after a change of parallelism: what each range is made of."""
+    """After a change of parallelism, per operator and subtask: the pieces of each range."""
     settled: list[str] = []
-    """Files written in the background that need not be announced again, by id."""
+    """Ids of files written in the background that slots need not report again."""
     rewrite: list[str] = []
-    """Operators whose state gets another form: migrated, and written as a base at once."""
+    """Operators whose state is migrated and written as a base at once."""
 
     passed_ms: int | None = None
     """The watermark that the parent epoch ran with: timers up to here have fired."""
     is_draining: bool = False
-    """The input has ended: every timer is due that was set before this epoch."""
+    """The input has ended: all timers that were set before this epoch are due."""
 
-    batch: int = 0
-    """How many batches the epoch has run before; it is committed after the last of them."""
     pending: str | None = None
-    """Where the driver has written down what these have stored, for slots that have lost it."""
-    round: int = 0
-    """In a job with loops: how often the batch has gone around before."""
+    """The object with the state that earlier batches of the epoch stored, for slots that have
+    lost it."""
     is_last_round: bool = True
-    """Records that are sent back are there for the next epoch; else they are processed in this one,
-    and nobody but the slot has to keep them until then."""
+    """True: records that loops send back are stored for the next epoch. False: the next round
+    processes them, and only the slot keeps them until then."""
 
-    @property
-    def step(self) -> int:
-        """Batches, attempts at them and their rounds, in one number that rises."""
-        return (self.batch * ATTEMPTS_MAX + self.attempt) * ROUNDS_MAX + self.round
-
-    @property
-    def pass_index(self) -> int:
-        """Which pass of the epoch this is: of its batches and their rounds, attempts aside."""
-        return self.batch * ROUNDS_MAX + self.round
+    def token(self, task_attempt: int = 0) -> Token:
+        """Return the token of a task of this execution."""
+        return Token(self.term, self.epoch, self.execution, task_attempt)
 
     def slot(self, subtask: int) -> int:
         return self.slots[subtask] if self.slots else subtask
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """A slot is to end.
+    """An order to a slot to end.
 
-    Such a message may come late, so it says as of when the slot is not needed: one that has begun
-    something later stays, and so does one that is there for an epoch to come.
+    It may arrive late. A slot that has begun a later execution stays, and so does one that was
+    started for an epoch to come.
     """
 
-    as_of: tuple[int, int, int] | None = None
-    """Term, epoch and step of an attempt; None: whatever the slot has begun."""
+    as_of: Token | None = None
+    """The execution that did without the slot; None: end whatever the slot has begun."""
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """A file written in the background: a base as of an epoch, or several deltas as one."""
+    """A file written in the background: a base as of an epoch, or several merged deltas."""
 
     uid: str
     first_group: int
@@ -135,10 +122,10 @@ class Compacted(msgspec.Struct, frozen=True):
     kind: Literal["base", "merge"]
     tier: int
     as_of: int
-    """The epoch whose state, or whose files, it was made from."""
+    """The epoch whose state or files it was made from."""
     replaced: tuple[str, ...]
-    """The deltas it stands for as they are listed, in order. A base stands for all to `as_of`."""
-    stored: Stored
+    """The deltas that a merge replaces, as listed, in order. A base replaces all up to `as_of`."""
+    stored: StateFile
     ms: float
 
 
@@ -147,19 +134,19 @@ class OperatorAck(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     keys_changed: int
-    delta: Stored | None
+    delta: StateFile | None
     late_rows: int = 0
     untimed_rows: int = 0
-    """Rows without an event time; like late ones they are not processed."""
+    """Rows without an event time: not processed, like late ones."""
     error_rows: int = 0
-    """Rows and timers that the function failed on and that were put aside."""
+    """Rows and timers that the function failed on and that became dead letters."""
     broadcast_aside: str = ""
-    """Which rows of the broadcast were put aside, as a digest: every subtask must say the same."""
+    """Digest of the broadcast rows that became dead letters: the same in every subtask."""
     event_timer_ms: int | None = None
-    """The earliest timer that is left, by event time."""
+    """The earliest event timer that is left."""
     processing_timer_ms: int | None = None
-    groups: int = 0
-    """Of an aggregation: into how many groups its rows fell, or would have."""
+    partial_count: int = 0
+    """In an aggregation, the partials that its rows are combined into, or would be."""
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -172,7 +159,7 @@ class Ack(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a subtask measured, beside the acknowledgement."""
+    """Measurements of a subtask, beside its acknowledgement."""
 
     level: int
     subtask: int
@@ -181,38 +168,38 @@ class Report(msgspec.Struct, frozen=True):
     started_ms: int
     finished_ms: int
     begin_ms: float
-    """Until the parent's state was at hand, restore included."""
+    """Time until the parent's state was loaded, including a restore."""
     restored: bool
     process_ms: float
     snapshot_ms: float
-    """What the epoch waited for: delta and sink output made durable."""
+    """Time to make delta and sink output durable."""
     compacted: tuple[Compacted, ...] = ()
-    """What was written beside the epochs since; announced until it is settled."""
+    """Files written in the background, reported until the driver confirms them."""
     state_held: dict[str, Held] = {}
-    """Per operator, how much it holds, expired state included that is still there."""
+    """Per operator, the amount of state, including expired state that is not removed yet."""
     base_failed: str = ""
-    """Why a file could not be written in the background; it is tried again."""
+    """Error of a file that could not be written in the background; the slot tries again."""
     stage: int | None = None
-    """The Spark stage it ran in; None without Spark."""
+    """The Spark stage of the subtask; None without Spark."""
     door: str = ""
-    """Where the slot is asked for state."""
+    """The address of the slot for lookups."""
     slot_id: str = ""
-    """The process of the slot, unique in the run."""
+    """The id of the slot's process, unique in the run."""
     epoch: int = 0
-    step: int = 0
-    """Which attempt it is of: what a superseded one measured does not count."""
+    execution: Execution = Execution()
+    """The execution that was measured. The report of a superseded one does not count."""
     group_rows: dict[str, list[int]] = {}
     """Per operator with keys, rows per bucket of key groups."""
     hot_keys: dict[str, list[tuple[str, int]]] = {}
-    """Per operator with keys, those with most rows and about how many."""
+    """Per operator with keys, the keys with most rows and about how many."""
     letters: dict[str, list[LetterSample]] = {}
-    """Per operator, the first rows that were put aside in this attempt, cut short."""
+    """Per operator, the first dead letters of this attempt, cut short."""
     user: dict[str, dict[str, dict[str, Any]]] = {}
     """Per operator, what its function counted in this attempt: see `cairn.metrics`."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a subtask failed, as it travels through Spark's error text."""
+    """The failure of a subtask, as it travels through Spark's error text."""
 
     kind: str
     """The CairnError to raise in the driver, by class name."""
@@ -230,12 +217,12 @@ FAILURE_MARK = "CAIRN-FAILURE:"
 
 
 def pack_failure(failure: Failure) -> str:
-    """A line that survives being wrapped in Java and Python tracebacks."""
+    """Encode a failure so that it survives in Java and Python tracebacks."""
     return FAILURE_MARK + msgspec.json.encode(failure).hex() + ";"
 
 
 def find_failure(text: str) -> Failure | None:
-    """The first failure in an error text of Spark's."""
+    """Return the first failure in Spark's error text; None if it has none."""
     start = text.find(FAILURE_MARK)
     if start < 0:
         return None

@@ -1,4 +1,4 @@
-"""What a slot is told once about the job: operators, sinks and where their rows go.
+"""The job as slots get it, once: operators, sinks and the ways of their rows.
 
 A lane is a column of the envelope that rows travel in between levels: one per
 edge of the graph, and one per operator output that Spark transforms on the way.
@@ -38,12 +38,12 @@ class OutletSpec:
     sinks: tuple[str, ...]
     lanes: tuple[int, ...]
     operators: tuple[str, ...] = ()
-    """Chained: they get the rows in the slot, without a shuffle."""
+    """Chained operators: they get the rows in the slot, without a shuffle."""
 
 
 @dataclass(frozen=True)
 class InletSpec:
-    """A way into an operator."""
+    """An input of an operator."""
 
     lane: int | None
     """None when the rows come from an operator of the same level."""
@@ -51,14 +51,14 @@ class InletSpec:
     keys: tuple[str, ...] = ()
     event_time: str | None = None
     name: str = ""
-    """Of one of several: rows are handled by `on_<name>`."""
+    """The name, if there are several: `on_<name>` handles the rows."""
     way: Literal["keyed", "spread", "broadcast"] = "keyed"
     shift_us: int = 0
-    """Added to the event time; without a lane it is told from the column in the slot."""
+    """Added to the event time. Without a lane, the slot reads event time from the column."""
 
     @property
     def late_tag(self) -> str:
-        """The side output that its late rows go to."""
+        """The side output for late rows."""
         return late_tag(self.name)
 
 
@@ -68,22 +68,22 @@ class OperatorSpec:
     inlets: tuple[InletSpec, ...]
     """The main one first, a broadcast last."""
     function: bytes = field(repr=False)
-    """Pickled: loaded once per slot, and again only when it changes."""
+    """Pickled; loaded once per slot, and again only when it changes."""
     outlets: tuple[OutletSpec, ...]
     stored_key_types: tuple[pa.DataType, ...] = ()
-    """Of the key columns, as the state has them; empty: as the main input has them."""
+    """Types of the key columns in the state; empty: the same as in the main input."""
     broadcast: Declaration | None = None
-    """The state that broadcast rows are kept in."""
+    """The state that holds broadcast rows."""
     is_downstream: bool = False
     """Rows come (also) from other operators."""
     is_behind_loop: bool = False
-    """Rows come (also) from operators that a loop sends rows back to: as old as those may be."""
+    """Rows come (also) from operators in a loop, and may be as old as rows in the loop."""
     has_watermark: bool = True
-    """A watermark is declared for what comes here; without one nothing is late."""
+    """A watermark is declared for the input; without one no row is late."""
     delay_ms: int = 0
-    """How far behind the job's watermark that of this operator is."""
+    """The delay of this operator's watermark behind that of the job."""
     on_error: OnError = "fail"
-    """Whether a row that the function fails on fails the epoch, or is put aside."""
+    """A row that the function fails on fails the epoch, or becomes a dead letter."""
 
     @property
     def function_version(self) -> str:
@@ -95,7 +95,7 @@ class OperatorSpec:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows of the main input."""
+        """The schema of the main input."""
         return self.inlets[0].schema
 
     @property
@@ -108,7 +108,7 @@ class OperatorSpec:
 
     @property
     def row_inlets(self) -> tuple[InletSpec, ...]:
-        """All but a broadcast."""
+        """All inlets except a broadcast."""
         return tuple(inlet for inlet in self.inlets if inlet.way != "broadcast")
 
     @property
@@ -117,7 +117,7 @@ class OperatorSpec:
 
     @property
     def key_fields(self) -> list[pa.Field]:
-        """The columns of a stored key. Without keys, state belongs to a subtask."""
+        """The columns of a stored key. Without keys, the key is the subtask."""
         if not self.keys:
             return [pa.field("subtask", pa.int32())]
         fields = [self.schema.field(name) for name in self.keys]
@@ -135,7 +135,7 @@ class OperatorSpec:
         return {field.name: type_ddl(field.type) for field in self.key_fields}
 
     def load(self) -> Function:
-        """The function, as it was given to the job. Its modules must be where the slots are."""
+        """Unpickle the function. Its modules must be installed where the slots run."""
         try:
             return cloudpickle.loads(self.function)  # type: ignore[no-any-return]
         except Exception as error:
@@ -160,17 +160,17 @@ class SinkSpec:
 
 @dataclass(frozen=True)
 class FeedbackSpec:
-    """Rows of a loop on their way back to an operator: state, until its next turn."""
+    """Rows that a loop sends back to an operator: state, until the next round."""
 
     uid: str
-    """`<loop>:<operator>`: what they are called in the epoch."""
+    """`<loop>:<operator>`, the uid in the epoch."""
     operator: str
     inlet: InletSpec
-    """As the operator's own, but for the lane: rows come here by that one."""
+    """The operator's inlet, with the lane that the loop's rows come by."""
     target: int = 0
-    """Which of the operator's inlets they go into."""
+    """Index of the operator's inlet that gets the rows."""
     key_fields: tuple[pa.Field, ...] = ()
-    """The columns of a stored key, as the operator has them."""
+    """The columns of the operator's stored key."""
 
     @property
     def lane(self) -> int | None:
@@ -187,13 +187,13 @@ class LevelSpec:
     operators: tuple[OperatorSpec, ...]
     sinks: tuple[SinkSpec, ...]
     lanes: tuple[tuple[int, pa.Schema], ...]
-    """What leaves this level for a later one."""
+    """Lanes from this level to later ones."""
     feedbacks: tuple[FeedbackSpec, ...] = ()
-    """What comes here to be kept for the next epoch, or the next round."""
+    """Rows that arrive here to be kept for the next epoch or round."""
 
     @property
     def lanes_in(self) -> tuple[int, ...]:
-        """Of the rows that are consumed here."""
+        """The lanes whose rows are consumed here."""
         lanes = [inlet.lane for op in self.operators for inlet in op.inlets]
         lanes += [sink.lane for sink in self.sinks]
         lanes += [feedback.lane for feedback in self.feedbacks]
@@ -210,20 +210,20 @@ class JobSpec:
     levels: tuple[LevelSpec, ...]
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES
     rounds_max: int = 1
-    """How often an epoch goes around while loops send records back."""
+    """Limit of the rounds of a batch while loops send records back."""
     door: DoorSpec | None = field(default=None, repr=False)
-    """Whom slots let in who asks for state; None: nobody."""
+    """The driver whose lookups slots accept; None: no lookups."""
     log_format: Format = "text"
-    """Of the log files of slots."""
+    """The format of the slots' log files."""
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path), repr=False)
-    """The driver's import path: modules beside a program are found in the slots too."""
+    """The driver's import path, so that slots find modules beside the program."""
 
     @property
     def feedbacks(self) -> tuple[FeedbackSpec, ...]:
         return tuple(feedback for level in self.levels for feedback in level.feedbacks)
 
     def with_function(self, uid: str, function: bytes) -> JobSpec:
-        """The same job with another function of one operator."""
+        """Return the job with another function in one operator."""
         levels = tuple(
             replace(
                 level,
@@ -236,15 +236,15 @@ class JobSpec:
         )
         return replace(self, levels=levels)
 
-    def pickled(self) -> tuple[str, bytes]:
-        """(id, bytes)."""
-        # The path comes first: what is pickled by reference is only found with it.
+    def pickle(self) -> tuple[str, bytes]:
+        """Return (id, bytes)."""
+        # The path comes first: modules pickled by reference are only found with it.
         data = pickle.dumps((self.sys_path, cloudpickle.dumps(self)))
         return digest(data), data
 
     @staticmethod
-    def unpickled(data: bytes) -> JobSpec:
-        """What `pickled` made, in another process."""
+    def unpickle(data: bytes) -> JobSpec:
+        """Load the bytes of `pickle` in another process."""
         sys_path, spec = pickle.loads(data)
         sys.path.extend(p for p in sys_path if p not in sys.path and os.path.exists(p))
         return cloudpickle.loads(spec)  # type: ignore[no-any-return]
@@ -255,7 +255,7 @@ def lane_name(lane: int) -> str:
 
 
 def envelope_schema(lanes: tuple[tuple[int, pa.Schema], ...]) -> pa.Schema:
-    """What a level emits: which lane, a struct per lane (one is set), an acknowledgement."""
+    """Return the schema of a level's output: lane, a struct per lane (one is set), `ack`."""
     return pa.schema(
         [
             pa.field("lane", pa.int32()),

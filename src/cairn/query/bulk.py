@@ -9,7 +9,7 @@ Always true here:
 
 from __future__ import annotations
 
-import random
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from cairn.backoff import backoff_s, jitter
 from cairn.errors import NoEpochError, QueryError, StaleEpochError, StateNotFoundError
 
 AT_ONCE: Final = 2
@@ -87,15 +88,15 @@ def _read(
 
 def _when_free(read: Callable[[], pa.Table], timeout: float) -> pa.Table:
     """Streams of a server are few, and soon given back."""
-    until, wait_s = time.monotonic() + timeout, WAIT_S
-    while True:
+    until = time.monotonic() + timeout
+    for failures in itertools.count(1):
         try:
             return read()
         except flight.FlightUnavailableError:
             if time.monotonic() > until:
                 raise
-        time.sleep(wait_s * random.uniform(0.5, 1.5))
-        wait_s = min(wait_s * 2, WAIT_MAX_S)
+        time.sleep(jitter(backoff_s(failures, first_s=WAIT_S, max_s=WAIT_MAX_S)))
+    raise AssertionError("the loop has no end")
 
 
 def _said(error: BaseException) -> str:

@@ -19,8 +19,14 @@ from typing import Final
 
 import msgspec
 
-from cairn.protocol.channel import Channel, knock
-from cairn.protocol.lookups import TOLD_BYTES_MAX, Ask, Told, ask_encoder, told_decoder
+from cairn.protocol.channel import Channel, connect
+from cairn.protocol.lookups import (
+    REPLY_BYTES_MAX,
+    LookupReply,
+    LookupRequest,
+    message_encoder,
+    reply_decoder,
+)
 
 TIMEOUT_S: Final = 1.0
 IDLE_MAX: Final = 32
@@ -45,21 +51,21 @@ class Doors:
         """Where nobody opened: for how long it is left alone, and until when."""
         self._lock = threading.Lock()
 
-    def ask(self, asked: Mapping[int, Ask]) -> dict[int, Told]:
+    def ask(self, asked: Mapping[int, LookupRequest]) -> dict[int, LookupReply]:
         """What each subtask's slot says; of those that say nothing there is no answer."""
         places = self._places()
         waiting: dict[int, Channel] = {}
         to_knock: dict[int, bytes] = {}
         for subtask, ask in asked.items():
             if subtask in places:
-                question = ask_encoder.encode(ask)
+                question = message_encoder.encode(ask)
                 channel = self._sent_again(places[subtask], question)
                 if channel is not None:
                     waiting[subtask] = channel
                 elif not self._is_away(places[subtask]):
                     to_knock[subtask] = question
         waiting |= self._knocked(places, to_knock)
-        told: dict[int, Told] = {}
+        told: dict[int, LookupReply] = {}
         is_late = False
         for subtask, channel in waiting.items():
             place = places[subtask]
@@ -67,7 +73,7 @@ class Doors:
                 self._was_late(place, channel)
                 continue
             try:
-                told[subtask] = told_decoder.decode(channel.receive(TOLD_BYTES_MAX))
+                told[subtask] = reply_decoder.decode(channel.receive(REPLY_BYTES_MAX))
             except _LATE:
                 # All were asked at once: from now on only what is here already counts.
                 is_late = True
@@ -116,9 +122,9 @@ class Doors:
             return None
         channel = None
         try:
-            channel = knock(place, self._key, left_s)
+            channel = connect(place, self._key, left_s)
             channel.send(question)
-            channel.limit(TIMEOUT_S)
+            channel.set_timeout(TIMEOUT_S)
         except OSError as error:
             if channel is not None:
                 channel.close()

@@ -23,9 +23,9 @@ from cairn.snapshots.holds import no_epoch
 from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import (
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    OperatorEntry,
     RangeState,
     Record,
     Restore,
@@ -203,7 +203,7 @@ def record_facts(record: Record, current: set[int], restored_by: dict[int, int])
     return {"kind": "takeover", **common, "host": record.host, "pid": record.pid}
 
 
-def _operator_facts(entry: OperatorEntry) -> Facts:
+def _operator_facts(entry: EpochOperator) -> Facts:
     return {
         "function_version": entry.function_version,
         "key_types": entry.key_types,

@@ -26,11 +26,10 @@ from cairn.report.status import (
     health_of,
     status_of,
 )
-from cairn.storage.endings import ending_of
 from cairn.storage.failures import read_failures
-from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Takeover
+from cairn.storage.notes import ending_of, newest_graph
 from cairn.types.durations import duration_ms
 
 Facts = dict[str, Any]

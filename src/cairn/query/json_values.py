@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.types import shown_type
+from cairn.types import format_type
 from cairn.types.codec.json_values import json_value
 
 
@@ -27,7 +27,7 @@ def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 
 def json_columns(schema: pa.Schema) -> list[dict[str, str]]:
     """What the columns are called, and their types."""
-    return [{"name": field.name, "type": shown_type(field.type)} for field in schema]
+    return [{"name": field.name, "type": format_type(field.type)} for field in schema]
 
 
 def json_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:

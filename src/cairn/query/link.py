@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 import socket
 import ssl
 import threading
@@ -20,6 +19,7 @@ import weakref
 from typing import Any, Final, Literal
 from urllib.parse import SplitResult, urlencode, urlsplit
 
+from cairn.backoff import backoff_s, jitter
 from cairn.errors import (
     CairnError,
     EpochError,
@@ -139,7 +139,7 @@ class Link:
             else:
                 if status not in _BUSY or left == 0:
                     return _answer(status, text)
-            time.sleep(WAIT_S * 2 ** (TRIES_MAX - 1 - left) * random.uniform(0.5, 1.5))
+            time.sleep(jitter(backoff_s(TRIES_MAX - left, first_s=WAIT_S)))
         raise AssertionError("the last try returns or raises")
 
     def _once(

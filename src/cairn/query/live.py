@@ -20,11 +20,11 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.packing import unpack_held
 from cairn.errors import CairnError, EpochError, QueryError, RestoreError
 from cairn.functions import find_states
-from cairn.protocol.lookups import Ask, Told
+from cairn.protocol.lookups import LookupReply, LookupRequest
 from cairn.protocol.spec import OperatorSpec
 from cairn.query.lookups import Folds, Lookup, Place
 from cairn.snapshots.reader import EpochReader
@@ -74,7 +74,7 @@ class Leader(Protocol):
     def store(self) -> Store: ...
 
 
-Asking = Callable[[Mapping[int, Ask]], Mapping[int, Told]]
+Asking = Callable[[Mapping[int, LookupRequest]], Mapping[int, LookupReply]]
 """Questions by subtask; of a slot that does not answer there is nothing."""
 
 
@@ -206,7 +206,7 @@ class LiveState:
         for place in {place.at: place for place in places if place is not None}.values():
             by_subtask.setdefault(place.subtask, []).append(place)
         asked = {
-            subtask: Ask(
+            subtask: LookupRequest(
                 lookup.uid,
                 lookup.state,
                 theirs[0].version,

@@ -18,17 +18,17 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.overlay import in_order
 from cairn.backends.packing import Form, Packing
 from cairn.errors import QueryError, StateNotFoundError
 from cairn.key_groups import groups_of, key_hasher
 from cairn.snapshots.columns import StateColumns
-from cairn.snapshots.reader import entry_with
-from cairn.storage.manifest import Epoch, OperatorEntry, entry_uids
+from cairn.snapshots.reader import uid_with_state
+from cairn.storage.manifest import Epoch, EpochOperator, operator_uids
 from cairn.types import parse_type, type_ddl
 from cairn.types.codec import ValueTypeError
-from cairn.types.codec.stamped import stamped_codec
+from cairn.types.codec.stamped import stamp_codec
 
 # What codecs, hashes and formats say of a value that is not of the type, or beyond its range.
 _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)
@@ -69,7 +69,7 @@ class Lookup:
         self.floor_ms = self.columns.floor_ms
         self.ttl = self.columns.ttl
         declared = self.columns.declaration
-        values = self.columns.values if self.ttl is None else stamped_codec(declared.type)
+        values = self.columns.values if self.ttl is None else stamp_codec(declared.type)
         self.packing = Packing(declared.layout, self.columns.keys, values, self.columns.entries)
         decl = self.decl
         self.form: Form = (decl.kind, decl.type, decl.entry_type or "", decl.ttl or "")
@@ -201,9 +201,9 @@ def _later_than(held: Any, dead_ms: int | None) -> Any:
     return value if dead_ms is None or at > dead_ms else None
 
 
-def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, OperatorEntry]:
-    operators: Mapping[str, OperatorEntry] = epoch.operators
-    uids = entry_uids(operators, operator)
+def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, EpochOperator]:
+    operators: Mapping[str, EpochOperator] = epoch.operators
+    uids = operator_uids(operators, operator)
     if not uids:
         raise StateNotFoundError(
             f"epoch {epoch.number} has no operator {operator!r}\n"
@@ -211,7 +211,7 @@ def _entry(epoch: Epoch, operator: str, state: str) -> tuple[str, OperatorEntry]
             operator=operator,
             state=state,
         )
-    uid = entry_with(operators, operator, state)
+    uid = uid_with_state(operators, operator, state)
     entry = operators.get(uid)
     if entry is None or state not in entry.states:
         known = ", ".join(name for each in uids for name in operators[each].states) or "none"

@@ -28,9 +28,9 @@ from cairn.errors import QueryError, StateNotFoundError
 from cairn.plan.sql import quoted
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.diff import Example, changes, diff_pieces, is_comparable
-from cairn.snapshots.origins import EpochOrigin
 from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.shape import KEY_GROUP, TIME, Shape, key_columns, times
+from cairn.snapshots.stored_states import EpochStates
 from cairn.snapshots.tables import StateSource, StateTable, open_epoch, open_state
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -79,10 +79,10 @@ def read_state(
         table = source.table(operator, state)
         groups = table.splits(_part_count(spark, table.rows))
         slim = None
-        if isinstance(source.origin, EpochOrigin):
-            slim = _slim(source.origin.epoch, [table.entry])
+        if isinstance(source.states, EpochStates):
+            slim = _slim(source.states.epoch, [table.uid])
         sent = _Sent(table)
-        read = _ReadGroups(source, table.entry, state, groups, slim, sent)
+        read = _ReadGroups(source, table.uid, state, groups, slim, sent)
         frame = sent.restored(_mapped(spark, len(groups), read, sent.schema))
         _keep(opened, [source])
     return frame
@@ -109,7 +109,7 @@ def diff_state(
     with contextlib.ExitStack() as opened:
         for number in (from_epoch, to_epoch):
             source = opened.enter_context(open_state(checkpoint, number, hold_ms=hold_ms))
-            if not isinstance(source.origin, EpochOrigin):
+            if not isinstance(source.states, EpochStates):
                 raise QueryError(
                     f"{checkpoint} is a savepoint, which has one epoch only\n"
                     "  next: give a checkpoint, or compare two DataFrames of cairn.read_state"
@@ -132,11 +132,11 @@ _holds: dict[str, tuple[Store, list[str]]] = {}
 def _keep(opened: contextlib.ExitStack, sources: list[StateSource]) -> None:
     """Their holds stay until they are over, or this process ends."""
     for source in sources:
-        if not isinstance(source.origin, EpochOrigin):
+        if not isinstance(source.states, EpochStates):
             source.close()
-        elif source.origin.hold_path is not None:
-            _, paths = _holds.setdefault(source.url, (source.origin.store, []))
-            paths.append(source.origin.hold_path)
+        elif source.states.hold_path is not None:
+            _, paths = _holds.setdefault(source.url, (source.states.store, []))
+            paths.append(source.states.hold_path)
     opened.pop_all()
 
 
@@ -324,8 +324,8 @@ def _mapped(spark: SparkSession, parts: int, read: Any, schema: pa.Schema) -> Da
 
 
 def _epoch(source: StateSource) -> Epoch:
-    assert isinstance(source.origin, EpochOrigin)
-    return source.origin.epoch
+    assert isinstance(source.states, EpochStates)
+    return source.states.epoch
 
 
 def _slim(epoch: Epoch, entries: list[str]) -> Epoch:
@@ -356,7 +356,7 @@ def _comparable(
             if source is sides[-1] and not tables:
                 raise
     before, after = tables[0], tables[-1]
-    if before.entry != after.entry or not is_comparable(before.columns, after.columns):
+    if before.uid != after.uid or not is_comparable(before.columns, after.columns):
         raise QueryError(
             f"{operator}.{state} is not the same kind of state in both epochs\n"
             f"  found: {before!r} by {', '.join(before.key_names)}, "
@@ -365,7 +365,7 @@ def _comparable(
             operator=operator,
             state=state,
         )
-    return after.entry, after.shape, before.columns, after.columns
+    return after.uid, after.shape, before.columns, after.columns
 
 
 def _columns(reader: EpochReader, entry: str, state: str) -> StateColumns | None:

@@ -25,7 +25,7 @@ from cairn.key_groups import groups_of, spark_key_group_sql
 from cairn.plan.sql import quoted
 from cairn.snapshots.columns import PARQUET_GROUP
 from cairn.snapshots.destination import open_claimed, put_file
-from cairn.snapshots.savepoint import SavedFile, StateFile, state_folder
+from cairn.snapshots.savepoint import SavedFile, SavedStateFile, state_folder
 from cairn.snapshots.table_rows import COPY, RANK
 from cairn.snapshots.writer import StateTask
 from cairn.storage.store import open_store
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _PART: Final = "_cairn_part"
 _BYTES: Final = pa.binary()
 _Batches = Iterator[pa.RecordBatch]
-_decode_files: Final = msgspec.json.Decoder(list[StateFile]).decode
+_decode_files: Final = msgspec.json.Decoder(list[SavedStateFile]).decode
 
 
 class InExecutors:
@@ -49,7 +49,7 @@ class InExecutors:
     def collect(self, given: Any) -> pa.Table:
         return given if isinstance(given, pa.Table) else given.toArrow()
 
-    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
         from pyspark.sql import functions as F
 
         rows = self._staged(task, given)
@@ -137,7 +137,7 @@ def _read(task: StateTask, parts: int) -> Callable[[_Batches], _Batches]:
     def read(batches: _Batches) -> _Batches:
         for batch in batches:
             for part in batch["id"].to_pylist():
-                for rows in task.kept_rows(groups_of(part, parts, task.kept_group_count)):
+                for rows in task.read_kept_rows(groups_of(part, parts, task.kept_group_count)):
                     pairs = zip(rows.columns, types, strict=True)
                     columns = [c if c.type == type else c.cast(type) for c, type in pairs]
                     yield pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
@@ -151,8 +151,8 @@ def _written(task: StateTask) -> Callable[[_Batches], _Batches]:
     def write(batches: _Batches) -> _Batches:
         rows = task.rows
 
-        grouped = (rows.grouped(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
-        files: list[StateFile] = []
+        grouped = (rows.with_groups(batch[PARQUET_GROUP], rows.stage(batch)) for batch in batches)
+        files: list[SavedStateFile] = []
         error: bytes | None = None
         try:
             store = open_claimed(task.dest_url)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from cairn.report.layout import PAD, Block, Box, Column, Layout, Link, Tree
 from cairn.report.state_text import join_text, state_text
@@ -24,7 +25,10 @@ TEXT_MAX = 52
 TRANSFORM_MAX = 18
 TYPE_MAX = 24
 COLUMNS_MAX = 32
+SMALL_MAX = 30
+FIGURE_CHARS = 20
 MARGIN = 20
+BAND_TOP = 58
 TOP = 92
 FEEDBACK_INLET = 1 << 30
 TRACK = 22
@@ -53,7 +57,18 @@ _TEXTS = {
     "about": (11.0, 6.3, "normal", _DIM),
     "state": (10.5, 6.45, "normal", _INK),
     "label": (10.5, 6.0, "normal", _INK),
+    "figure": (12.0, 7.0, "normal", _INK),
 }
+
+
+class Drawn(NamedTuple):
+    """The content of a box, and its place."""
+
+    kind: str
+    title: str
+    lines: Lines
+    box: Box
+    href: str | None = None
 
 
 class Placed(NamedTuple):
@@ -67,9 +82,7 @@ class Placed(NamedTuple):
     bottom: float
 
 
-def placed(
-    facts: Facts, boxes: dict[str, Box], *, top: float = TOP, is_labelled: bool = True
-) -> Placed:
+def placed(facts: Facts, boxes: dict[str, Box], *, is_labelled: bool = True) -> Placed:
     """Find a place for boxes of any size, one for each node of the job."""
     links = _links(facts)
     if not is_labelled:
@@ -77,7 +90,7 @@ def placed(
             link.start_width = link.end_width = 0.0
     edges = dict(zip(map(id, links), facts["edges"], strict=True))
     columns = _columns(facts, boxes, links, edges)
-    layout = Layout(columns, links, left=MARGIN + 12, top=top)
+    layout = Layout(columns, links, left=MARGIN + 12, top=TOP)
     back = [link for link in links if link.is_back]
     floor = layout.bottom + 20
     width = columns[-1].right + (30 + 10 * len(back) if back else 12) + MARGIN
@@ -86,24 +99,47 @@ def placed(
 
 
 def explained_svg(facts: Facts) -> str:
-    boxes, paints, lines = _boxes(facts)
-    columns, links, edges, paths, width, bottom = placed(facts, boxes)
+    boxes = _boxes(facts)
+    found = placed(facts, {node: each.box for node, each in boxes.items()})
+    width, height = ceil(max(found.width, 560.0)), ceil(found.bottom + 44)
+    edges = list(zip(found.edges, found.links, strict=True))
     parts = [
-        *_bands(columns, bottom),
-        *(part for column in columns for block in column.blocks for part in _frame(block)),
-        *(part for edge, path in zip(edges, paths, strict=True) for part in _line(edge, path)),
-        *(part for id_, box in boxes.items() for part in _box(box, *paints[id_], lines[id_])),
-        *(part for edge, link in zip(edges, links, strict=True) for part in _labels(edge, link)),
-        *_legend(facts, bottom + 26),
+        *_head(facts, 0, width, height),
+        *_paper(facts, width, height),
+        *_body(boxes, found),
+        *(part for edge, link in edges for part in _labels(edge, link)),
+        *_legend(facts, found.bottom + 26),
     ]
-    head = _head(facts, ceil(max(width, 560.0)), ceil(bottom + 44))
-    return "\n".join([*head, *parts, "</svg>", ""])
+    return "\n".join([*parts, "</svg>", ""])
 
 
-def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
+def dashboard_svg(facts: Facts) -> str:
+    """Return the picture for the dashboard: small boxes, with empty lines for live figures.
+
+    Boxes have their node in `data-node`, and operators are links to their page. The dashboard's
+    stylesheet replaces the colours, which are attributes here.
+    """
+    boxes = _small_boxes(facts)
+    found = placed(facts, {node: each.box for node, each in boxes.items()}, is_labelled=False)
+    head = _head(facts, BAND_TOP, ceil(found.width), ceil(found.bottom - BAND_TOP))
+    return "\n".join([*head, *_body(boxes, found), "</svg>"])
+
+
+def _body(boxes: dict[str, Drawn], found: Placed) -> Iterator[str]:
+    yield from _bands(found.columns, found.bottom)
+    for column in found.columns:
+        for block in column.blocks:
+            yield from _frame(block)
+    for edge, path in zip(found.edges, found.paths, strict=True):
+        yield from _line(edge, path)
+    for node, each in boxes.items():
+        yield from _box(node, each)
+
+
+def _head(facts: Facts, top: float, width: float, height: float) -> Iterator[str]:
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'viewBox="0 {top} {width:.0f} {height:.0f}" role="img" '
         'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
     )
     yield f"<title>{escape('job ' + facts['job'])}</title>"
@@ -115,6 +151,9 @@ def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
             f'<path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
         )
     yield "</defs>"
+
+
+def _paper(facts: Facts, width: float, height: float) -> Iterator[str]:
     yield (
         f'<rect x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="10" '
         f'fill="{_PAPER}" stroke="{_FRAME}"/>'
@@ -136,19 +175,13 @@ def _head(facts: Facts, width: float, height: float) -> Iterator[str]:
 # What is in the boxes
 
 
-def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], dict[str, Lines]]:
-    boxes: dict[str, Box] = {}
-    paints: dict[str, tuple[str, str]] = {}
-    texts: dict[str, Lines] = {}
+def _boxes(facts: Facts) -> dict[str, Drawn]:
+    boxes: dict[str, Drawn] = {}
 
     def add(name: str, kind: str, lines: Lines, whole: Lines | None = None) -> None:
         """`whole`: the lines that are not cut short, where they are."""
-        inlets = {_inlet(edge) for edge in facts["edges"] if edge["to"] == name}
-        width = max(_width_of(_short(text), style) for text, style in lines) + 24
-        height = max(16 + sum(_line_height(style) for _, style in lines), 22 * len(inlets) + 16)
-        boxes[name] = Box(name, width, height)
-        paints[name] = (kind, "\n".join(text for text, _ in whole or lines))
-        texts[name] = lines
+        title = "\n".join(text for text, _ in whole or lines)
+        boxes[name] = Drawn(kind, title, lines, _box_for(facts, name, lines))
 
     for source in facts["sources"]:
         lines, whole = (
@@ -173,7 +206,45 @@ def _boxes(facts: Facts) -> tuple[dict[str, Box], dict[str, tuple[str, str]], di
         for back in loop["into"]:
             about = [("sent back, kept with the epoch;", "about"), (then, "about")]
             add(back["uid"], "feedback", [(loop["uid"], "name"), *about])
-    return boxes, paints, texts
+    return boxes
+
+
+def _small_boxes(facts: Facts) -> dict[str, Drawn]:
+    boxes: dict[str, Drawn] = {}
+
+    def add(node: str, kind: str, name: str, about: str, figures: int = 0) -> None:
+        texts = [(name, "name"), (about, "about")]
+        lines = [(_short(text, SMALL_MAX), style) for text, style in texts]
+        # As wide as most figures: the box does not grow when they come.
+        lines += [(" " * FIGURE_CHARS, "figure")] * figures
+        href = f"#/operators/{quote(node, safe='')}" if kind == "operator" else None
+        title = f"{kind} {name}: {about}"
+        boxes[node] = Drawn(kind, title, lines, _box_for(facts, node, lines), href)
+
+    for source in facts["sources"]:
+        mark = source["watermark_ms"]
+        about = "source" if mark is None else f"watermark delay {span_text(mark)}"
+        add(source["name"], "source", source["name"], about, figures=1)
+    for transform in facts["transforms"]:
+        add(transform["name"], "transform", "Spark SQL", transform["function"])
+    for operator in facts["operators"]:
+        keys = ", ".join(operator["keys"])
+        about = operator["function"] + (f" by {keys}" if keys else "")
+        add(operator["uid"], "operator", operator["uid"], about, figures=2)
+    for sink in facts["sinks"]:
+        add(sink["uid"], "sink", sink["uid"], f"{sink['sink']} sink")
+    for loop in facts["loops"]:
+        for back in loop["into"]:
+            add(back["uid"], "feedback", loop["uid"], "sent back")
+    return boxes
+
+
+def _box_for(facts: Facts, node: str, lines: Lines) -> Box:
+    """Return a box with room for the lines, and for the links that end at it."""
+    inlets = {_inlet(edge) for edge in facts["edges"] if edge["to"] == node}
+    width = max(_width_of(_short(text), style) for text, style in lines) + 24
+    height = max(16 + sum(_line_height(style) for _, style in lines), 22 * len(inlets) + 16)
+    return Box(node, width, height)
 
 
 _SPARK = ("Spark SQL, an epoch at a time", "about")
@@ -338,8 +409,8 @@ def _bands(columns: Sequence[Column], bottom: float) -> Iterator[str]:
         is_level = column.title.startswith("level")
         if is_level:
             yield (
-                f'<rect x="{x:.1f}" y="58" width="{width:.1f}" height="{bottom - 58:.1f}" rx="8" '
-                f'fill="{_BAND}"/>'
+                f'<rect class="band" x="{x:.1f}" y="{BAND_TOP}" width="{width:.1f}" '
+                f'height="{bottom - BAND_TOP:.1f}" rx="8" fill="{_BAND}"/>'
             )
         yield _text(column.x, 76, column.title, "about", weight="bold")
         if is_level and column.width > 150 and column.title[-1].isdigit():
@@ -349,15 +420,18 @@ def _bands(columns: Sequence[Column], bottom: float) -> Iterator[str]:
 def _frame(block: Block) -> Iterator[str]:
     if block.is_framed:
         yield (
-            f'<rect x="{block.x:.1f}" y="{block.y:.1f}" width="{block.width:.1f}" '
+            f'<rect class="frame" x="{block.x:.1f}" y="{block.y:.1f}" width="{block.width:.1f}" '
             f'height="{block.height:.1f}" rx="9" fill="{_PAPER}" stroke="{_FRAME}" '
             'stroke-dasharray="2 3"/>'
         )
 
 
-def _box(box: Box, kind: str, whole: str, lines: Lines) -> Iterator[str]:
+def _box(node: str, drawn: Drawn) -> Iterator[str]:
+    kind, title, lines, box, href = drawn
     ground, line = _PAINTS[kind]
-    yield f"<g><title>{escape(whole)}</title>"
+    if href is not None:
+        yield f'<a href="{escape(href)}">'
+    yield f'<g class="node {kind}" data-node="{escape(node)}"><title>{escape(title)}</title>'
     yield (
         f'<rect x="{box.x:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" '
         f'height="{box.height:.1f}" rx="6" fill="{ground}" stroke="{line}" stroke-width="1.3"/>'
@@ -365,8 +439,8 @@ def _box(box: Box, kind: str, whole: str, lines: Lines) -> Iterator[str]:
     y = box.middle - sum(_line_height(style) for _, style in lines) / 2
     for text, style in lines:
         y += _line_height(style)
-        yield _text(box.x + 12, y - 4.5, _short(text), style)
-    yield "</g>"
+        yield _text(box.x + 12, y - 4.5, _short(text).rstrip(), style)
+    yield "</g>" if href is None else "</g></a>"
 
 
 Points = Sequence[tuple[float, float]]
@@ -415,15 +489,22 @@ def _back_path(link: Link, index: int, floor: float) -> str:
 
 def _line(edge: Facts, path: str) -> Iterator[str]:
     way = edge["way"]
-    colour = _LINES[way]
-    width = 1.3 if way in ("chain", "transform") else 1.8
-    end = f'marker-end="url(#to-{way})"'
-    if way == "broadcast":
-        yield f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="4.4"/>'
-        yield f'<path d="{path}" fill="none" stroke="{_PAPER}" stroke-width="1.8" {end}/>'
-        return
+    width = 4.4 if way == "broadcast" else 1.3 if way in ("chain", "transform") else 1.8
     dash = ' stroke-dasharray="6 4"' if way == "feedback" else ""
-    yield f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dash} {end}/>'
+    title = f"<title>{escape(_line_title(edge))}</title>" if "to" in edge else ""
+    common = f'd="{path}" fill="none" marker-end="url(#to-{way})"'
+    yield (
+        f'<path class="link {way}" {common} stroke="{_LINES[way]}" '
+        f'stroke-width="{width}"{dash}>{title}</path>'
+    )
+    if way == "broadcast":
+        yield f'<path class="core" {common} stroke="{_PAPER}" stroke-width="1.8"/>'
+
+
+def _line_title(edge: Facts) -> str:
+    start, by = edge["from"], ", ".join(edge["by"])
+    side = "" if start["side"] is None else f".{start['side']}"
+    return f"{start['node']}{side} → {edge['to']}, {f'by {by}' if by else edge['way']}"
 
 
 def _labels(edge: Facts, link: Link) -> Iterator[str]:
@@ -472,7 +553,7 @@ def _text(
     mono = ' font-family="ui-monospace, Menlo, Consolas, monospace"' if style == "state" else ""
     halo = f' stroke="{_PAPER}" stroke-width="3" paint-order="stroke"' if style == "label" else ""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size or own_size}" '
+        f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" font-size="{size or own_size}" '
         f'font-weight="{weight or own_weight}" fill="{colour or own_colour}" '
         f'text-anchor="{anchor}"{mono}{halo} xml:space="preserve">{escape(text)}</text>'
     )

@@ -1,9 +1,9 @@
-"""Where streams end."""
+"""Sinks: the targets that streams are published to."""
 
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer
+from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.sinks.delta.sink import Delta
 from cairn.sinks.driver import Collect, Console, Noop
-from cairn.sinks.files.published import published
+from cairn.sinks.files.published import list_published
 from cairn.sinks.files.sink import Files
 from cairn.sinks.foreach import Foreach
 from cairn.sinks.postgres.sink import Postgres
@@ -16,6 +16,7 @@ __all__ = [
     "Committable",
     "Console",
     "Delta",
+    "Execution",
     "Files",
     "Foreach",
     "Noop",
@@ -27,5 +28,5 @@ __all__ = [
     "Spark",
     "Wal",
     "Writer",
-    "published",
+    "list_published",
 ]

@@ -1,7 +1,7 @@
-"""Sinks that end in the driver, and one that ends nowhere: for tests, notebooks, a first look.
+"""Sinks in the driver, and one that drops rows: for tests, notebooks and a first look.
 
-Their rows travel with the acknowledgements and are kept in the manifest, so they are
-for small output. The rows of an epoch arrive when it is committed.
+Their rows travel with the acknowledgements and are kept in the manifest, so they are for
+small output. The rows of an epoch arrive when it is committed.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import base64
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from cairn.sinks.base import Committable, Sink, Writer
+from cairn.sinks.base import Committable, Execution, Sink, Writer
 from cairn.types import row_class
 from cairn.types.codec import codec
 
 
 class RowsWriter(Writer):
-    """Carries rows to the driver, all of them or the first few."""
+    """Sends rows to the driver, all of them or the first few."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -40,7 +40,7 @@ class RowsWriter(Writer):
             return None
         out = io.BytesIO()
         with pa.ipc.new_stream(out, self._batches[0].schema) as stream:
-            # As one: equal rows are equal bytes, whatever the batches they came in.
+            # As one batch: equal rows give equal bytes, whatever the size of the batches.
             stream.write_batch(pa.concat_batches(self._batches))
         return {"rows": self._rows, "arrow": base64.b64encode(out.getvalue()).decode()}
 
@@ -48,18 +48,23 @@ class RowsWriter(Writer):
         self._batches.clear()
 
 
+def decode_rows(rows: pa.RecordBatch | pa.Table) -> Iterator[Any]:
+    """Return Arrow rows as named tuples."""
+    make = partial(tuple.__new__, row_class(rows.schema))
+    columns = [codec(column.type).decode(column) for column in rows.columns]
+    return map(make, zip(*columns, strict=True))
+
+
 def _rows(committables: Sequence[Committable]) -> list[Any]:
     rows: list[Any] = []
     for committable in committables:
-        table = pa.ipc.open_stream(base64.b64decode(committable["arrow"])).read_all()
-        make = partial(tuple.__new__, row_class(table.schema))
-        columns = [codec(f.type).decode(table[f.name]) for f in table.schema]
-        rows += map(make, zip(*columns, strict=True))
+        stream = pa.ipc.open_stream(base64.b64decode(committable["arrow"]))
+        rows += decode_rows(stream.read_all())
     return rows
 
 
 class _DriverSink(Sink):
-    """Ends with the driver: what it has not published is lost to nobody."""
+    """A sink whose target ends with the driver, so unpublished rows do not matter."""
 
     @property
     def target(self) -> str:
@@ -69,33 +74,32 @@ class _DriverSink(Sink):
 class Collect(_DriverSink):
     """Keeps committed rows in the driver's memory: `sink.rows`, in order of the epochs.
 
-    A run that goes on from an earlier one holds what it committed itself, and the newest
-    epoch before it.
+    A run that continues an earlier one holds its own epochs and the newest one before them.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int], list[Any]] = {}
+        self._published: dict[tuple[int, int], list[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": {}}
+        return {"_published": {}}
 
     @property
     def rows(self) -> list[Any]:
-        return [row for part in sorted(self._parts) for row in self._parts[part]]
+        return [row for at in sorted(self._published) for row in self._published[at]]
 
     @property
     def epochs(self) -> dict[int, list[Any]]:
-        """The rows of each epoch."""
+        """The rows by epoch."""
         found: dict[int, list[Any]] = {}
-        for epoch, part in sorted(self._parts):
-            found.setdefault(epoch, []).extend(self._parts[epoch, part])
+        for epoch, batch in sorted(self._published):
+            found.setdefault(epoch, []).extend(self._published[epoch, batch])
         return found
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return RowsWriter()
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        self._parts[epoch, part] = _rows(committables)
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
+        self._published[epoch, batch] = _rows(committables)
 
 
 class Console(_DriverSink):
@@ -104,10 +108,10 @@ class Console(_DriverSink):
     def __init__(self, rows_max: int = 20) -> None:
         self.rows_max = rows_max
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return RowsWriter(self.rows_max)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         count = sum(committable["rows"] for committable in committables)
         if not count:
             return
@@ -131,10 +135,10 @@ class _NoopWriter(Writer):
 
 
 class Noop(_DriverSink):
-    """Takes rows and drops them, like Spark's `noop` format: to measure what comes before."""
+    """Drops its rows, like Spark's `noop` format: to measure the job without a sink."""
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return _NoopWriter()
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         pass

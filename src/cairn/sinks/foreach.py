@@ -1,7 +1,7 @@
-"""Plain Python as a sink: a function is called in the driver for each row of a committed epoch.
+"""A Python function as a sink: called in the driver for each row of a committed epoch.
 
-For output that is small, or goes where there is no Spark writer: a web hook, a mail, a
-message queue. The rows ride in the epoch until the function has had all of them.
+For output that is small, or that no Spark writer can deliver: a web hook, a mail, a message
+queue. The rows stay in the checkpoint until the function has received all of them.
 
 Always true here:
 - rows come in order of the epochs, within one in order of pass and subtask;
@@ -12,21 +12,19 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Final
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
+from cairn.sinks.driver import decode_rows
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
-from cairn.types import row_class
-from cairn.types.codec import codec
 from cairn.user_code import check_arguments, raised_at
 
 _TEXT_CHARS_MAX: Final = 500
 
 
 class Foreach(Staged):
-    """Calls `fn(row, epoch)` for each row, or with `batch=True` `fn(rows, epoch)` once.
+    """Calls `fn(row, epoch)` for each row, or with `batch=True` `fn(rows, epoch)` once an epoch.
 
     Each row comes at least once. `epoch` is a number; `epoch.key` is a string that is equal
     when the same rows come again, and never otherwise (see `PublishedEpoch`).
@@ -39,7 +37,7 @@ class Foreach(Staged):
     def __init__(self, fn: Callable[[Any, PublishedEpoch], object], *, batch: bool = False) -> None:
         if not callable(fn):
             raise PlanError(
-                f"a Foreach sink is given a function\n  found: {fn!r}\n"
+                f"a Foreach sink needs a function\n  found: {fn!r}\n"
                 f"  expected: a function of {'rows' if batch else 'a row'} and an epoch"
             )
         what = f"a Foreach sink: {getattr(fn, '__name__', type(fn).__name__)}"
@@ -72,7 +70,7 @@ class Foreach(Staged):
             raise CommitError(
                 f"the function of sink {self.context.uid!r} raised in epoch {epoch}\n"
                 f"  cause: {type(error).__name__}: {str(error)[:_TEXT_CHARS_MAX]}\n{what}\n"
-                "  next: all rows of the epoch come again, until it takes them",
+                "  next: fix the function; all rows of the epoch come again until it returns",
                 sink=self.context.uid,
                 epoch=int(epoch),
                 **facts,
@@ -81,9 +79,7 @@ class Foreach(Staged):
     def _rows(self, files: Sequence[StagedFile]) -> Iterator[Any]:
         for file in files:
             for batch in self.batches(file):
-                make = partial(tuple.__new__, row_class(batch.schema))
-                columns = [codec(c.type).decode(c) for c in batch.columns]
-                yield from map(make, zip(*columns, strict=True))
+                yield from decode_rows(batch)
 
 
 def _short(value: Any) -> str:

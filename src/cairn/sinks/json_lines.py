@@ -1,15 +1,15 @@
-"""Arrow values as JSON: lines that Spark reads back as the same rows, or values one by one.
+"""Arrow values as JSON: lines that Spark reads back as the same rows, or single values.
 
     {"id":1,"at":"2026-01-31T10:00:00.000000Z","price":9.90,"raw":"AAE=","tags":["a"]}
 
-Columns become Python values one column at a time; times are made text by Arrow, the rest is
-msgspec's, which writes a row from a struct without a dict in between.
+Columns become Python values one column at a time. Arrow turns times into text; msgspec encodes
+the rest, each row from a struct without a dict in between.
 
 Always true here:
-- a null at the top or in a struct is left out, as Spark leaves it out; in a list it is null;
-- timestamps are ISO 8601 in UTC with `Z`, those without a zone have none; binary is base64;
-- a decimal is a number with all its digits; NaN and infinities are text, as Spark writes them;
-- keys of maps are text, the same that the value would have.
+- a null in a row or a struct is left out, as in Spark; in a list it is null;
+- timestamps are ISO 8601 in UTC with `Z`, or without a zone; binary is base64;
+- a decimal is a number with all its digits; NaN and infinities are text, as in Spark;
+- keys of maps are text, the same as that of the value.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 _json = msgspec.json.Encoder(decimal_format="number")
 
 
-def refused_in_json(type: pa.DataType) -> str | None:
-    """Why a type cannot be written, or None."""
+def why_not_json(type: pa.DataType) -> str | None:
+    """Return why values of a type cannot be written, or None."""
     if pa.types.is_map(type):
         if not pa.types.is_string(type.key_type):
             return f"a map with keys of type {type.key_type}: in JSON they are strings"
-        return refused_in_json(type.item_type)
+        return why_not_json(type.item_type)
     if pa.types.is_list(type):
-        return refused_in_json(type.value_type)
+        return why_not_json(type.value_type)
     if pa.types.is_struct(type):
-        found = (refused_in_json(field.type) for field in type)
+        found = (why_not_json(field.type) for field in type)
         return next((why for why in found if why is not None), None)
     return None
 
@@ -58,13 +58,13 @@ class LinesEncoder:
 
 
 def json_values(array: pa.Array) -> list[bytes | None]:
-    """Each value as JSON by itself; None for null."""
+    """Return each value as JSON; None for null."""
     values = _converter(array.type)(array)
     return [None if value is None else _json.encode(value) for value in values]
 
 
 def _struct(fields: list[pa.Field]) -> Callable[[list[pa.Array], int], list[Any]]:
-    """Makes one object a row out of columns."""
+    """Return a function that makes one object per row from columns."""
     row = _row_class([field.name for field in fields])
     converters = [_converter(field.type) for field in fields]
 
@@ -78,7 +78,7 @@ def _struct(fields: list[pa.Field]) -> Callable[[list[pa.Array], int], list[Any]
 
 
 def _row_class(names: list[str]) -> Callable[..., Any]:
-    """Takes values in the order of the names; nulls are not written."""
+    """Return a function of values in the order of the names; nulls are not encoded."""
     if any(map(_ESCAPED.search, names)):
         return lambda *values: {
             name: value for name, value in zip(names, values, strict=True) if value is not None
@@ -118,26 +118,27 @@ def _floats(array: pa.Array) -> list[Any]:
 
 
 def float_text(value: float) -> str:
-    """A number that is none, as Spark writes and reads it."""
+    """Return NaN or an infinity as Spark writes it."""
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def as_text(array: pa.Array) -> pa.Array:
-    """Dates and timestamps in ISO 8601."""
+def as_text(array: pa.Array, *, separator: str = "T") -> pa.Array:
+    """Return dates and timestamps in ISO 8601, with this between date and time."""
     if pa.types.is_date(array.type):
         return array.cast(pa.string())
     # Without the zone, Arrow's text is the time in UTC.
     text = array.cast(pa.timestamp("us")).cast(pa.string())
-    text = pc.replace_substring(text, " ", "T", max_replacements=1)
+    if separator != " ":
+        text = pc.replace_substring(text, " ", separator, max_replacements=1)
     if array.type.tz is None:
         return text
     return pc.binary_join_element_wise(text, "Z", "")
 
 
 def interval_text(us: int) -> str:
-    """A duration as Spark's day-time interval: days, then the time of day."""
+    """Return a duration as Spark's day-time interval: days, then the time of day."""
     sign, us = ("-", -us) if us < 0 else ("", us)
     days, us = divmod(us, _DAY_US)
     seconds, us = divmod(us, 1_000_000)

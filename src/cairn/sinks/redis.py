@@ -1,26 +1,24 @@
-"""Redis: a row is a hash or a string under a key of its own, and the newest one stays.
+"""Redis: a row is a hash or a string under its key, and the newest row of a key stays.
 
-    sinks.Redis("redis://host:6379/0", key="account:{id}")                    hash, a field a column
+    sinks.Redis("redis://host:6379/0", key="account:{id}")            hash, a field per column
     sinks.Redis("env:REDIS_URL", key="limit:{id}", kind="string", value="amount", ttl="1 day")
 
-Rows ride in the epoch, as text already (see `text_forms`). After the commit the driver sends
-them in chunks. A chunk is a script that Redis runs as one: it looks at the fence of this job and
-sink, a small hash {epoch, part, rows}, writes its rows only if they are the next ones, and
-moves the fence.
+Rows are staged as text (see `text_forms`). After the commit the driver sends them in chunks.
+A chunk is a script that Redis runs atomically: it reads the fence of this job and sink, a small
+hash {epoch, part, rows}, writes its rows only if they are the next ones, and moves the fence.
 
 Always true here:
-- an older epoch never overwrites a newer one, whoever sends it and however late;
-- a chunk is applied once: what is sent again after a lost answer finds the fence moved;
+- an older epoch never overwrites a newer one, whichever driver sends it and however late;
+- a chunk is applied once: a chunk that is sent again after a lost answer finds the fence moved;
 - within an epoch the last row of a key stays, in order of pass, subtask and position;
 - a reader sees whole chunks; an epoch of one chunk appears at once;
-- rows that Redis loses later are not sent again, but the next commit sees it and says so.
+- rows that Redis loses later are not sent again, but the next commit logs a warning.
 
 The fence and the keys must be on one server: a Redis Cluster is refused.
 """
 
 from __future__ import annotations
 
-import os
 import string
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +31,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.logs import logger
 from cairn.sinks.base import SinkContext
+from cairn.sinks.environment import read_setting
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
 from cairn.types.durations import Duration, duration_ms
@@ -47,16 +46,16 @@ _KEY: Final = "key"
 _FIELD: Final = "field:"
 _VALUE: Final = "value"
 
-# KEYS: the fence, then a key a row. ARGV: epoch, part, first row, ttl in ms or 0, how many fields
-# a hash has or 0 for strings, one 0 or 1 a value (1: null) or nothing when none is, names
-# of fields, values. Answers how many rows of the part are in, or -1 when a newer one is.
+# KEYS: the fence, then a key per row. ARGV: epoch, batch, first row, ttl in ms or 0, number of
+# fields of a hash or 0 for strings, a 0 or 1 per value (1: null) or nothing without nulls, names
+# of fields, values. Returns the number of rows of the batch in Redis, or -1 if it has a newer one.
 _SCRIPT: Final = """
 local fence = redis.call('HMGET', KEYS[1], 'epoch', 'part', 'rows')
-local at_epoch, at_part = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
-local epoch, part, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if at_epoch > epoch or (at_epoch == epoch and at_part > part) then return -1 end
+local at_epoch, at_batch = tonumber(fence[1] or '-1'), tonumber(fence[2] or '-1')
+local epoch, batch, first = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if at_epoch > epoch or (at_epoch == epoch and at_batch > batch) then return -1 end
 local rows = 0
-if at_epoch == epoch and at_part == part then rows = tonumber(fence[3]) end
+if at_epoch == epoch and at_batch == batch then rows = tonumber(fence[3]) end
 if rows ~= first then return rows end
 local ttl, fields, nulls = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local has_nulls = #nulls > 0
@@ -101,9 +100,9 @@ return rows
 class Redis(Staged):
     """Upserts into Redis, fenced by epoch: `key="account:{id}"` names the key of a row.
 
-    `kind="hash"` has a field for each column in `value`, or for each that is not part of the key;
-    the field of a null is removed, fields of other names stay. `kind="string"` has the text
-    of the column `value`, and no key where it is null; or without `value` the whole row as JSON.
+    `kind="hash"` has a field for each column in `value`, by default each that is not part of the
+    key; a null removes its field, and fields of other names stay. `kind="string"` stores the text
+    of the column `value`, where null removes the key, or without `value` the whole row as JSON.
     `ttl` counts from the publication. `url` may be `env:NAME`, read in the driver.
     """
 
@@ -112,7 +111,7 @@ class Redis(Staged):
 
     _client: Any = None
     _left: tuple[int, int, int]
-    """Epoch, part and rows of the fence, as this driver has left it."""
+    """Epoch, batch and rows of the fence after this driver's last publication."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class Redis(Staged):
     ) -> None:
         self._url = url
         self.key = key
-        self.key_parts = _parsed(key)
+        self.key_parts = _parse_template(key)
         if kind not in ("hash", "string"):
             raise PlanError(f"unknown kind {kind!r} of Redis values\n  expected: hash or string")
         self.kind = kind
@@ -151,7 +150,7 @@ class Redis(Staged):
         for name in (*names, *self.value):
             if name not in context.schema.names:
                 raise PlanError(
-                    f"sink {context.uid!r}: there is no column {name!r}\n"
+                    f"sink {context.uid!r}: the rows do not have column {name!r}\n"
                     f"  expected: one of {', '.join(context.schema.names)}",
                     sink=context.uid,
                 )
@@ -178,7 +177,7 @@ class Redis(Staged):
 
     # In a slot
 
-    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {_KEY: self._keys(batch)}
         if self.kind == "hash":
             columns |= {_FIELD + name: text_of(batch[name]) for name in self._columns}
@@ -209,7 +208,7 @@ class Redis(Staged):
 
     @property
     def fence(self) -> str:
-        """The key of the hash that says how far this job and sink have come."""
+        """The key of the hash with the position of this job and sink."""
         return f"cairn:{self.context.job_id}:{self.context.uid}"
 
     def _connect(self) -> None:
@@ -223,10 +222,10 @@ class Redis(Staged):
             ) from None
         try:
             self._client = redis.Redis.from_url(
-                self._resolved_url(),
+                read_setting(self._url, f"the url of sink {self.context.uid!r}"),
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=ANSWER_TIMEOUT_S,
-                # Once, for a connection that broke while it was idle. The rest is up to who calls.
+                # Once, for a connection that broke while idle. The caller handles the rest.
                 retry=Retry(NoBackoff(), 1),
                 client_name=f"cairn:{self.context.uid}",
             )
@@ -234,11 +233,10 @@ class Redis(Staged):
         except redis.AuthenticationError:
             raise PlanError(
                 f"sink {self.context.uid!r}: Redis refuses the password\n"
-                "  next: give the one of the server in the url; its variable is read in the driver "
-                "and in every slot"
+                "  next: put the password of the server into the url"
             ) from None
         except (redis.ConnectionError, redis.TimeoutError):
-            return  # Not there now. The first commit waits for it, and says so.
+            return  # Unreachable now. The first commit waits for it and reports that.
         except (redis.RedisError, ValueError) as error:
             # The cause of a ValueError may quote the url.
             what = str(error) if isinstance(error, redis.RedisError) else "the url is not valid"
@@ -249,27 +247,16 @@ class Redis(Staged):
         if is_cluster:
             raise PlanError(
                 f"sink {self.context.uid!r}: this server is part of a Redis Cluster\n"
-                "  expected: one server, as a fence must be moved together with all keys\n"
+                "  expected: one server, as the fence moves in one step with all keys\n"
                 "  next: use a single server or a primary with replicas"
             )
-
-    def _resolved_url(self) -> str:
-        if not self._url.startswith("env:"):
-            return self._url
-        name = self._url.removeprefix("env:")
-        if name not in os.environ:
-            raise PlanError(
-                f"sink {self.context.uid!r}: the environment variable {name} is not set\n"
-                "  expected: the url of a Redis server"
-            )
-        return os.environ[name]
 
     def newest_mark(self) -> int | None:
         import redis
 
         marks = [super().newest_mark()]
         with suppress(redis.RedisError):
-            # One that is away is asked by the first commit.
+            # If Redis is unreachable, the first commit reads the fence.
             fence = self._client.hget(self.fence, "epoch")
             marks.append(None if fence is None else int(fence))
         return max((mark for mark in marks if mark is not None), default=None)
@@ -279,10 +266,10 @@ class Redis(Staged):
 
         try:
             self._publish(epoch, files)
-            self._left = int(epoch), epoch.part, sum(file.rows for file in files)
+            self._left = int(epoch), epoch.batch, sum(file.rows for file in files)
         except redis.RedisError as error:
             raise CommitError(
-                f"sink {self.context.uid!r}: Redis did not take all of epoch {epoch}\n"
+                f"sink {self.context.uid!r}: Redis did not accept all of epoch {epoch}\n"
                 f"  cause: {type(error).__name__}: {error}",
                 sink=self.context.uid,
                 epoch=int(epoch),
@@ -290,12 +277,11 @@ class Redis(Staged):
 
     def _publish(self, epoch: PublishedEpoch, files: Sequence[StagedFile]) -> None:
         script = self._client.register_script(_SCRIPT)
-        # Asks by writing nothing: how many rows are in?
-        done = self._done(epoch)
+        done = self._count_done(epoch)
         for _ in range(RESTARTS_MAX):
             for first, keys, names, columns in self._chunks(files, done):
                 nulls, values = _flat(columns)
-                args = [int(epoch), epoch.part, first, self.ttl_ms, len(names), nulls]
+                args = [int(epoch), epoch.batch, first, self.ttl_ms, len(names), nulls]
                 done = script([self.fence, *keys], [*args, *names, *values])
                 crash_point("driver.sink.piece")
                 if done != first + len(keys):
@@ -305,48 +291,48 @@ class Redis(Staged):
             if done == -1:
                 raise self._overtaken_error(epoch)
         raise CommitError(
-            f"sink {self.context.uid!r}: epoch {epoch} was begun {RESTARTS_MAX} times\n"
+            f"sink {self.context.uid!r}: epoch {epoch} was started {RESTARTS_MAX} times\n"
             f"  found: the fence {self.fence} is not where this driver has put it\n"
-            "  next: see that Redis keeps what it is given, and that one driver runs the job",
+            "  next: check that Redis does not lose writes, and that only one driver runs the job",
             sink=self.context.uid,
         )
 
     def _overtaken_error(self, epoch: PublishedEpoch) -> CommitError:
-        """A newer epoch is in, and the checkpoint has no mark of this one."""
+        """Return the error for a newer epoch in Redis without a mark of this one."""
         found = int(self._client.hget(self.fence, "epoch") or -1)
         return CommitError(
             f"sink {self.context.uid!r}: Redis has a newer epoch of this job than {epoch}, which "
             "is not marked as published\n"
             f"  found: the fence {self.fence} at epoch {found}\n"
-            "  next: if another driver runs the job, it goes on there; else the checkpoint is an "
-            "older copy: put the newest one back, or `cairn branch` this one",
+            "  next: if another driver runs the job, leave it to that one; else the checkpoint is "
+            "an older copy: restore the newest one, or `cairn branch` this one",
             sink=self.context.uid,
             epoch=int(epoch),
         )
 
-    def _done(self, epoch: PublishedEpoch) -> int:
-        """Return how many rows of this part are in."""
+    def _count_done(self, epoch: PublishedEpoch) -> int:
+        """Return the number of rows of this batch that Redis has."""
         found = self._client.hmget(self.fence, "epoch", "part", "rows")
         at = (-1, -1, 0) if None in found else tuple(map(int, found))
         expected = max((*self.marked, 0), self._left)
         if at < expected:
             logger.warning(
                 "sink %r: Redis has lost rows that were published\n  found: the fence %s at %s\n"
-                "  expected: %s\n  next: see why, for example a failover; "
+                "  expected: %s\n  next: find the cause, for example a failover; "
                 "to publish them again, to every sink, roll the job back (cairn rollback)",
                 self.context.uid,
                 self.fence,
                 _place(at),
                 _place(expected),
             )
-        if at[:2] > (int(epoch), epoch.part):
+        if at[:2] > (int(epoch), epoch.batch):
             raise self._overtaken_error(epoch)
-        return at[2] if at[:2] == (int(epoch), epoch.part) else 0
+        return at[2] if at[:2] == (int(epoch), epoch.batch) else 0
 
     def _chunks(
         self, files: Sequence[StagedFile], skip: int
     ) -> Iterator[tuple[int, list[bytes], list[str], list[pa.Array]]]:
-        """(number of the first row, keys, names of fields, values a column) from a row on."""
+        """Yield (first row number, keys, field names, columns of values) after `skip` rows."""
         first = 0
         for file in files:
             if first + file.rows <= skip:
@@ -355,7 +341,7 @@ class Redis(Staged):
             for batch in self.batches(file):
                 start = min(max(skip - first, 0), batch.num_rows)
                 while start < batch.num_rows:
-                    chunk = self._sized(batch.slice(start, self.chunk_rows))
+                    chunk = self._shrink(batch.slice(start, self.chunk_rows))
                     names = [
                         name.removeprefix(_FIELD)
                         for name in chunk.schema.names
@@ -365,16 +351,16 @@ class Redis(Staged):
                     start += chunk.num_rows
                 first += batch.num_rows
 
-    def _sized(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Fewer rows, if these are too large for one command."""
+    def _shrink(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the first rows of a chunk that is too large for one command."""
         while chunk.num_rows > 1 and _bytes(chunk) > CHUNK_BYTES_MAX:
             chunk = chunk.slice(0, chunk.num_rows // 2)
         return chunk
 
 
 def _place(fence: tuple[int, ...]) -> str:
-    epoch, part, rows = fence
-    return "no epoch" if epoch < 0 else f"epoch {epoch}, part {part}, row {rows}"
+    epoch, batch, rows = fence
+    return "no epoch" if epoch < 0 else f"epoch {epoch}, batch {batch}, row {rows}"
 
 
 def _bytes(chunk: pa.RecordBatch) -> int:
@@ -382,7 +368,7 @@ def _bytes(chunk: pa.RecordBatch) -> int:
 
 
 def _flat(columns: Sequence[pa.Array]) -> tuple[str, list[bytes]]:
-    """The values row by row, and which of them are null."""
+    """Return a mark per value (1: null), or "" without nulls, and the values row by row."""
     lists = [column.to_pylist() for column in columns]
     values = lists[0] if len(lists) == 1 else [v for row in zip(*lists, strict=True) for v in row]
     if not any(column.null_count for column in columns):
@@ -391,8 +377,8 @@ def _flat(columns: Sequence[pa.Array]) -> tuple[str, list[bytes]]:
     return nulls, [b"" if value is None else value for value in values]
 
 
-def _parsed(template: str) -> list[tuple[str, str | None]]:
-    """[(text, column)…] of a template like `account:{id}`."""
+def _parse_template(template: str) -> list[tuple[str, str | None]]:
+    """Return [(text, column)…] of a template like `account:{id}`."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -402,7 +388,7 @@ def _parsed(template: str) -> list[tuple[str, str | None]]:
     if any(column == "" for _, column, _, _ in parts):
         raise _bad_key(template, "a column has no name")
     if not any(column for _, column, _, _ in parts):
-        raise _bad_key(template, "it names no column, so all rows would have one key")
+        raise _bad_key(template, "without a column all rows would have one key")
     return [(text, column) for text, column, _, _ in parts]
 
 

@@ -1,7 +1,7 @@
-"""Columns as text, for targets that know nothing else.
+"""Columns as text, for targets that hold only text.
 
     boolean          true, false
-    numbers          as short as reads back equal; nan, inf, -inf; decimals with their scale
+    numbers          the shortest text that reads back equal; nan, inf, -inf; decimals with scale
     string, binary   as they are
     date             2026-01-31
     timestamp        2026-01-31T12:00:00.000000Z, in UTC; timestamp_ntz without the Z
@@ -9,8 +9,8 @@
     nested, rows     JSON as Spark writes it (see `json_lines`)
 
 Always true here:
-- null stays null: it has no text;
-- equal values have equal text, whatever batch they come in.
+- null stays null;
+- equal values have equal text, in every batch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cairn.sinks.json_lines import as_text, json_values
 
 
 def text_of(column: pa.Array) -> pa.BinaryArray:
-    """The text of each value, in UTF-8."""
+    """Return the text of each value, in UTF-8."""
     return _text(column).cast(pa.binary())
 
 
 def json_of(batch: pa.RecordBatch) -> pa.BinaryArray:
-    """Each row as a JSON object."""
+    """Return each row as a JSON object."""
     return pa.array(json_values(batch.to_struct_array()), pa.binary())
 
 

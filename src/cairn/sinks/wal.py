@@ -1,11 +1,11 @@
-"""Any Spark writer as a sink: rows ride in the epoch and are written after its commit.
+"""Any Spark writer as a sink: rows stay in the checkpoint and are written after the commit.
 
     sinks.Wal(lambda df, epoch: df.write.format("jdbc").options(...).save())
     sinks.Spark("iceberg", path="lake.alerts")
 
-The writer runs in the driver, once the epoch is committed, and again when it failed or when the
-driver died before it could note that it was done. So each row arrives at least once. It is exactly
-once when the target rejects an epoch that it has: then say `idempotent=True`.
+The writer runs in the driver once the epoch is committed. It runs again if it failed, or if the
+driver died before it noted the end. So each row arrives at least once, and exactly once if the
+target rejects an epoch it already has: then pass `idempotent=True`.
 
 Always true here:
 - a DataFrame has all rows of an epoch, with the columns and types of the stream;
@@ -33,19 +33,19 @@ _SECRET: Final = re.compile(r"pass|pwd|secret|token|key|url|user|credential|jaas
 _PATTERN: Final = re.compile(r"[*?\[\]{}\\]")
 _TEXT_CHARS_MAX: Final = 2000
 _PLACES: Final = ("path", "table", "dbtable", "topic", "keyspace", "database", "collection")
-"""Options of Spark's writers that name where rows go."""
+"""Options of Spark's writers that name the target."""
 
 
 class Wal(Staged):
-    """Writes each epoch by a function of yours: `writer(dataframe, epoch)`.
+    """Writes each epoch with your function: `writer(dataframe, epoch)`.
 
-    `epoch` is a number. Where it is not enough to reject a repetition, `epoch.key` is: a
-    string that no other publication has (see `PublishedEpoch`). `idempotent=True` says that
-    the target does so, with one or the other, in the transaction that writes the rows.
+    `epoch` is a number. If a number is not enough to reject a repetition, use `epoch.key`, a
+    string that no other publication has (see `PublishedEpoch`). Pass `idempotent=True` if the
+    target rejects repetitions by one of them, in the transaction that writes the rows.
     """
 
     promise: Promise = "at-least-once"
-    # What a reader sees while the writer is at work is up to the writer.
+    # The writer decides what readers see while it works.
     shows = "pieces"
     driver_only = frozenset({"function"})
 
@@ -54,7 +54,7 @@ class Wal(Staged):
     ) -> None:
         if not callable(writer):
             raise PlanError(
-                f"a Wal sink is given what writes its rows\n  found: {writer!r}\n"
+                f"a Wal sink needs a function that writes its rows\n  found: {writer!r}\n"
                 "  expected: a function of a DataFrame and an epoch"
             )
         self.function = writer
@@ -69,32 +69,32 @@ class Wal(Staged):
         self.function(self.dataframe(files), epoch)
 
     def dataframe(self, files: Sequence[StagedFile]) -> Any:
-        """The rows of these files, not yet read."""
+        """Return a DataFrame of the rows of these files."""
         spark = self.context.spark
         if spark is None:
             raise CommitError(
                 f"sink {self.context.uid!r} needs a Spark session to publish with\n"
-                "  next: start the job with job.start(), which has one"
+                "  next: start the job with job.start(), which provides one"
             )
-        local = [self._store.local_path(self.staged_path(file.name)) for file in files]
+        local = [self._store.local_path(self.staging_path(file.name)) for file in files]
         if all(local):
             for file in files:
-                self._checked(file)  # Spark would read damaged rows without noticing.
+                self._read_file(file)  # Spark would read damaged rows without noticing.
         ddl = schema_ddl(parse_schema(self._schema(files[0])))
         if all(local):
-            # By their names as they are: a folder may be called `a*` or `{b}`. Spark has an option
-            # against patterns, with which it reads files of such a folder twice.
+            # Escaped, as a folder may be called `a*` or `{b}`. With its option against patterns
+            # Spark reads files of such a folder twice.
             paths = [_PATTERN.sub(r"\\\g<0>", f"file://{path}") for path in local]
             return spark.read.schema(ddl).parquet(*paths)
-        # Spark may not have the file system of the checkpoint; cairn has, wherever it runs.
-        read = _Reader(self._store.url, self.staged_path(""))
+        # Spark may lack the file system of the checkpoint; cairn has it on every machine.
+        read = _Reader(self._store.url, self.staging_path(""))
         names = spark.createDataFrame([(file.name,) for file in files], "name string")
         return names.repartition(len(files)).mapInArrow(read, ddl)
 
     def _schema(self, file: StagedFile) -> pa.Schema:
-        # As it was when the rows were written: a new version of the job may have another one.
-        path = self._store.local_path(self.staged_path(file.name))
-        return pq.read_schema(path or pa.BufferReader(self._checked(file)))
+        # From the file: a new version of the job may have another schema.
+        path = self._store.local_path(self.staging_path(file.name))
+        return pq.read_schema(path or pa.BufferReader(self._read_file(file)))
 
 
 class _Reader:
@@ -125,7 +125,7 @@ class _Reader:
 class Spark(Wal):
     """Writes each epoch as Spark does: `df.write.format(...).mode(...).options(...).save()`.
 
-    Each row arrives at least once: Spark's writers do not know an epoch they have written.
+    Each row arrives at least once: Spark's writers cannot detect a repeated epoch.
     """
 
     def __init__(self, format: str, mode: str = "append", **options: Any) -> None:
@@ -137,7 +137,7 @@ class Spark(Wal):
                 raise CommitError(
                     f"Spark could not write epoch {epoch} as {format!r}\n"
                     f"  cause: {_without_secrets(error, options)}"
-                ) from None  # It may quote the options.
+                ) from None  # The cause may quote the options.
 
         super().__init__(write)
         self.format = format
@@ -145,8 +145,8 @@ class Spark(Wal):
 
     @property
     def target(self) -> str:
-        named = [f"{name} {without_password(value)!r}" for name, value in self.places.items()]
-        return f"Spark's {self.format!r} writer, " + (", ".join(named) or "with its options")
+        places = [f"{name} {without_password(value)!r}" for name, value in self.places.items()]
+        return f"Spark's {self.format!r} writer, " + (", ".join(places) or "with its options")
 
 
 def _without_secrets(error: Exception, options: dict[str, Any]) -> str:

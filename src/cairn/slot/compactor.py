@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from cairn.backends.base import BaseCancelledError
+from cairn.backends.contract import BaseCancelledError
 from cairn.protocol.messages import Compacted
 
 REST_BUSY = 9.0

@@ -25,15 +25,15 @@ from typing import Final
 import msgspec
 
 from cairn.logs import logger
-from cairn.protocol.channel import Channel, admit
+from cairn.protocol.channel import Channel, authenticate_client
 from cairn.protocol.lookups import (
-    ASK_BYTES_MAX,
-    TOLD_BYTES_MAX,
-    Ask,
+    REPLY_BYTES_MAX,
+    REQUEST_BYTES_MAX,
     DoorSpec,
-    Told,
-    ask_decoder,
-    ask_encoder,
+    LookupReply,
+    LookupRequest,
+    message_encoder,
+    request_decoder,
     this_host,
 )
 from cairn.protocol.messages import End
@@ -58,7 +58,7 @@ class Door:
         listening: socket.socket,
         address: str,
         key: bytes,
-        look_up: Callable[[Ask], Told],
+        look_up: Callable[[LookupRequest], LookupReply],
         end: Callable[[End], bool] = lambda order: False,
     ) -> None:
         self.address = address
@@ -118,19 +118,19 @@ class Door:
             if is_port:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end_s = time.monotonic() + HANDSHAKE_S
-            channel.until(end_s)
-            admit(channel, self._key, sealed=is_port, has_place=has_place)
-            channel.limit(0)
+            channel.set_deadline(end_s)
+            authenticate_client(channel, self._key, sealed=is_port, has_place=has_place)
+            channel.set_timeout(0)
             sys.setswitchinterval(SWITCH_S)
             while True:
-                ask = ask_decoder.decode(channel.receive(ASK_BYTES_MAX))
+                ask = request_decoder.decode(channel.receive(REQUEST_BYTES_MAX))
                 if isinstance(ask, End):
-                    channel.send(ask_encoder.encode(self._end(ask)))
+                    channel.send(message_encoder.encode(self._end(ask)))
                     continue
                 self.last_used_s = time.monotonic()
-                told = ask_encoder.encode(self._look_up(ask))
-                if len(told) > TOLD_BYTES_MAX:
-                    told = ask_encoder.encode(Told(None))
+                told = message_encoder.encode(self._look_up(ask))
+                if len(told) > REPLY_BYTES_MAX:
+                    told = message_encoder.encode(LookupReply(None))
                 channel.send(told)
         except (OSError, msgspec.MsgspecError):
             pass
@@ -153,7 +153,7 @@ class Door:
 def open_door(
     spec: DoorSpec,
     directory: str,
-    look_up: Callable[[Ask], Told],
+    look_up: Callable[[LookupRequest], LookupReply],
     end: Callable[[End], bool] = lambda order: False,
 ) -> Door:
     """On a Unix socket where the driver is on this machine, else on a port."""

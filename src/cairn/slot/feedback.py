@@ -28,15 +28,15 @@ import pyarrow.compute as pc
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import FeedbackSpec
+from cairn.sinks.base import Execution
 from cairn.slot.gather import Rows
 from cairn.slot.outlet import fitted
 from cairn.slot.reader import times_of
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Epoch
 from cairn.storage.store import Store
 from cairn.types import type_ddl
@@ -45,21 +45,21 @@ from cairn.types.evolution import reshape
 RECORDS = "records"
 
 
-def records_entry(spec: FeedbackSpec) -> EntrySpec:
-    """What they are in an epoch."""
+def feedback_state(spec: FeedbackSpec) -> ScopedState:
+    """Return the state that holds the records of a loop in an epoch."""
     declaration: Map[Any, Any] = Map("bigint", type_ddl(pa.struct(list(spec.inlet.schema))))
     declaration.name = RECORDS
-    return EntrySpec(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
+    return ScopedState(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
 
 
-def _columns(entry: EntrySpec) -> StateColumns:
-    return StateColumns(RECORDS, entry.decls[RECORDS], entry.key_types)
+def _columns(state: ScopedState) -> StateColumns:
+    return StateColumns(RECORDS, state.decls[RECORDS], state.key_types)
 
 
 class _Held(NamedTuple):
     rows: Rows
-    made_in: tuple[int, int]
-    """The epoch and the step in it."""
+    made_in: tuple[int, Execution]
+    """The epoch and the execution in it."""
 
 
 class InFlight:
@@ -71,11 +71,11 @@ class InFlight:
 
     def put(self, uid: str, version: str, rows: Rows, begin: Begin) -> None:
         with self._lock:
-            self._held[uid, version] = _Held(rows, (begin.epoch, begin.step))
+            self._held[uid, version] = _Held(rows, (begin.epoch, begin.execution))
 
     def get(self, uid: str, version: str, begin: Begin) -> Rows | None:
         """The rows of a version. All others go, but for what this very attempt has sent back."""
-        made_in = begin.epoch, begin.step
+        made_in = begin.epoch, begin.execution
         with self._lock:
             for at, held in list(self._held.items()):
                 if at[0] == uid and at[1] != version and held.made_in != made_in:
@@ -91,7 +91,7 @@ class Feedback:
         self.spec = spec
         self._in_flight = in_flight
         self._group_count = group_count
-        self._columns = _columns(records_entry(spec))
+        self._columns = _columns(feedback_state(spec))
         self._parts: list[tuple[pa.Array, pa.StructArray]] = []
         self._rows: Rows | None = None
         self._subtask = self._first_group = 0
@@ -106,10 +106,10 @@ class Feedback:
     def run(self, groups: pa.Array, rows: pa.StructArray) -> None:
         self._parts.append((groups, rows))
 
-    def finish(self) -> StatePart | None:
-        """All rows of the attempt, in an order of their own; None: there are none."""
+    def finish(self) -> dict[str, pa.RecordBatch]:
+        """Return all rows of the attempt in an order that depends on the rows alone, by state."""
         if not self._parts:
-            return None
+            return {}
         groups = pa.concat_arrays([groups for groups, _ in self._parts])
         rows = pa.concat_arrays([rows for _, rows in self._parts])
         self._parts.clear()
@@ -130,7 +130,7 @@ class Feedback:
                 }
             )
         )
-        return StatePart(RECORDS, stored)
+        return {RECORDS: stored}
 
     def finished(self, version: str, begin: Begin) -> None:
         """What `finish` gave goes by this name now."""
@@ -158,10 +158,10 @@ def take(
     if version == EMPTY_VERSION:
         return None
     if rows is None:
-        if begin.round:
+        if begin.execution.round:
             raise EpochError(
                 f"operator {spec.operator!r}: subtask {subtask} has lost what was sent back to it "
-                f"in round {begin.round} of the epoch; the epoch runs again"
+                f"in round {begin.execution.round} of the epoch; the epoch runs again"
             )
         rows = _restored(spec, parent(), groups, store, scratch)
     if rows is None or not len(rows.rows):
@@ -183,7 +183,7 @@ def _restored(
 ) -> Rows | None:
     """What an epoch has left for these key groups, in the order in which it was sent."""
     entry = epoch.operators[spec.uid]
-    wanted = records_entry(spec)
+    wanted = feedback_state(spec)
     key_type = _columns(wanted).key_type
     batches = []
     for part in entry.ranges:

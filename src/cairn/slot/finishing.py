@@ -9,11 +9,15 @@ Always true here:
 
 from __future__ import annotations
 
-from cairn.protocol.messages import Begin, OperatorAck, Stored
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from cairn.protocol.messages import Begin, OperatorAck
 from cairn.slot.feedback import Feedback
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.storage.files import EncodedSegment, Kind, StatePart, encode_segment
+from cairn.storage.files import Kind, StateFile, encode_segment
 from cairn.storage.pack import write_segment
 from cairn.storage.store import Store
 
@@ -28,8 +32,8 @@ class Finishing:
 
     def operator(self, operator: Operator) -> OperatorAck:
         """What an operator has done, and changed of its own state."""
-        parts, holding = operator.delta(), operator.state
-        stored = self._stored(self._encoded(holding.uid, parts)) if parts else None
+        changes, holding = operator.delta(), operator.state
+        stored = self._write(self._encode(holding.uid, changes)) if changes else None
         holding.finished(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()
         return OperatorAck(
@@ -44,18 +48,17 @@ class Finishing:
             broadcast_aside=operator.broadcast_aside,
             event_timer_ms=event_timer_ms,
             processing_timer_ms=processing_timer_ms,
-            groups=operator.groups_in,
+            partial_count=operator.partial_count,
         )
 
     def shared(self, holding: Holding) -> OperatorAck:
         """What every subtask has changed in the same way."""
-        parts = holding.delta(holding.uid.split(":")[0])
+        changes = holding.delta(holding.uid.split(":")[0])
         is_writer = self._subtask == 0
-        stored: Stored | None = None
-        if parts and is_writer:
-            stored = self._stored(self._encoded(holding.uid, parts))
-        elif parts:
-            stored = Stored(self._encoded(holding.uid, parts).id, 0, 0)
+        stored: StateFile | None = None
+        if changes:
+            segment = self._encode(holding.uid, changes)
+            stored = self._write(segment) if is_writer else StateFile(segment.id, "delta", 0, 0)
         holding.finished(None if stored is None else stored.id)
         return OperatorAck(
             uid=holding.uid,
@@ -68,23 +71,25 @@ class Finishing:
     def feedback(self, feedback: Feedback) -> OperatorAck:
         """What a loop sends back: stored in the last round, until then only here."""
         uid = feedback.spec.uid
-        part = feedback.finish()
+        records = feedback.finish()
         stored = None
-        if part is not None:
-            segment = self._encoded(uid, [part], "base")
+        if records:
+            segment = self._encode(uid, records, "base")
             if self._begin.is_last_round:
-                stored = self._stored(segment)
+                stored = self._write(segment)
             else:
-                stored = Stored(segment.id, 0, segment.rows)
+                stored = StateFile(segment.id, "base", 0, segment.rows)
             feedback.finished(stored.id, self._begin)
         return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
 
-    def _encoded(self, uid: str, parts: list[StatePart], kind: Kind = "delta") -> EncodedSegment:
+    def _encode(
+        self, uid: str, states: Mapping[str, pa.RecordBatch], kind: Kind = "delta"
+    ) -> StateFile:
         epoch = self._begin.epoch
-        return encode_segment(kind, uid, parts, first_epoch=epoch, last_epoch=epoch)
+        return encode_segment(kind, uid, states, first_epoch=epoch, last_epoch=epoch)
 
-    def _stored(self, segment: EncodedSegment) -> Stored:
-        if len(segment.data) <= self._begin.inline_bytes_max:
-            return Stored(segment.id, len(segment.data), segment.rows, data=segment.data)
-        at = write_segment(self._store, segment, self._begin.term)
-        return Stored(segment.id, len(segment.data), segment.rows, path=at.path)
+    def _write(self, segment: StateFile) -> StateFile:
+        begin = self._begin
+        return write_segment(
+            self._store, segment, begin.term, inline_bytes_max=begin.inline_bytes_max
+        )

@@ -22,18 +22,17 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.handles import make_batch_table
 from cairn.backends.overlay import Table, make_table
 from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.lookups import TOLD_BYTES_MAX
+from cairn.protocol.lookups import REPLY_BYTES_MAX
 from cairn.protocol.messages import Begin, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
 from cairn.types.durations import MAX_MS, MIN_MS
 
@@ -171,9 +170,9 @@ class Holding:
                 table.rollback()
         self.version, self.pending = version, None
 
-    def delta(self, operator: str) -> list[StatePart]:
-        """What the epoch changed, by state."""
-        parts = []
+    def delta(self, operator: str) -> dict[str, pa.RecordBatch]:
+        """Return the rows that the epoch changed, by state."""
+        changes = {}
         for name, table in sorted(self.tables.items()):
             if self.scope == "shared":
                 # Replicas are compared by their deltas: those of equal content must be equal.
@@ -185,8 +184,8 @@ class Holding:
                     f"operator {operator!r}: {error.message}", operator=operator, **error.facts
                 ) from error
             if batch is not None:
-                parts.append(StatePart(name, batch))
-        return parts
+                changes[name] = batch
+        return changes
 
     def finished(self, delta_id: str | None) -> None:
         """Name what the epoch made, so that the next `begin` can recognise it."""
@@ -202,7 +201,7 @@ class Holding:
         of their states, and the exact union would cost a look at every key. State without keys
         (lists of a subtask, broadcast state) has entries only.
         """
-        held = [table.held() for table in self.tables.values()]
+        held = [table.count_held() for table in self.tables.values()]
         keys = max((each.keys for each in held), default=0) if self.scope == "keyed" else 0
         return Held(keys, sum(each.entries for each in held))
 
@@ -248,7 +247,7 @@ class Holding:
                 self.version, self.pending = INCOMPLETE, None
                 raise
         for table, expiry in emptied.items():
-            expiry.tidied(is_packed=table in sparse)
+            expiry.note_tidied(is_packed=table in sparse)
         return bool(emptied)
 
     def close(self) -> None:
@@ -301,7 +300,7 @@ class Holding:
             piece_bytes = sum(len(raw) for raw in packed if raw is not None)
             told += packed
             told_bytes += piece_bytes
-            if told_bytes > TOLD_BYTES_MAX or time.monotonic() > end_s:
+            if told_bytes > REPLY_BYTES_MAX or time.monotonic() > end_s:
                 return None
             step = min(2 * step, PIECE_KEYS) if piece_bytes < PIECE_BYTES else max(1, step // 4)
         return told, floor_ms
@@ -343,17 +342,17 @@ def _form(table: Table) -> tuple[Any, ...]:
 
 
 def _without(groups: range, kept: Sequence[range]) -> list[range]:
-    """What is left of a range, as ranges."""
+    """Return the key groups that are not kept, as ranges."""
     gaps = []
     start = groups.start
-    for part in sorted((_cut(part, groups) for part in kept), key=lambda part: part.start):
-        if part.start > start:
-            gaps.append(range(start, part.start))
-        start = max(start, part.stop)
+    for owned in sorted((_cut(each, groups) for each in kept), key=lambda owned: owned.start):
+        if owned.start > start:
+            gaps.append(range(start, owned.start))
+        start = max(start, owned.stop)
     if start < groups.stop:
         gaps.append(range(start, groups.stop))
     return gaps
 
 
-def _cut(part: range, groups: range) -> range:
-    return range(max(part.start, groups.start), max(part.start, min(part.stop, groups.stop)))
+def _cut(owned: range, groups: range) -> range:
+    return range(max(owned.start, groups.start), max(owned.start, min(owned.stop, groups.stop)))

@@ -42,6 +42,7 @@ from cairn.protocol.spec import (
     envelope_schema,
     lane_name,
 )
+from cairn.sinks.base import Execution
 from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import Feedback, InFlight, take
 from cairn.slot.finishing import Finishing
@@ -134,7 +135,7 @@ class LevelRuntime:
                 outlet.targets += [self.sinks[uid].write for uid in outlet_spec.sinks]
                 outlet.targets += [by_uid[uid].take for uid in outlet_spec.operators]
                 outlet.targets += [self._lane_target(lane) for lane in outlet_spec.lanes]
-        self._newest = Token(-1, -1, -1, -1)
+        self._newest = Token(-1, -1, Execution())
         self._begin: Begin | None = None
         self._subtask = 0
         self._rewritten: list[Compacted] = []
@@ -210,10 +211,10 @@ class LevelRuntime:
             self.compactor.cancel(uid)
         missing = holding.bring_to(version, groups, pieces)
         if missing and version != EMPTY_VERSION:
-            if begin.round:
+            if begin.execution.round:
                 raise EpochError(
                     f"operator {uid!r}: subtask {subtask} has lost its state of round "
-                    f"{begin.round} of the epoch, which is stored nowhere; the epoch runs again"
+                    f"{begin.execution.round}, which is stored nowhere; the batch runs again"
                 )
             self._read_parent(holding, missing, begin, subtask)
             self.restored = True
@@ -282,10 +283,10 @@ class LevelRuntime:
         """What the attempt starts from, as far as it is stored."""
         if begin.pending is not None:
             return read_pending(self.store, begin.pending)
-        if begin.batch:
+        if begin.execution.batch:
             raise EpochError(
-                f"a slot has lost its state of batch {begin.batch} of epoch {begin.epoch}; "
-                "the next attempt restores it",
+                f"a slot has lost the state that batch {begin.execution.batch} of epoch "
+                f"{begin.epoch} starts from; the next attempt restores it",
                 is_lost=True,
             )
         assert begin.parent is not None, "state without a parent epoch"
@@ -450,7 +451,7 @@ class LevelRuntime:
             door=door,
             slot_id=slot_id,
             epoch=0 if self._begin is None else self._begin.epoch,
-            step=0 if self._begin is None else self._begin.step,
+            execution=Execution() if self._begin is None else self._begin.execution,
             group_rows={uid: heat.group_rows() for uid, heat in heats.items()},
             hot_keys={uid: heat.hot_keys() for uid, heat in heats.items()},
             letters={
@@ -486,7 +487,7 @@ class LevelRuntime:
     def retire(self, successor: LevelRuntime | None) -> None:
         """Another version of this level takes over; whoever still works here is superseded."""
         with self._token_lock:
-            newest, self._newest = self._newest, Token(1 << 62, 0, 0, 0)
+            newest, self._newest = self._newest, Token(1 << 62, 0, Execution())
         with self._lock:
             heirs = {} if successor is None else {op.spec.uid: op for op in successor.operators}
             for operator in self.operators:

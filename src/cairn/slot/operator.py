@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.backends.handles import make_batch_handle, make_handle, make_journaled_handle
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.operator_list import OperatorListHandle
@@ -34,8 +34,8 @@ from cairn.functions import (
 )
 from cairn.logs import scope as log_scope
 from cairn.metrics import Collected, Metrics
-from cairn.protocol.entry import own_states, shared_uid
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import own_states, shared_uid
 from cairn.protocol.spec import OperatorSpec, lane_name
 from cairn.slot.blame import Blame
 from cairn.slot.context import SlotContext
@@ -49,7 +49,6 @@ from cairn.slot.runner import Runner, make_runner
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import Timers
 from cairn.state import Broadcast
-from cairn.storage.files import StatePart
 from cairn.storage.manifest import Scope
 from cairn.types.durations import MAX_MS, MIN_MS
 
@@ -188,7 +187,7 @@ class Operator:
             self.told_of = begin.parent
         # What operators before this one emit in an epoch may be as old as what their timers
         # had not come to in the epoch before. Those of a round before have come to all.
-        if begin.round and not begin.is_draining:
+        if begin.execution.round and not begin.is_draining:
             passed_ms = watermark_ms
         late_ms = passed_ms if self.spec.is_downstream else watermark_ms
         if not self.spec.has_watermark:
@@ -394,9 +393,9 @@ class Operator:
         return function.row_count(rows) if isinstance(function, PartialProcess) else len(rows)
 
     @property
-    def groups_in(self) -> int:
-        """Of an aggregation: how many groups the epoch's rows were in."""
-        return self.function.groups if isinstance(self.function, PartialProcess) else 0
+    def partial_count(self) -> int:
+        """The partials that the epoch's rows were combined into; 0 if it is not an aggregation."""
+        return self.function.partial_count if isinstance(self.function, PartialProcess) else 0
 
     @property
     def journal(self) -> Journal | None:
@@ -422,7 +421,7 @@ class Operator:
         assert self.runner is not None, "rows come after open"
         return self.runner
 
-    def finish(self) -> list[StatePart]:
+    def finish(self) -> dict[str, pa.RecordBatch]:
         """After the last row: what the epoch changed of its own state."""
         self.end()
         return self.delta()
@@ -436,7 +435,7 @@ class Operator:
         self.flush()
         self._let_write(is_writable=False)
 
-    def delta(self) -> list[StatePart]:
+    def delta(self) -> dict[str, pa.RecordBatch]:
         """What the epoch has changed of its own state, once it has ended."""
         return self.state.delta(self.spec.uid)
 

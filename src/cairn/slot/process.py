@@ -39,7 +39,7 @@ from cairn.process_identity import (
     parent_of,
     parse_identity,
 )
-from cairn.protocol.messages import End
+from cairn.protocol.messages import End, Token
 from cairn.slot.folders import (
     Living,
     bound_log,
@@ -169,9 +169,7 @@ def start_slot(run_id: str, slot: int, executor_pid: int | None = None) -> None:
         home.start()
 
 
-def end_slots(
-    run_id: str, keep: Collection[str] = (), as_of: tuple[int, int, int] | None = None
-) -> int:
+def end_slots(run_id: str, keep: Collection[str] = (), as_of: Token | None = None) -> int:
     """End the slots of a run on this machine; return how many.
 
     Those in `keep` stay, by the ids of their processes. With `as_of`, so do those that have begun

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.base import Backend
+from cairn.backends.contract import Backend
 from cairn.errors import FunctionError
 from cairn.functions import KeyedProcess, Process, hooks_of
 from cairn.slot.context import NoKey

@@ -10,26 +10,25 @@ Always true here:
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from cairn.backends.base import Base, BaseTarget
+from cairn.backends.contract import Base, BaseTarget
 from cairn.backends.files import RowsReader, open_rows
 from cairn.crash import crash_point
 from cairn.errors import RestoreError
 from cairn.key_groups import overlap
-from cairn.protocol.messages import Begin, Compacted, Compaction, Stored
+from cairn.protocol.messages import Begin, Compacted, Compaction
 from cairn.slot.compactor import Pace, Work
 from cairn.slot.holding import Holding
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Declaration
 from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState
+from cairn.storage.manifest import Epoch, EpochOperator, FileRef, RangeState
 from cairn.storage.pack import write_segment_file
 from cairn.storage.store import Store
 from cairn.types.evolution import reshape, revives
@@ -189,42 +188,36 @@ def _merge(
     if len(refs) < 2 or any(ref.kind == "base" for ref in refs):
         return None
     with (
-        tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-", delete=False) as file,
+        tempfile.NamedTemporaryFile(dir=scratch, prefix="merge-") as file,
         contextlib.ExitStack() as opened,
     ):
-        try:
-            writer = SegmentWriter(
-                file,
-                "delta",
-                uid,
-                first_epoch=refs[0].first_epoch,
-                last_epoch=refs[-1].last_epoch,
-            )
-            readers = [(ref, opened.enter_context(open_rows(store, ref, scratch))) for ref in refs]
-            for name in sorted({name for _, reader in readers for name in reader.states}):
-                table = holding.tables.get(name)
-                begun = False
-                for batches in _by_groups(name, readers, groups):
-                    if table is None:
-                        break  # Of state that was dropped; a base without it is on its way.
-                    merged = table.merge(batches)
-                    if not begun:
-                        writer.begin_state(name, merged.schema)
-                        begun = True
-                    writer.write(merged)
-                    pace()
-            written = writer.finish()
-            file.flush()
-            if not written.rows:
-                return None
-            if written.length <= begin.inline_bytes_max:
-                with open(file.name, "rb") as small:
-                    stored = Stored(written.id, written.length, written.rows, data=small.read())
-            else:
-                at = write_segment_file(store, file.name, written, begin.term)
-                stored = Stored(written.id, written.length, written.rows, path=at.path)
-        finally:
-            os.unlink(file.name)
+        writer = SegmentWriter(
+            file,
+            "delta",
+            uid,
+            first_epoch=refs[0].first_epoch,
+            last_epoch=refs[-1].last_epoch,
+        )
+        readers = [(ref, opened.enter_context(open_rows(store, ref, scratch))) for ref in refs]
+        for name in sorted({name for _, reader in readers for name in reader.states}):
+            table = holding.tables.get(name)
+            begun = False
+            for batches in _by_groups(name, readers, groups):
+                if table is None:
+                    break  # Of state that was dropped; a base without it is on its way.
+                merged = table.merge(batches)
+                if not begun:
+                    writer.begin_state(name, merged.schema)
+                    begun = True
+                writer.write(merged)
+                pace()
+        written = writer.finish()
+        file.flush()
+        if not written.rows:
+            return None
+        stored = write_segment_file(
+            store, written, file.name, begin.term, inline_bytes_max=begin.inline_bytes_max
+        )
     return Compacted(
         uid=uid,
         first_group=groups.start,
@@ -256,7 +249,7 @@ def _by_groups(
             yield batches
 
 
-def _entry(uid: str, operators: dict[str, OperatorEntry]) -> OperatorEntry:
+def _entry(uid: str, operators: dict[str, EpochOperator]) -> EpochOperator:
     entry = operators.get(uid)
     if entry is None:
         raise RestoreError(
@@ -265,7 +258,7 @@ def _entry(uid: str, operators: dict[str, OperatorEntry]) -> OperatorEntry:
     return entry
 
 
-def _range(entry: OperatorEntry, groups: range) -> RangeState:
+def _range(entry: EpochOperator, groups: range) -> RangeState:
     for part in entry.ranges:
         if part.groups == groups:
             return part

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from cairn.protocol.lookups import Ask, Told
+from cairn.protocol.lookups import LookupReply, LookupRequest
 from cairn.protocol.messages import Token
 from cairn.protocol.spec import JobSpec
 from cairn.slot.checkpoint import Open, open_checkpoint, open_existing
@@ -61,7 +61,7 @@ class Runtime:
                 if token is not None:
                     # A task of before the change must not bring back the functions of then.
                     level.check(token)
-            spec = JobSpec.unpickled(data)
+            spec = JobSpec.unpickle(data)
             store = self._store or open_checkpoint(spec, token, self._open_url)
             log = Log(store)
             levels = {
@@ -80,14 +80,14 @@ class Runtime:
     def level(self, index: int) -> LevelRuntime:
         return self._levels[index]
 
-    def look_up(self, ask: Ask) -> Told:
+    def look_up(self, ask: LookupRequest) -> LookupReply:
         """From any thread."""
         holding = self._holdings.get(ask.uid)
         if holding is None:
-            return Told(None)
+            return LookupReply(None)
         places = list(zip(ask.groups, ask.keys, strict=True))
         found = holding.look_up(ask.state, ask.version, ask.form, places)
-        return Told(None) if found is None else Told(*found)
+        return LookupReply(None) if found is None else LookupReply(*found)
 
     def _sweep(self, seconds: float) -> bool:
         return any(level.sweep(seconds) for level in list(self._levels.values()))

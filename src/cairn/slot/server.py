@@ -42,7 +42,7 @@ from cairn.slot.runtime import Runtime
 class Call(msgspec.Struct):
     """What a forwarder says with each call."""
 
-    token: tuple[int, int, int, int]
+    token: Token
     spec_id: str
     level: int
     subtask: int
@@ -52,7 +52,7 @@ class Call(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
-    token: tuple[int, int, int, int]
+    token: Token
     spec_id: str
     spec: bytes
 
@@ -79,8 +79,8 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         self._door: Door | None = None
         self.slot_id = Path(directory).name
         self.ended = threading.Event()
-        self._begun: tuple[int, int, int] | None = None
-        """Term, epoch and step of the latest attempt that has begun here."""
+        self._begun: Token | None = None
+        """The latest execution that has begun here."""
         self._begin_or_end = threading.Lock()
         self._repeats = Repeats()
         self._epoch = 0
@@ -122,7 +122,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             return ENDED
         if kind == "load":
             loaded = msgspec.msgpack.decode(body, type=Loaded)
-            self.runtime.load(loaded.spec_id, loaded.spec, Token(*loaded.token))
+            self.runtime.load(loaded.spec_id, loaded.spec, loaded.token)
             if self.runtime.spec is not None:
                 configure_slot(self.runtime.spec.log_format)
             self._open_door()
@@ -131,18 +131,18 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             if call.spec_id != self.runtime.spec_id:
                 return LOAD_FIRST
             assert call.begin is not None, "begin says what begins"
-            if not self._may_begin(call.token):
+            if not self._may_begin(call.begin.token()):
                 return ENDED
             level = self.runtime.level(call.level)
             self._epoch = call.begin.epoch
-            level.begin(Token(*call.token), call.begin, call.subtask)
+            level.begin(call.token, call.begin, call.subtask)
         else:
             raise ValueError(f"no such action: {kind}")
         return DONE
 
-    def _may_begin(self, token: tuple[int, int, int, int]) -> bool:
+    def _may_begin(self, begun: Token) -> bool:
         with self._begin_or_end:
-            self._begun = max(self._begun or token[:3], token[:3])
+            self._begun = max(self._begun or begun, begun)
             return not self.ended.is_set()
 
     def end(self, order: End) -> bool:
@@ -193,7 +193,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
         call = call_decoder.decode(descriptor.command)
-        token = Token(*call.token)
+        token = call.token
         level = self.runtime.level(call.level)
         started_ms = time.time_ns() // 1_000_000
         try:

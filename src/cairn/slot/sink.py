@@ -14,7 +14,7 @@ from cairn.protocol.spec import (
     JobSpec,
     SinkSpec,
 )
-from cairn.sinks.base import Sink, SinkContext, Writer, attempt_of, closed_on_error
+from cairn.sinks.base import Sink, SinkContext, Writer, closed_on_error
 from cairn.slot.outlet import fitted
 
 
@@ -35,9 +35,8 @@ class SinkRuntime:
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.committed(begin.parent)
-        attempt = attempt_of(begin.attempt, begin.pass_index)
         with self._named():
-            self.writer = self.sink.writer(begin.epoch, subtask, attempt)
+            self.writer = self.sink.writer(begin.epoch, subtask, begin.execution)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"

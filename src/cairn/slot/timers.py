@@ -19,8 +19,9 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
 
+from cairn.backends.contract import ABSENT
 from cairn.backends.journal import Journal
-from cairn.backends.overlay import ABSENT, Table, in_order
+from cairn.backends.overlay import Table, in_order
 from cairn.errors import FunctionError, PlanError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.slot.context import SlotContext

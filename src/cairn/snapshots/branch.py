@@ -24,26 +24,23 @@ import msgspec
 from cairn.errors import CairnError, CommitUnknownError, RestoreError
 from cairn.ids import new_id
 from cairn.snapshots.published import check_published
-from cairn.storage import (
+from cairn.storage.holds import Hold, branch_hold_path, write_hold
+from cairn.storage.log import FIRST_NUMBER, Log, new_nonce, read_job
+from cairn.storage.manifest import (
+    Ancestor,
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    Log,
-    OperatorEntry,
-    Origin,
     SparkPosition,
-    Store,
-    new_nonce,
-    open_store,
-    read_job,
+    encode_record,
+    keys_in,
 )
-from cairn.storage.holds import Hold, branch_hold_path, write_hold
-from cairn.storage.log import FIRST_NUMBER, JOB_PATH
-from cairn.storage.manifest import encode_record, keys_in
+from cairn.storage.paths import JOB_PATH, SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
-from cairn.storage.spark_log import SPARK_FOLDER, lay_out, spark_folder
-from cairn.storage.store import other_store
+from cairn.storage.spark_log import lay_out, spark_folder
+from cairn.storage.store import Store, open_store, other_store
 
 
 class BranchInfo(NamedTuple):
@@ -83,9 +80,9 @@ def branch(
         job_id=new_id(),
         max_parallelism=job.max_parallelism,
         created_ms=clock_ms(),
-        origin=Origin(kind="branch", id=job.job_id, url=store.url, epoch=parent.number),
+        ancestor=Ancestor(kind="branch", id=job.job_id, url=store.url, epoch=parent.number),
     )
-    shared = _shared(store, files_of(parent))
+    shared = _shared_objects(store, files_of(parent))
     held: list[Store] = []
     try:
         for url, paths in shared.items():
@@ -122,7 +119,7 @@ def _write_job(dest: Store, child: JobInfo) -> None:
 
 
 def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_ms: int) -> Epoch:
-    operators = {uid: _adopted(entry, parent_url) for uid, entry in parent.operators.items()}
+    operators = {uid: _adopt(operator, parent_url) for uid, operator in parent.operators.items()}
     # An epoch without a takeover before it: nobody leads this job yet.
     return Log(dest).append(
         lambda number: Epoch(
@@ -137,14 +134,14 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
             passed_ms=parent.passed_ms,
             seen_ms=parent.seen_ms,
             timers=parent.timers,
-            spark=_adopted_position(parent.spark, parent_url, folder),
+            spark=_adopt_position(parent.spark, parent_url, folder),
             operators=operators,
             metrics=_metrics(operators),
         )
     )
 
 
-def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
+def _adopt(operator: EpochOperator, parent_url: str) -> EpochOperator:
     """An operator's state as a branch lists it. Epoch numbers are the branch's own."""
     ranges = [
         msgspec.structs.replace(
@@ -159,12 +156,12 @@ def _adopted(entry: OperatorEntry, parent_url: str) -> OperatorEntry:
                 for file in part.files
             ],
         )
-        for part in entry.ranges
+        for part in operator.ranges
     ]
-    return msgspec.structs.replace(entry, ranges=ranges)
+    return msgspec.structs.replace(operator, ranges=ranges)
 
 
-def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> SparkPosition:
+def _adopt_position(position: SparkPosition, parent_url: str, folder: str) -> SparkPosition:
     logs = {
         index: msgspec.structs.replace(
             log,
@@ -177,22 +174,22 @@ def _adopted_position(position: SparkPosition, parent_url: str, folder: str) -> 
     return msgspec.structs.replace(position, folder=folder, logs=logs)
 
 
-def _metrics(operators: dict[str, OperatorEntry]) -> dict[str, object]:
+def _metrics(operators: dict[str, EpochOperator]) -> dict[str, object]:
     nothing = {"rows_in": 0, "rows_out": 0, "entries_changed": 0, "delta_bytes": 0}
     return {
         "operators": {
             uid: {
                 **nothing,
-                "state_keys": keys_in(entry.ranges),
-                "state_entries": sum(part.state_entries for part in entry.ranges),
+                "state_keys": keys_in(operator.ranges),
+                "state_entries": sum(part.state_entries for part in operator.ranges),
             }
-            for uid, entry in operators.items()
+            for uid, operator in operators.items()
         },
         "restored": 0,
     }
 
 
-def _shared(store: Store, files: Iterable[FileRef]) -> dict[str, set[str]]:
+def _shared_objects(store: Store, files: Iterable[FileRef]) -> dict[str, set[str]]:
     """The objects behind these files, by the url of the checkpoint they lie in."""
     shared: dict[str, set[str]] = {}
     for file in files:

@@ -26,7 +26,7 @@ from cairn.state import TTL, Declaration, List, Map, Value
 from cairn.storage.manifest import StateDecl
 from cairn.types import parse_type
 from cairn.types.codec import Codec, codec
-from cairn.types.codec.stamped import joined, list_parts, split, stamped_type
+from cairn.types.codec.stamped import join_stamps, list_parts, split_stamps, stamp_type
 
 GROUP: Final = "group"
 PARQUET_GROUP: Final = "key_group"
@@ -75,7 +75,7 @@ class StateColumns:
                 for name, type in columns.items()
             ]
         )
-        self.stored_schema = pa.schema(_stored_fields(self.schema, decl))
+        self.stored_schema = pa.schema(_make_stored_fields(self.schema, decl))
 
     @property
     def place_names(self) -> list[str]:
@@ -111,7 +111,7 @@ class StateColumns:
         """Rows of a base, all live and lists whole, as plain rows."""
         found = {name: batch[name] for name in batch.schema.names}
         if self.ttl is not None:
-            found["at"], found["value"] = split(batch["value"])
+            found["at"], found["value"] = split_stamps(batch["value"])
             if self.floor_ms is not None:
                 found = _visible(found, self.floor_ms - self.ttl.ms)
         if _has_hidden_nulls(found["value"]):
@@ -128,7 +128,7 @@ class StateColumns:
         }
         found = {name: batch[name] for name in batch.schema.names}
         if self.ttl is not None:
-            found["value"] = joined(batch["at"], batch["value"], extra["live"]())
+            found["value"] = join_stamps(batch["at"], batch["value"], extra["live"]())
         columns = [
             extra[field.name]() if field.name in extra else _cast(found[field.name], field.type)
             for field in self.stored_schema
@@ -216,16 +216,16 @@ def _declaration(name: str, decl: StateDecl) -> Declaration:
     return declaration
 
 
-def _stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
+def _make_stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
     head = [field for field in schema if field.name not in ("value", "at")]
     start = [pa.field("start", pa.int64())] if decl.kind == "list" else []
     value = schema.field("value")
     if decl.ttl is not None:
         if decl.kind == "list":
             items = value.type.value_field
-            value = value.with_type(pa.list_(items.with_type(stamped_type(items.type))))
+            value = value.with_type(pa.list_(items.with_type(stamp_type(items.type))))
         else:
-            value = value.with_type(stamped_type(value.type))
+            value = value.with_type(stamp_type(value.type))
     return [*head, *start, value, pa.field("live", pa.bool_())]
 
 

@@ -24,15 +24,9 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CommitUnknownError, RestoreError
 from cairn.snapshots.columns import GROUP, StateColumns
-from cairn.snapshots.savepoint import (
-    SAVEPOINT_PATH,
-    UNFINISHED_PATH,
-    SavedFile,
-    SavepointInfo,
-    StateFile,
-    state_folder,
-)
+from cairn.snapshots.savepoint import SavedFile, SavedStateFile, SavepointInfo, state_folder
 from cairn.storage.manifest import seal
+from cairn.storage.paths import SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 
 FILE_ROWS: Final = 1 << 20
@@ -53,7 +47,7 @@ def check_destination(url: str) -> None:
         return
     there = store.list()
     if there:
-        raise _refused(store, [found.path for found in there])
+        raise _not_empty_error(store, [found.path for found in there])
 
 
 def open_claimed(url: str) -> Store:
@@ -83,8 +77,8 @@ class Destination:
         there = store.list()
         self._claim = msgspec.json.encode({"id": savepoint_id, "epoch": epoch})
         self._is_ours = True
-        if there or not _claimed(store, self._claim):
-            raise _refused(store, [found.path for found in there] or [UNFINISHED_PATH])
+        if there or not _claim_folder(store, self._claim):
+            raise _not_empty_error(store, [found.path for found in there] or [UNFINISHED_PATH])
 
     def put_sources(self, sources: dict[str, bytes]) -> list[SavedFile]:
         found = []
@@ -100,7 +94,7 @@ class Destination:
         self._written.append(path)
         return put_file(self.store, path, local_file)
 
-    def wrote(self, files: list[StateFile]) -> list[StateFile]:
+    def wrote(self, files: list[SavedStateFile]) -> list[SavedStateFile]:
         """Take in what others have written here."""
         self._written += [file.path for file in files]
         return files
@@ -153,7 +147,7 @@ def put_file(store: Store, path: str, local_file: str) -> SavedFile:
     return SavedFile(path=path, bytes=size, digest=digest.hexdigest())
 
 
-def _claimed(store: Store, claim: bytes) -> bool:
+def _claim_folder(store: Store, claim: bytes) -> bool:
     try:
         return store.put_if_absent(UNFINISHED_PATH, claim)
     except CommitUnknownError:
@@ -164,7 +158,7 @@ def _claimed(store: Store, claim: bytes) -> bool:
         raise
 
 
-def _refused(store: Store, there: list[str]) -> RestoreError:
+def _not_empty_error(store: Store, there: list[str]) -> RestoreError:
     if SAVEPOINT_PATH in there:
         found = "another savepoint"
     elif UNFINISHED_PATH in there:
@@ -190,7 +184,7 @@ class StateWriter:
         self._folder = folder
         self._columns = columns
         self._path = state_folder(uid, columns.name)
-        self._files: list[StateFile] = []
+        self._files: list[SavedStateFile] = []
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._writer: Any = None
@@ -227,7 +221,7 @@ class StateWriter:
         if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
             self._end_row_group()
 
-    def finish(self) -> list[StateFile]:
+    def finish(self) -> list[SavedStateFile]:
         """The files that were written."""
         self._end_file()
         return self._files
@@ -262,7 +256,7 @@ class StateWriter:
         os.unlink(self._local)
         assert self._first_group is not None
         self._files.append(
-            StateFile(
+            SavedStateFile(
                 path=saved.path,
                 bytes=saved.bytes,
                 digest=saved.digest,

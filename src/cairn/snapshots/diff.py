@@ -18,16 +18,17 @@ from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
-from cairn.errors import CorruptFileError, StaleEpochError, StateNotFoundError
+from cairn.errors import CorruptFileError, StateNotFoundError
 from cairn.snapshots.columns import StateColumns
+from cairn.snapshots.holds import check_kept
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.log import Log
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
-    entry_uids,
+    operator_uids,
 )
 from cairn.storage.store import Store
 
@@ -86,7 +87,7 @@ def diff_epochs(
     """
     log = Log(store)
     before, after = log.epoch(a), log.epoch(b)
-    wanted = _wanted(before, after, operator, state)
+    wanted = _select_states(before, after, operator, state)
     try:
         with EpochReader(store, before) as old, EpochReader(store, after) as new:
             found = [
@@ -94,23 +95,16 @@ def diff_epochs(
                 for uid, names in wanted.items()
                 for diff in _diff_operator(old, new, uid, names, limit, check)
             ]
-    except CorruptFileError as error:
-        oldest_kept = Log(store).retired_below()
-        if min(a, b) >= oldest_kept:
-            raise
-        raise StaleEpochError(
-            f"epoch {min(a, b)} is retired; its files may be gone\n"
-            f"  checkpoint: {store.url}, where the oldest record kept is {oldest_kept}\n"
-            "  next: `cairn ls` shows the epochs that are kept",
-            epoch=min(a, b),
-        ) from error
+    except CorruptFileError:
+        check_kept(Log(store), min(a, b))
+        raise
     return found
 
 
 def diff_pieces(before: Epoch, after: Epoch, uid: str) -> int:
     """Into how many pieces `changes` of an operator divides: what one process does at a time."""
-    entries = before.operators.get(uid), after.operators.get(uid)
-    return sum(1 for _ in _differing(*entries, skip_equal=False))
+    pair = before.operators.get(uid), after.operators.get(uid)
+    return sum(1 for _ in _differing(*pair, skip_equal=False))
 
 
 def changes(
@@ -125,26 +119,26 @@ def changes(
     for number, piece in enumerate(_differing(before, after, skip_equal=False)):
         if number not in pieces or (by_files and piece.is_equal):
             continue
-        keys = _changed_keys(old, new, piece, new_columns) if by_files else None
+        keys = _find_changed_keys(old, new, piece, new_columns) if by_files else None
         left = _read(old, uid, piece.groups, old_columns, keys).get(state, [])
         right = _read(new, uid, piece.groups, new_columns, keys).get(state, [])
         if is_everywhere and _same_rows(left, right):
             continue
         diff = StateDiff(uid, state, "", "", [])
-        held = _decoded(old_columns[state], left) if old_columns else {}
-        found = _decoded(new_columns[state], right) if new_columns else {}
+        held = _decode(old_columns[state], left) if old_columns else {}
+        found = _decode(new_columns[state], right) if new_columns else {}
         _compare(diff, held, found, limit=len(held) + len(found))
         yield from (("added", each) for each in diff.added_examples)
         yield from (("changed", each) for each in diff.changed_examples)
         yield from (("removed", each) for each in diff.removed_examples)
 
 
-def _wanted(
+def _select_states(
     before: Epoch, after: Epoch, operator: str | None, state: str | None
 ) -> dict[str, list[str]]:
     """The states to compare, by operator, in the order of the later epoch."""
     uids = [*after.operators, *(uid for uid in before.operators if uid not in after.operators)]
-    if operator is not None and not entry_uids(uids, operator):
+    if operator is not None and not operator_uids(uids, operator):
         raise StateNotFoundError(
             f"neither epoch {before.number} nor epoch {after.number} has operator {operator!r}\n"
             f"  found: {', '.join(uids) or 'none'}",
@@ -152,7 +146,7 @@ def _wanted(
         )
     known: dict[str, list[str]] = {}
     for uid in uids:
-        if operator is None or entry_uids([uid], operator):
+        if operator is None or operator_uids([uid], operator):
             sides = [e.operators[uid].states for e in (after, before) if uid in e.operators]
             known[uid] = list(dict.fromkeys(name for states in sides for name in states))
     if state is None:
@@ -189,17 +183,17 @@ def _diff_operator(
     by_files = not gone and not come and not _expire_between(old_columns, new_columns)
     for piece in _differing(before, after, skip_equal=by_files):
         check()
-        keys = _changed_keys(old, new, piece, new_columns) if by_files else None
+        keys = _find_changed_keys(old, new, piece, new_columns) if by_files else None
         left = _read(old, uid, piece.groups, old_columns, keys)
         right = _read(new, uid, piece.groups, new_columns, keys)
         for name, diff in shared.items():
             if not _same_rows(left[name], right[name]):
-                held = _decoded(old_columns[name], left[name], check)
-                _compare(diff, held, _decoded(new_columns[name], right[name], check), limit)
+                held = _decode(old_columns[name], left[name], check)
+                _compare(diff, held, _decode(new_columns[name], right[name], check), limit)
         for name, diff in gone.items():
-            _compare(diff, _decoded(old_columns[name], left[name], check), {}, limit)
+            _compare(diff, _decode(old_columns[name], left[name], check), {}, limit)
         for name, diff in come.items():
-            _compare(diff, {}, _decoded(new_columns[name], right[name], check), limit)
+            _compare(diff, {}, _decode(new_columns[name], right[name], check), limit)
     by_name = [[gone.get(name), shared.get(name), come.get(name)] for name in names]
     return [diff for diffs in by_name for diff in diffs if diff is not None]
 
@@ -243,12 +237,12 @@ class _Piece(NamedTuple):
 
 
 def _differing(
-    before: OperatorEntry | None, after: OperatorEntry | None, *, skip_equal: bool
+    before: EpochOperator | None, after: EpochOperator | None, *, skip_equal: bool
 ) -> Iterator[_Piece]:
     """The key groups that are not known to be equal, in pieces that fit in memory."""
     left, right = _content(before), _content(after)
-    both = [entry for entry in (before, after) if entry is not None]
-    row_count = sum(ref.rows for entry in both for part in entry.ranges for ref in part.files)
+    both = [operator for operator in (before, after) if operator is not None]
+    row_count = sum(ref.rows for operator in both for part in operator.ranges for ref in part.files)
     group_count = max(len(left), len(right))
     step = max(1, CHUNK_ROWS * group_count // max(1, row_count))
     start = 0
@@ -276,9 +270,9 @@ class _Content(NamedTuple):
 _NOTHING: Final = _Content(None, [])
 
 
-def _content(entry: OperatorEntry | None) -> dict[int, _Content]:
+def _content(operator: EpochOperator | None) -> dict[int, _Content]:
     found = {}
-    for part in [] if entry is None else entry.ranges:
+    for part in [] if operator is None else operator.ranges:
         version = (part.first_group, part.group_count, part.version)
         for group in part.groups:
             files = [
@@ -296,7 +290,7 @@ def _is_equal(left: _Content, right: _Content) -> bool:
     return [ref.id for ref in left.files] == [ref.id for ref in right.files]
 
 
-def _changed_keys(
+def _find_changed_keys(
     old: EpochReader, new: EpochReader, piece: _Piece, columns: dict[str, StateColumns]
 ) -> dict[str, pa.Array] | None:
     """The only keys that can differ, by state: those in files that the two do not share.
@@ -349,7 +343,7 @@ def _same_rows(left: list[pa.RecordBatch], right: list[pa.RecordBatch]) -> bool:
     return equal
 
 
-def _decoded(
+def _decode(
     columns: StateColumns,
     batches: list[pa.RecordBatch],
     check: Callable[[], None] = lambda: None,

@@ -2,7 +2,7 @@
 
 Always true here:
 - nothing is written, and what it is made of is not changed;
-- an entry of the same keys keeps its rows until they are replaced or removed by name: nothing
+- an operator with the same keys keeps its rows until they are replaced or removed by name: nothing
   is lost by a declaration alone;
 - rows that are given fit their state's columns and types.
 """
@@ -20,12 +20,12 @@ from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS, timer_states
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.holds import Reading
-from cairn.snapshots.reader import entry_with
+from cairn.snapshots.reader import uid_with_state
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
 from cairn.snapshots.table_rows import TableRows
 from cairn.state import TTL
 from cairn.storage.log import read_job
-from cairn.storage.manifest import Scope, StateDecl, entry_uids
+from cairn.storage.manifest import Scope, StateDecl, operator_uids
 from cairn.storage.store import NotFoundError, Store, open_store
 
 TIMERS = (EVENT_TIMERS, PROCESSING_TIMERS)
@@ -47,7 +47,7 @@ class DraftState:
 
 
 @dataclass
-class DraftEntry:
+class DraftOperator:
     """State of one scope of an operator, as savepoints and manifests have it."""
 
     uid: str
@@ -60,7 +60,7 @@ class DraftEntry:
 
 
 @dataclass
-class CheckpointBase:
+class EditedEpoch:
     """An epoch of a checkpoint, saved when the draft is written; held until the draft is gone."""
 
     store: Store
@@ -80,57 +80,57 @@ class CheckpointBase:
 class Draft:
     job: str
     group_count: int
-    entries: dict[str, DraftEntry]
-    base: Savepoint | CheckpointBase | None = None
+    operators: dict[str, DraftOperator]
+    edited: Savepoint | EditedEpoch | None = None
     now_ms: int | None = None
     """What time it is in it, by the clock; None: when it is written."""
     watermark_ms: int | None = None
-    base_group_count: int = 0
+    edited_group_count: int = 0
     keeps_timers: bool = True
     """The earliest timers are known to be what they were."""
 
     # Finding
 
-    def entry(self, operator: str, state: str) -> DraftEntry:
-        """The entry of an operator that has a state, of whichever scope."""
-        uid = entry_with(self.entries, operator, state)
-        entry = self.entries.get(uid)
-        if entry is not None and entry.scope == "keyed" and state in TIMERS:
+    def find(self, operator: str, state: str) -> DraftOperator:
+        """Return the part of an operator, of whichever scope, that has this state."""
+        uid = uid_with_state(self.operators, operator, state)
+        owner = self.operators.get(uid)
+        if owner is not None and owner.scope == "keyed" and state in TIMERS:
             # Any operator with keys may have timers; those of others are never looked at.
             for name, timer in timer_states().items():
-                entry.states.setdefault(name, DraftState(_decl(timer)))
-        if entry is None or state not in entry.states:
+                owner.states.setdefault(name, DraftState(_decl(timer)))
+        if owner is None or state not in owner.states:
             raise self._unknown(operator, state)
-        return entry
+        return owner
 
-    def is_by_key(self, entry: DraftEntry) -> bool:
+    def is_by_key(self, owner: DraftOperator) -> bool:
         """Whether its rows lie in the groups of their keys."""
-        scope = entry.scope
+        scope = owner.scope
         if scope == "feedback":
             # Records lie as the state of the operator does that they go to.
-            target = self.entries.get(entry.uid.split(":")[1])
+            target = self.operators.get(owner.uid.split(":")[1])
             scope = "keyed" if target is None else target.scope
         return scope == "keyed"
 
-    def rows_of(self, entry: DraftEntry, state: str, decl: StateDecl | None = None) -> TableRows:
+    def rows_of(self, owner: DraftOperator, state: str, decl: StateDecl | None = None) -> TableRows:
         """How rows of a state look."""
-        decl = decl or entry.states[state].decl
+        decl = decl or owner.states[state].decl
         ttl = TTL.of(decl.ttl)
         stamp_ms = self.watermark_ms if ttl is not None and ttl.clock == "event" else self.now_ms
         if ttl is not None and ttl.clock == "processing" and stamp_ms is None:
             stamp_ms = 0  # Known when it is written.
-        return TableRows(entry.uid, StateColumns(state, decl, entry.key_types), stamp_ms)
+        return TableRows(owner.uid, StateColumns(state, decl, owner.key_types), stamp_ms)
 
     def _unknown(self, operator: str, state: str | None) -> StateNotFoundError:
-        uids = entry_uids(self.entries, operator)
+        uids = operator_uids(self.operators, operator)
         if not uids or state is None:
-            there = ", ".join(sorted({uid.split(":")[0] for uid in self.entries})) or "none"
+            there = ", ".join(sorted({uid.split(":")[0] for uid in self.operators})) or "none"
             return StateNotFoundError(
                 f"the savepoint has no operator {operator!r}\n  found: {there}\n"
                 f"  next: declare({operator!r}, keys=..., states=...) adds one",
                 operator=operator,
             )
-        there = ", ".join(name for uid in uids for name in self.entries[uid].states) or "none"
+        there = ", ".join(name for uid in uids for name in self.operators[uid].states) or "none"
         return StateNotFoundError(
             f"operator {operator!r} has no state {state!r} in the savepoint\n  found: {there}\n"
             f"  next: declare({operator!r}, states={{{state!r}: ...}}) adds it",
@@ -142,18 +142,18 @@ class Draft:
 
     def give(self, operator: str, state: str, table: Any, schema: pa.Schema, *, put: bool) -> None:
         """Rows of a state: in place of all that it has, or of the places they name."""
-        if isinstance(self.base, CheckpointBase):
-            self.base.reading.renew()
-        entry = self.entry(operator, state)
-        if entry.scope == "feedback":
+        if isinstance(self.edited, EditedEpoch):
+            self.edited.reading.renew()
+        owner = self.find(operator, state)
+        if owner.scope == "feedback":
             raise PlanError(
                 f"records on their way back in loop {operator!r} cannot be written\n"
                 "  found: state that only a running loop fills\n"
                 "  next: keep them, or remove() them",
                 operator=operator,
             )
-        self.rows_of(entry, state).check(schema)
-        held = entry.states[state]
+        self.rows_of(owner, state).check(schema)
+        held = owner.states[state]
         if held.is_due and not put:
             raise PlanError(
                 f"state {state!r} of operator {operator!r} was declared anew and has no rows yet\n"
@@ -170,64 +170,68 @@ class Draft:
 
     def remove(self, operator: str, state: str | None) -> None:
         if state is None:
-            uids = entry_uids(self.entries, operator)
+            uids = operator_uids(self.operators, operator)
             if not uids:
                 raise self._unknown(operator, None)
             # The records that loops send it, too: nobody would take them.
-            uids += [u for u, e in self.entries.items() if _goes_to(e, operator) and u not in uids]
+            uids += [
+                uid
+                for uid, each in self.operators.items()
+                if _goes_to(each, operator) and uid not in uids
+            ]
             for uid in uids:
-                del self.entries[uid]
+                del self.operators[uid]
         else:
-            del self.entry(operator, state).states[state]
+            del self.find(operator, state).states[state]
         self.keeps_timers = False
 
     def rename(self, operator: str, new_uid: str) -> None:
         """The operator's state, and the records that loops send it, go by another name."""
-        if not entry_uids(self.entries, operator):
+        if not operator_uids(self.operators, operator):
             raise self._unknown(operator, None)
-        if entry_uids(self.entries, new_uid) or ":" in new_uid or not new_uid:
+        if operator_uids(self.operators, new_uid) or ":" in new_uid or not new_uid:
+            found = "such an operator" if new_uid in self.operators else "no name for one"
             raise PlanError(
-                f"operator {operator!r} cannot be called {new_uid!r}\n"
-                f"  found: {'such an operator' if new_uid in self.entries else 'no name for one'}\n"
+                f"operator {operator!r} cannot be called {new_uid!r}\n  found: {found}\n"
                 "  next: give a name that no other operator has",
                 operator=operator,
             )
         renamed = {}
-        for uid, entry in self.entries.items():
+        for uid, owner in self.operators.items():
             first, _, second = uid.partition(":")
             first = new_uid if first == operator else first
-            if _goes_to(entry, operator):
+            if _goes_to(owner, operator):
                 second = new_uid
-            entry.uid = f"{first}:{second}" if second else first
-            renamed[entry.uid] = entry
-        self.entries = renamed
+            owner.uid = f"{first}:{second}" if second else first
+            renamed[owner.uid] = owner
+        self.operators = renamed
         self.keeps_timers = False
 
     def regroup(self, group_count: int) -> None:
         """Another number of key groups."""
-        for entry in self.entries.values():
+        for owner in self.operators.values():
             if (
-                entry.scope != "shared"
-                and not self.is_by_key(entry)
-                and (entry.parallelism > group_count)
+                owner.scope != "shared"
+                and not self.is_by_key(owner)
+                and (owner.parallelism > group_count)
             ):
                 raise PlanError(
-                    f"max_parallelism={group_count} is too little for operator {entry.uid!r}\n"
-                    f"  found: lists of {entry.parallelism} subtasks\n"
+                    f"max_parallelism={group_count} is too little for operator {owner.uid!r}\n"
+                    f"  found: lists of {owner.parallelism} subtasks\n"
                     f"  next: run the job with at most {group_count} subtasks, then take the "
                     "savepoint again",
-                    operator=entry.uid,
+                    operator=owner.uid,
                 )
         self.group_count = group_count
 
     def declare(
         self, uid: str, scope: Scope, key_types: dict[str, str], states: dict[str, StateDecl]
     ) -> None:
-        """An entry, or more and other states of one that is there."""
-        held = self.entries.get(uid)
+        """Add an operator, or add and replace states of one that is there."""
+        held = self.operators.get(uid)
         if held is None:
             fresh = {name: DraftState(decl) for name, decl in states.items()}
-            self.entries[uid] = DraftEntry(uid, scope, key_types, fresh)
+            self.operators[uid] = DraftOperator(uid, scope, key_types, fresh)
             return
         is_other = held.scope != scope or list(held.key_types.items()) != list(key_types.items())
         left = [name for name in held.states if name not in states and name not in TIMERS]
@@ -235,7 +239,7 @@ class Draft:
             raise PlanError(
                 f"operator {uid!r} is declared with other keys\n"
                 f"  found: state {left[0]!r}, which has the keys of before: "
-                f"{_shown(held.key_types)}\n"
+                f"{_show_types(held.key_types)}\n"
                 f"  next: declare it too and put() its rows, or remove({uid!r}, {left[0]!r})",
                 operator=uid,
                 state=left[0],
@@ -254,14 +258,14 @@ class Draft:
                 held.states[name] = DraftState(decl, is_due=is_due)
 
     def check_complete(self) -> None:
-        for entry in self.entries.values():
-            for name, state in entry.states.items():
+        for owner in self.operators.values():
+            for name, state in owner.states.items():
                 if state.is_due:
                     raise PlanError(
-                        f"state {name!r} of operator {entry.uid!r} was declared anew, and its old "
+                        f"state {name!r} of operator {owner.uid!r} was declared anew, and its old "
                         "rows do not fit it\n  found: no rows for it\n"
                         "  next: put() them, or remove() the state",
-                        operator=entry.uid,
+                        operator=owner.uid,
                         state=name,
                     )
 
@@ -283,8 +287,8 @@ def draft_of(url: str, epoch: int | None = None, spark_url: str | None = None) -
     if job is not None:
         draft = _of_checkpoint(store, job.name, job.max_parallelism, epoch)
         if spark_url is not None:
-            assert isinstance(draft.base, CheckpointBase)
-            draft.base.spark_store = open_store(spark_url)
+            assert isinstance(draft.edited, EditedEpoch)
+            draft.edited.spark_store = open_store(spark_url)
         return draft
     savepoint = open_savepoint(url)
     if epoch not in (None, savepoint.info.epoch):
@@ -293,59 +297,64 @@ def draft_of(url: str, epoch: int | None = None, spark_url: str | None = None) -
             f"{savepoint.info.epoch}\n  next: leave epoch= out"
         )
     info = savepoint.info
-    entries = {}
+    operators = {}
     for uid, saved in info.operators.items():
         decls = {name: state.decl for name, state in saved.states.items()}
-        entries[uid] = _kept_entry(
+        operators[uid] = _keep_operator(
             uid, saved.scope, saved.key_types, decls, saved.function_version, saved.parallelism
         )
     return Draft(
         info.job,
         info.max_parallelism,
-        entries,
+        operators,
         savepoint,
         now_ms=info.now_ms,
         watermark_ms=info.watermark_ms,
-        base_group_count=info.max_parallelism,
+        edited_group_count=info.max_parallelism,
     )
 
 
 def _of_checkpoint(store: Store, job: str, group_count: int, number: int | None) -> Draft:
-    base = CheckpointBase(store, Reading(store, number, HOLD_MS))
-    epoch = base.reading.epoch
-    entries = {}
-    for uid, entry in epoch.operators.items():
+    edited = EditedEpoch(store, Reading(store, number, HOLD_MS))
+    epoch = edited.reading.epoch
+    operators = {}
+    for uid, operator in epoch.operators.items():
         # As savepoints have them.
-        decls = {n: msgspec.structs.replace(d, delay_ms=0) for n, d in entry.states.items()}
-        entries[uid] = _kept_entry(
-            uid, entry.scope, entry.key_types, decls, entry.function_version, len(entry.ranges)
+        decls = {n: msgspec.structs.replace(d, delay_ms=0) for n, d in operator.states.items()}
+        operators[uid] = _keep_operator(
+            uid,
+            operator.scope,
+            operator.key_types,
+            decls,
+            operator.function_version,
+            len(operator.ranges),
         )
     return Draft(
         job,
         group_count,
-        entries,
-        base,
+        operators,
+        edited,
         now_ms=epoch.now_ms,
         watermark_ms=epoch.watermark_ms,
-        base_group_count=group_count,
+        edited_group_count=group_count,
     )
 
 
-def _kept_entry(
+def _keep_operator(
     uid: str,
     scope: Scope,
     key_types: dict[str, str],
     decls: dict[str, StateDecl],
     function_version: str,
     parallelism: int,
-) -> DraftEntry:
+) -> DraftOperator:
     states = {name: DraftState(decl, kept=(uid, name)) for name, decl in decls.items()}
-    return DraftEntry(uid, scope, dict(key_types), states, function_version, parallelism)
+    return DraftOperator(uid, scope, dict(key_types), states, function_version, parallelism)
 
 
-def _goes_to(entry: DraftEntry, operator: str) -> bool:
+def _goes_to(owner: DraftOperator, operator: str) -> bool:
     """Whether these are records of a loop on their way back to the operator."""
-    return entry.scope == "feedback" and entry.uid.partition(":")[2] == operator
+    return owner.scope == "feedback" and owner.uid.partition(":")[2] == operator
 
 
 def _decl(declaration: Any) -> StateDecl:
@@ -356,5 +365,5 @@ def _has_rows(state: DraftState) -> bool:
     return state.kept is not None or bool(state.given) or state.is_due
 
 
-def _shown(key_types: dict[str, str]) -> str:
+def _show_types(key_types: dict[str, str]) -> str:
     return ", ".join(f"{name} {type}" for name, type in key_types.items())

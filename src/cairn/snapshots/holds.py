@@ -50,15 +50,10 @@ class Unheld:
     def release(self) -> None:
         """Called at the end."""
 
-    def lost(self, error: Exception) -> Exception:
-        """What to raise when a file of the epoch cannot be read: was it retired meanwhile?"""
-        log = Log(self._store)
-        try:
-            is_there = self._store.exists(record_path(self.number))
-            check_kept(log, self.number, is_gone=not is_there)
-        except StaleEpochError as stale:
-            return stale
-        return error
+    def check_kept(self) -> None:
+        """Raise StaleEpochError if the epoch was retired while it was read."""
+        is_there = self._store.exists(record_path(self.number))
+        check_kept(Log(self._store), self.number, is_gone=not is_there)
 
 
 class Reading(Unheld):

@@ -38,7 +38,7 @@ def parse_key(text: str, names: list[str], types: list[pa.DataType]) -> tuple[An
         if pa.types.is_nested(type):
             return (python_value(_json(text, expected), type),)
         return (text_value(text, type),)
-    found = f"{len(parts)} values" if parts is not None else _shown(text)
+    found = f"{len(parts)} values" if parts is not None else _shorten(text)
     raise QueryError(
         f"this key has {len(types)} columns\n  expected: {expected}\n  found: {found}\n"
         "  next: give a JSON array with a value for each, such as '[\"a\", 3]'",
@@ -62,10 +62,10 @@ def _json(text: str, expected: str) -> Any:
     except (ValueError, RecursionError):
         raise QueryError(
             f"a key of this type is given as JSON\n  expected: {expected}\n"
-            f"  found: {_shown(text)}\n  next: give a JSON array with one value",
+            f"  found: {_shorten(text)}\n  next: give a JSON array with one value",
             expected=expected,
         ) from None
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:79] + "…")

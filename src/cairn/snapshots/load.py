@@ -11,9 +11,9 @@ Always true here:
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,11 +25,10 @@ from cairn.storage.files import SegmentWriter
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    Ancestor,
     Epoch,
-    FileRef,
+    EpochOperator,
     JobInfo,
-    OperatorEntry,
-    Origin,
     RangeState,
     SparkPosition,
     keys_in,
@@ -59,9 +58,9 @@ def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | N
             expected=group_count,
             found=info.max_parallelism,
         )
-    origin = Origin(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
-    job = create_or_open_job(store, name, group_count, origin=origin)
-    came_from = None if job.origin is None else job.origin.id
+    ancestor = Ancestor(kind="savepoint", id=info.id, url=savepoint.url, epoch=info.epoch)
+    job = create_or_open_job(store, name, group_count, ancestor=ancestor)
+    came_from = None if job.ancestor is None else job.ancestor.id
     newest = Log(store).newest_epoch()
     if newest is not None and came_from != info.id:
         raise RestoreError(
@@ -86,28 +85,26 @@ def load_savepoint(
     scratch: str | None = None,
     progress: Progress | None = None,
 ) -> Epoch:
-    """The epoch to publish under this number. Counts key groups.
+    """Write the bases of a savepoint, and return the epoch to publish under this number.
 
     `spark_folder` is where the caller lays out Spark's folder, from the epoch's offsets and
-    from `savepoint.source_files()`.
+    from `savepoint.source_files()`. `progress` counts key groups.
     """
     info = savepoint.info
     total = info.max_parallelism * len(info.operators)
     done = 0
     operators = {}
     with CheckedFiles(savepoint.store, scratch) as files:
+        loading = _Loading(savepoint, files, store, number, term, scratch)
         for uid, saved in info.operators.items():
             ranges = []
-            range_count = _range_count(saved, parallelism)
-            for subtask in range(range_count):
-                groups = groups_of(subtask, range_count, info.max_parallelism)
-                part = _write_base(savepoint, files, saved, groups, store, number, term, scratch)
-                ranges.append(part)
+            for groups in _ranges(saved, parallelism, info.max_parallelism):
+                ranges.append(loading.write_base(saved, groups))
                 done += len(groups)
                 if progress is not None:
                     progress(done, total)
             _check_complete(savepoint, saved, ranges)
-            operators[uid] = OperatorEntry(
+            operators[uid] = EpochOperator(
                 uid=uid,
                 function_version=saved.function_version,
                 key_types=saved.key_types,
@@ -116,13 +113,6 @@ def load_savepoint(
                 ranges=ranges,
                 scope=saved.scope,
             )
-    position = SparkPosition(
-        folder=spark_folder,
-        batch_id=info.batch_id,
-        offsets=info.offsets,
-        sources=info.sources,
-    )
-    logs = log_of_files(savepoint.source_files(), position, checkpoint=store, term=term)
     return Epoch(
         number=number,
         parent=None,
@@ -135,79 +125,71 @@ def load_savepoint(
         passed_ms=info.passed_ms,
         seen_ms=info.seen_ms,
         timers=info.timers,
-        spark=msgspec.structs.replace(position, logs=logs),
+        spark=_position(savepoint, store, term, spark_folder),
         operators=operators,
-        metrics={
-            "operators": {
-                uid: {
-                    "state_keys": keys_in(entry.ranges),
-                    "state_entries": sum(part.state_entries for part in entry.ranges),
-                }
-                for uid, entry in operators.items()
-            }
-        },
+        metrics={"operators": {uid: _totals(each.ranges) for uid, each in operators.items()}},
     )
 
 
-def _range_count(saved: SavedOperator, parallelism: int) -> int:
-    """Lists stay with the subtasks they were of: they are handed out when the job runs."""
+def _position(savepoint: Savepoint, store: Store, term: int, folder: str) -> SparkPosition:
+    info = savepoint.info
+    position = SparkPosition(
+        folder=folder, batch_id=info.batch_id, offsets=info.offsets, sources=info.sources
+    )
+    logs = log_of_files(savepoint.source_files(), position, checkpoint=store, term=term)
+    return msgspec.structs.replace(position, logs=logs)
+
+
+def _totals(ranges: list[RangeState]) -> dict[str, int | None]:
+    entries = sum(part.state_entries for part in ranges)
+    return {"state_keys": keys_in(ranges), "state_entries": entries}
+
+
+def _ranges(saved: SavedOperator, parallelism: int, group_count: int) -> list[range]:
+    """Return the key groups of each base of an operator."""
     if saved.scope == "shared":
-        return 1
-    return saved.parallelism if saved.scope == "subtask" else parallelism
+        parallelism = 1
+    elif saved.scope == "subtask":
+        # Lists stay with their subtasks; a job that runs with others redistributes them.
+        parallelism = saved.parallelism
+    return [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
 
 
-def _write_base(
-    savepoint: Savepoint,
-    files: CheckedFiles,
-    saved: SavedOperator,
-    groups: range,
-    store: Store,
-    number: int,
-    term: int,
-    scratch: str | None,
-) -> RangeState:
-    columns = savepoint.columns(saved.uid)
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="base-", delete=False) as file:
-        try:
-            writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=number)
+class _Loading(NamedTuple):
+    savepoint: Savepoint
+    files: CheckedFiles
+    store: Store
+    number: int
+    term: int
+    scratch: str | None
+
+    def write_base(self, saved: SavedOperator, groups: range) -> RangeState:
+        """Write the state of an operator in these key groups as one base."""
+        columns = self.savepoint.columns(saved.uid)
+        with tempfile.NamedTemporaryFile(dir=self.scratch, prefix="base-") as file:
+            writer = SegmentWriter(file, "base", saved.uid, first_epoch=0, last_epoch=self.number)
             for name, state in sorted(saved.states.items()):
                 writer.begin_state(name, columns[name].stored_schema)
-                for batch in savepoint.read(files, saved.uid, name, groups):
+                for batch in self.savepoint.read(self.files, saved.uid, name, groups):
                     writer.write(columns[name].to_stored(batch))
                 for state_file in state.files:
                     if state_file.last_group < groups.stop:
-                        files.release(state_file)
+                        self.files.release(state_file)
             written = writer.finish()
             file.flush()
             refs = []
             if written.rows:
-                at = write_segment_file(store, file.name, written, term)
-                refs.append(
-                    FileRef(
-                        id=written.id,
-                        path=at.path,
-                        offset=at.offset,
-                        length=at.length,
-                        kind="base",
-                        tier=0,
-                        rows=written.rows,
-                        first_epoch=number,
-                        last_epoch=number,
-                        first_group=groups.start,
-                        group_count=len(groups),
-                    )
-                )
-        finally:
-            os.unlink(file.name)
-    return RangeState(
-        first_group=groups.start,
-        group_count=len(groups),
-        version=next_version(EMPTY_VERSION, written.id) if refs else EMPTY_VERSION,
-        files=refs,
-        state_keys=None if written.rows else 0,
-        state_entries=written.rows,
-        state_bytes=sum(ref.length for ref in refs),
-    )
+                stored = write_segment_file(self.store, written, file.name, self.term)
+                refs = [stored.list_for(groups, first_epoch=self.number, last_epoch=self.number)]
+        return RangeState(
+            first_group=groups.start,
+            group_count=len(groups),
+            version=next_version(EMPTY_VERSION, written.id) if refs else EMPTY_VERSION,
+            files=refs,
+            state_keys=None if written.rows else 0,
+            state_entries=written.rows,
+            state_bytes=sum(ref.length for ref in refs),
+        )
 
 
 def _check_complete(savepoint: Savepoint, saved: SavedOperator, ranges: list[RangeState]) -> None:

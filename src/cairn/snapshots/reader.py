@@ -26,7 +26,7 @@ from cairn.backends.overlay import Table, make_table
 from cairn.errors import StateNotFoundError
 from cairn.key_groups import overlap
 from cairn.snapshots.columns import GROUP, StateColumns, is_plain
-from cairn.storage.manifest import Epoch, FileRef, OperatorEntry, RangeState, entry_uids
+from cairn.storage.manifest import Epoch, EpochOperator, FileRef, RangeState, operator_uids
 from cairn.storage.store import Store
 
 CHUNK_ROWS: Final = 1 << 18
@@ -48,9 +48,9 @@ class _HasStates(Protocol):
     def states(self) -> Collection[str]: ...
 
 
-def entry_with(entries: Mapping[str, _HasStates], uid: str, state: str) -> str:
-    """The entry of an operator, or of a loop, that has a state; the uid itself if none has."""
-    having = [each for each in entry_uids(entries, uid) if state in entries[each].states]
+def uid_with_state(operators: Mapping[str, _HasStates], uid: str, state: str) -> str:
+    """Return the uid under which an operator, or a loop, has a state; `uid` itself if none has."""
+    having = [each for each in operator_uids(operators, uid) if state in operators[each].states]
     if uid in having or not having:
         return uid
     if len(having) > 1:
@@ -90,12 +90,12 @@ class EpochReader:
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         """The states of an operator, by name."""
-        entry = self._entry(uid)
+        operator = self._operator(uid)
         # By event time: what timers that are due in the next epoch may still see is there.
         floor_ms = {"processing": self.epoch.now_ms, "event": self.epoch.passed_ms}
         return {
-            name: StateColumns(name, decl, entry.key_types, floor_ms)
-            for name, decl in entry.states.items()
+            name: StateColumns(name, decl, operator.key_types, floor_ms)
+            for name, decl in operator.states.items()
         }
 
     def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
@@ -105,9 +105,9 @@ class EpochReader:
         another scope, such as broadcast state, is found under its uid too.
         """
         operators = self.epoch.operators
-        uids = entry_uids(operators, uid)
-        uid = entry_with(operators, uid, state)
-        if state not in self._entry(uid).states:
+        uids = operator_uids(operators, uid)
+        uid = uid_with_state(operators, uid, state)
+        if state not in self._operator(uid).states:
             known = ", ".join(name for each in uids for name in operators[each].states) or "none"
             raise StateNotFoundError(
                 f"operator {uid!r} has no state {state!r} in epoch {self.epoch.number}\n"
@@ -133,16 +133,16 @@ class EpochReader:
         columns some others that are like them may be among the rows. Not `ordered`, the keys
         of a few groups come in any order, which is faster.
         """
-        entry = self._entry(uid)
-        wanted = _groups_of(entry) if groups is None else groups
+        operator = self._operator(uid)
+        wanted = _groups_of(operator) if groups is None else groups
         columns = {n: c for n, c in self.columns(uid).items() if states is None or n in states}
         if not columns:
             return
         tables = {
-            name: _make_table(each, max(wanted.stop, _groups_of(entry).stop))
+            name: _make_table(each, max(wanted.stop, _groups_of(operator).stop))
             for name, each in columns.items()
         }
-        for part in sorted(entry.ranges, key=lambda part: part.first_group):
+        for part in sorted(operator.ranges, key=lambda part: part.first_group):
             for few in _chunks_of(part, overlap(part.groups, wanted)):
                 yield Chunk(few, self._read(part, few, tables, columns, keys or {}, ordered))
 
@@ -181,7 +181,7 @@ class EpochReader:
                         batches = [b.filter(_are_among(b["key"], keys[name])) for b in batches]
                     files[name].append(list(batches))
         return {
-            name: _merged(table, columns[name], files[name], groups, ordered=ordered)
+            name: _merge(table, columns[name], files[name], groups, ordered=ordered)
             for name, table in tables.items()
         }
 
@@ -197,15 +197,15 @@ class EpochReader:
         for name in self._open.keys() - wanted:
             self._open.pop(name).close()
 
-    def _entry(self, uid: str) -> OperatorEntry:
-        entry = self.epoch.operators.get(uid)
-        if entry is None:
+    def _operator(self, uid: str) -> EpochOperator:
+        operator = self.epoch.operators.get(uid)
+        if operator is None:
             known = ", ".join(self.epoch.operators) or "none"
             raise StateNotFoundError(
                 f"epoch {self.epoch.number} has no operator {uid!r}\n  found: {known}",
                 operator=uid,
             )
-        return entry
+        return operator
 
 
 def _backend() -> Backend:
@@ -216,7 +216,7 @@ def _make_table(columns: StateColumns, group_count: int) -> Table:
     return make_table(columns.declaration, columns.key_type, _backend(), group_count)
 
 
-def _merged(
+def _merge(
     table: Table,
     columns: StateColumns,
     files: list[list[pa.RecordBatch]],
@@ -230,7 +230,7 @@ def _merged(
         if columns.is_merged_by_arrow and _are_alike(files):
             plain, files = _last_words(columns, files), []
         elif columns.is_ordered_by_arrow:
-            plain, files = _unchanged(columns, files)
+            plain, files = _split_unchanged(columns, files)
     table.assign(groups)
     for batches in files:
         for batch in batches:
@@ -258,7 +258,7 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
     first, *later = files
     if len(columns.places(batches[0])) == 1 and _row_count(first) > 4 * _row_count(*later):
         # A large base and what has changed since: its own rows need not be told apart.
-        return [*_unchanged(columns, files)[0], *_last_words(columns, later)]
+        return [*_split_unchanged(columns, files)[0], *_last_words(columns, later)]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     keep = _are_last(columns.places(whole), [_row_count(each) for each in files])
     keep &= whole["live"].to_numpy(zero_copy_only=False)
@@ -327,7 +327,7 @@ def _are_alike(files: list[list[pa.RecordBatch]]) -> bool:
     return all(schema == schemas[0] for schema in schemas)
 
 
-def _unchanged(
+def _split_unchanged(
     columns: StateColumns, files: list[list[pa.RecordBatch]]
 ) -> tuple[list[pa.RecordBatch], list[list[pa.RecordBatch]]]:
     """(rows of keys that only the first file knows, stored rows that must be merged).
@@ -363,8 +363,8 @@ def _is_small(files: list[list[pa.RecordBatch]]) -> bool:
     return stored_bytes <= SORT_BYTES_MAX
 
 
-def _groups_of(entry: OperatorEntry) -> range:
-    return range(0, max((r.first_group + r.group_count for r in entry.ranges), default=0))
+def _groups_of(operator: EpochOperator) -> range:
+    return range(0, max((part.groups.stop for part in operator.ranges), default=0))
 
 
 def _chunks_of(part: RangeState, groups: range) -> Iterator[range]:

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from cairn.errors import CommitConflictError, RestoreError
-from cairn.storage import Epoch, Log, Restore, Store, new_nonce
+from cairn.storage.log import Log, new_nonce
+from cairn.storage.manifest import Epoch, Restore
 from cairn.storage.source_files import source_lines
+from cairn.storage.store import Store
 
 APPEND_ATTEMPTS_MAX: Final = 100
 

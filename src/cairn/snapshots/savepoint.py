@@ -30,11 +30,9 @@ import pyarrow.parquet as pq
 
 from cairn.errors import CorruptFileError, RestoreError, StateNotFoundError
 from cairn.snapshots.columns import GROUP, StateColumns
-from cairn.snapshots.reader import entry_with
-from cairn.storage.log import JOB_PATH, LOG_FOLDER
-from cairn.storage.manifest import Scope, StateDecl, entry_uids, unseal
-from cairn.storage.removal import SAVEPOINT_PATH as SAVEPOINT_PATH
-from cairn.storage.removal import UNFINISHED_PATH as UNFINISHED_PATH
+from cairn.snapshots.reader import uid_with_state
+from cairn.storage.manifest import Scope, StateDecl, operator_uids, unseal
+from cairn.storage.paths import JOB_PATH, LOG_FOLDER, SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.verify import Damage
 
@@ -52,7 +50,7 @@ class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-class StateFile(SavedFile, frozen=True, kw_only=True):
+class SavedStateFile(SavedFile, frozen=True, kw_only=True):
     rows: int
     first_group: int
     last_group: int
@@ -63,7 +61,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     entry_type: str | None
     rows: int
-    files: list[StateFile]
+    files: list[SavedStateFile]
     ttl: str | None = None
 
     @property
@@ -151,8 +149,8 @@ class Savepoint:
     ) -> Iterator[pa.RecordBatch]:
         """Like `rows`, with files that are kept for the next call."""
         operators = self.info.operators
-        uids = entry_uids(operators, uid)
-        uid = entry_with(operators, uid, state)
+        uids = operator_uids(operators, uid)
+        uid = uid_with_state(operators, uid, state)
         operator = self._operator(uid)
         if state not in operator.states:
             known = ", ".join(name for each in uids for name in operators[each].states) or "none"
@@ -202,7 +200,7 @@ class Savepoint:
         for _ in _stream(self.store, file):
             pass
 
-    def _check_state(self, operator: SavedOperator, name: str, file: StateFile) -> None:
+    def _check_state(self, operator: SavedOperator, name: str, file: SavedStateFile) -> None:
         columns = StateColumns(name, operator.states[name].decl, operator.key_types)
         with CheckedFiles(self.store) as files:
             for _ in _read_file(files, file, columns, None):
@@ -233,10 +231,10 @@ def open_savepoint(url: str) -> Savepoint:
         data = store.get(SAVEPOINT_PATH)
     except NotFoundError:
         raise _no_savepoint(url, *_what_is_there(store)) from None
-    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damaged))
+    return Savepoint(store, unseal(data, name, _decode_info, damaged=_damage_error))
 
 
-def saved_state(decl: StateDecl, files: list[StateFile]) -> SavedState:
+def make_saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
     """What savepoint.json says of a state."""
     return SavedState(
         kind=decl.kind,
@@ -249,10 +247,10 @@ def saved_state(decl: StateDecl, files: list[StateFile]) -> SavedState:
 
 
 def state_folder(uid: str, state: str) -> str:
-    return f"state/{_quoted(uid)}/{_quoted(state)}"
+    return f"state/{_quote(uid)}/{_quote(state)}"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     # A leading dot would hide the folder, and ".." would leave it.
     quoted = quote(name, safe="")
     return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
@@ -275,7 +273,7 @@ def _no_savepoint(url: str, found: str, next_step: str) -> RestoreError:
     )
 
 
-def _damaged(name: str, what: str) -> CorruptFileError:
+def _damage_error(name: str, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"a file of the savepoint is damaged: {what}\n"
         f"  file: {name}\n"
@@ -347,19 +345,19 @@ def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
             if offset > file.bytes:
                 break
     except NotFoundError:
-        raise _damaged(name, "the file is missing") from None
+        raise _damage_error(name, "the file is missing") from None
     if offset != file.bytes:
         more = "more than " if offset > file.bytes else ""
         found = min(offset, file.bytes)
-        raise _damaged(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
+        raise _damage_error(name, f"it has {more}{found} bytes, savepoint.json says {file.bytes}")
     if digest.hexdigest() != file.digest:
-        raise _damaged(
+        raise _damage_error(
             name, f"its digest is {digest.hexdigest()}, savepoint.json says {file.digest}"
         )
 
 
 def _read_file(
-    files: CheckedFiles, file: StateFile, columns: StateColumns, groups: range | None
+    files: CheckedFiles, file: SavedStateFile, columns: StateColumns, groups: range | None
 ) -> Iterator[pa.RecordBatch]:
     name = files.name(file)
     path = files.path(file)
@@ -367,7 +365,9 @@ def _read_file(
     try:
         with pq.ParquetFile(path) as parquet:
             if parquet.schema_arrow.names != columns.parquet_schema.names:
-                raise _damaged(name, f"its columns are {', '.join(parquet.schema_arrow.names)}")
+                raise _damage_error(
+                    name, f"its columns are {', '.join(parquet.schema_arrow.names)}"
+                )
             wanted = _row_groups(parquet.metadata, groups)
             for batch in parquet.iter_batches(_READ_ROWS, row_groups=wanted):
                 row_count += batch.num_rows
@@ -379,9 +379,9 @@ def _read_file(
                 if rows.num_rows:
                     yield rows
     except (pa.ArrowException, OSError) as error:
-        raise _damaged(name, str(error)) from error
+        raise _damage_error(name, str(error)) from error
     if groups is None and row_count != file.rows:
-        raise _damaged(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
+        raise _damage_error(name, f"it has {row_count} rows, savepoint.json says {file.rows}")
 
 
 def _row_groups(metadata: Any, groups: range | None) -> list[int]:

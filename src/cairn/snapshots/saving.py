@@ -21,10 +21,10 @@ from cairn.snapshots.destination import Destination, StateWriter
 from cairn.snapshots.holds import Reading
 from cairn.snapshots.published import check_published
 from cairn.snapshots.reader import EpochReader
-from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, saved_state
+from cairn.snapshots.savepoint import Progress, SavedOperator, SavepointInfo, make_saved_state
 from cairn.storage.log import Log, read_job
-from cairn.storage.manifest import JobInfo, OperatorEntry
-from cairn.storage.saved import note_savepoint
+from cairn.storage.manifest import EpochOperator, JobInfo
+from cairn.storage.notes import SavepointNote, write_savepoint_note
 from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store, open_store
 
@@ -61,8 +61,9 @@ def write_savepoint(
         info, url = _write(
             reading, store, job, savepoint_id, dest_url, spark_store, progress, scratch
         )
-    except (CorruptFileError, NotFoundError) as error:
-        raise reading.lost(error) from error
+    except (CorruptFileError, NotFoundError):
+        reading.check_kept()
+        raise
     finally:
         reading.release()
     if note:
@@ -118,14 +119,12 @@ def _write(
 
 
 def note_written(store: Store, info: SavepointInfo, url: str) -> None:
-    """In the checkpoint that a savepoint was made of."""
-    note_savepoint(
+    """Note a savepoint in the checkpoint that it was made from."""
+    write_savepoint_note(
         store,
-        id=info.id,
-        url=url,
-        epoch=info.epoch,
-        created_ms=info.created_ms,
-        bytes=info.bytes,
+        SavepointNote(
+            id=info.id, url=url, epoch=info.epoch, created_ms=info.created_ms, bytes=info.bytes
+        ),
     )
 
 
@@ -134,10 +133,10 @@ def _write_operators(
 ) -> dict[str, SavedOperator]:
     operators = {}
     epoch = reading.epoch
-    total = sum(_group_count(entry) for entry in epoch.operators.values())
+    total = sum(_group_count(operator) for operator in epoch.operators.values())
     done = 0
     with EpochReader(store, epoch, folder) as reader:
-        for uid, entry in epoch.operators.items():
+        for uid, operator in epoch.operators.items():
             columns = reader.columns(uid)
             writers = {
                 name: StateWriter(dest.put_file, uid, columns[name], folder) for name in columns
@@ -149,22 +148,22 @@ def _write_operators(
                         writers[name].write(batch)
                 if progress is not None:
                     progress(done + chunk.groups.stop, total)
-            done += _group_count(entry)
+            done += _group_count(operator)
             operators[uid] = SavedOperator(
                 uid=uid,
-                function_version=entry.function_version,
-                key_types=entry.key_types,
+                function_version=operator.function_version,
+                key_types=operator.key_types,
                 states={
-                    name: saved_state(entry.states[name], writer.finish())
+                    name: make_saved_state(operator.states[name], writer.finish())
                     for name, writer in writers.items()
                 },
-                scope=entry.scope,
-                parallelism=len(entry.ranges),
+                scope=operator.scope,
+                parallelism=len(operator.ranges),
             )
     if progress is not None:
         progress(total, total)
     return operators
 
 
-def _group_count(entry: OperatorEntry) -> int:
-    return sum(part.group_count for part in entry.ranges)
+def _group_count(operator: EpochOperator) -> int:
+    return sum(part.group_count for part in operator.ranges)

@@ -91,10 +91,10 @@ class TableRows:
             if name in known and not _fits(type, known[name]):
                 wrong.append(f"{name} {type_ddl(type)}, where it is {type_ddl(known[name])}")
         if wrong:
-            raise self.refused(wrong[0], "select and cast the columns to what is expected")
+            raise self.refusal(wrong[0], "select and cast the columns to what is expected")
         needs_stamp = self.columns.ttl is not None and "written_at" not in types
         if needs_stamp and self.stamp_ms is None:
-            raise self.refused(
+            raise self.refusal(
                 "no column 'written_at', and the savepoint has no watermark to take in its place",
                 "say when the values were written: they expire by event time",
             )
@@ -105,7 +105,7 @@ class TableRows:
         columns = []
         for field in self.staged:
             if field.name in given.schema.names:
-                columns.append(self._fitted(given[field.name], field))
+                columns.append(self._fit(given[field.name], field))
             elif field.name == RANK:
                 columns.append(pa.array(np.full(count, rank, np.int32)))
             elif field.name == "subtask":
@@ -116,13 +116,13 @@ class TableRows:
                 columns.append(pa.nulls(count, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.staged)
 
-    def grouped(self, groups: pa.Array, staged: pa.RecordBatch) -> pa.RecordBatch:
+    def with_groups(self, groups: pa.Array, staged: pa.RecordBatch) -> pa.RecordBatch:
         """Staged rows with their key groups in front."""
         schema = pa.schema([(PARQUET_GROUP, pa.int32()), *self.staged])
         columns = [groups.cast(pa.int32()), *staged.columns]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _fitted(self, column: pa.Array, field: pa.Field) -> pa.Array:
+    def _fit(self, column: pa.Array, field: pa.Field) -> pa.Array:
         loose_type = all_nullable(field.type)
         loose = column if column.type == loose_type else column.cast(loose_type)
         if field.type == loose_type:
@@ -133,7 +133,7 @@ class TableRows:
             some = values.decode(loose)
             return values.encode([None if v is None else values.normalise(v) for v in some])
         except ValueTypeError as error:
-            raise self.refused(str(error), "fill in what is missing") from None
+            raise self.refusal(str(error), "fill in what is missing") from None
 
     # From what is stored
 
@@ -160,7 +160,7 @@ class TableRows:
         are side by side: the highest rank first, then by position or time.
         """
         for piece in self._pieces(batches):
-            merged = self._merged(*piece)
+            merged = self._merge(*piece)
             if merged.num_rows:
                 yield merged
 
@@ -176,13 +176,13 @@ class TableRows:
                 cut -= 1
             if held and (cut or not _same(held[-1][1][-1], places[0])):
                 held.append((batch.slice(0, cut), places[:cut]))
-                yield _joined(held)
+                yield _join(held)
                 held = []
             elif cut:
                 yield batch.slice(0, cut), places[:cut]
             held.append((batch.slice(cut), places[cut:]))
         if held:
-            yield _joined(held)
+            yield _join(held)
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array:
         """The key column of rows of a table."""
@@ -199,7 +199,7 @@ class TableRows:
         assert self.columns.entries is not None
         return list(zip(keys, self.columns.entries.decode_keys(batch["entry"]), strict=True))
 
-    def _merged(self, batch: pa.RecordBatch, places: list[Any]) -> pa.RecordBatch:
+    def _merge(self, batch: pa.RecordBatch, places: list[Any]) -> pa.RecordBatch:
         begins = np.ones(len(places), np.bool_)
         begins[1:] = [not _same(a, b) for a, b in pairwise(places)]
         runs = np.cumsum(begins) - 1
@@ -211,7 +211,7 @@ class TableRows:
         kept &= ~is_null
         if self.kind == "timers":
             kept &= ~_again(runs, _ms_up(batch["time"]))  # Set twice it is one timer.
-        return self._stored(batch, places, runs, kept)
+        return self._to_stored(batch, places, runs, kept)
 
     def _check(
         self,
@@ -223,13 +223,13 @@ class TableRows:
     ) -> None:
         gone = kept & is_null
         for at in np.flatnonzero(gone & (batch[RANK].to_numpy() == PUT)).tolist():
-            raise self.refused(
+            raise self.refusal(
                 f"no value at {places[at]!r}", "leave such rows out; patch() deletes by them"
             )
         counts = np.bincount(runs[kept])
         if self.is_whole:
             for at in np.flatnonzero(gone & (counts[runs] > 1)).tolist():
-                raise self.refused(
+                raise self.refusal(
                     f"{places[at]!r} is deleted by a null, and has other rows",
                     "leave out the one or the others",
                 )
@@ -239,11 +239,11 @@ class TableRows:
                 self._check_positions(batch["position"], places, runs, kept & ~is_null)
         elif (counts > 1).any():
             at = int(np.flatnonzero(counts[runs] > 1)[0])
-            raise self.refused(f"{places[at]!r} several times", "leave one row of each")
+            raise self.refusal(f"{places[at]!r} several times", "leave one row of each")
         is_stamped = self.columns.ttl is None or self.stamp_ms is not None
         for name in self._never_null if is_stamped else ["written_at", *self._never_null]:
             if batch[name].null_count:
-                raise self.refused(f"a null in column {name!r}", "leave such rows out")
+                raise self.refusal(f"a null in column {name!r}", "leave such rows out")
 
     @property
     def _never_null(self) -> list[str]:
@@ -256,7 +256,7 @@ class TableRows:
         given = kept & (batch[RANK].to_numpy() > KEPT)
         ms = _ms_up(batch["time"])[given]
         for at_ms in ms[(ms < -MAX_MS) | (ms > MAX_MS)].tolist():
-            raise self.refused(
+            raise self.refusal(
                 f"a timer at {at_ms} ms, which is never reached",
                 f"set timers up to {MAX_MS} ms, the end of the year 9999",
             )
@@ -268,12 +268,12 @@ class TableRows:
         numbers = positions.fill_null(-1).to_numpy()
         wrong = (numbers[at] < 0) | _again(runs[at], numbers[at])
         for row in at[wrong].tolist():
-            raise self.refused(
+            raise self.refusal(
                 f"position {positions[row].as_py()} of {places[row]!r}",
                 "number the items of a list from 0 on, each once",
             )
 
-    def _stored(
+    def _to_stored(
         self, batch: pa.RecordBatch, places: list[Any], runs: npt.NDArray[np.int64], kept: _Flags
     ) -> pa.RecordBatch:
         """Rows that were kept, as plain ones."""
@@ -312,7 +312,7 @@ class TableRows:
         schema = self.columns.schema
         return pa.RecordBatch.from_arrays([found[name] for name in schema.names], schema=schema)
 
-    def refused(self, found: str, next_step: str) -> StateSchemaError:
+    def refusal(self, found: str, next_step: str) -> StateSchemaError:
         operator, state = self.operator, self.columns.name
         return StateSchemaError(
             f"these rows do not fit state {state!r} of operator {operator!r}\n"
@@ -346,7 +346,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _joined(pieces: list[Piece]) -> Piece:
+def _join(pieces: list[Piece]) -> Piece:
     pieces = [piece for piece in pieces if piece[0].num_rows]
     if len(pieces) == 1:
         return pieces[0]

@@ -27,12 +27,13 @@ from cairn.key_groups import groups_of, key_group
 from cairn.snapshots.columns import StateColumns, is_plain
 from cairn.snapshots.holds import READ_MS, Reading, Unheld
 from cairn.snapshots.key_text import parse_key
-from cairn.snapshots.origins import EpochOrigin, Origin, SavepointOrigin
-from cairn.snapshots.reader import entry_with
-from cairn.snapshots.savepoint import SAVEPOINT_PATH, open_savepoint
+from cairn.snapshots.reader import uid_with_state
+from cairn.snapshots.savepoint import open_savepoint
 from cairn.snapshots.shape import Shape
-from cairn.storage.log import LOG_FOLDER, read_job
-from cairn.storage.manifest import Epoch, entry_uids
+from cairn.snapshots.stored_states import EpochStates, SavepointStates, StoredStates
+from cairn.storage.log import read_job
+from cairn.storage.manifest import Epoch, operator_uids
+from cairn.storage.paths import LOG_FOLDER, SAVEPOINT_PATH
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.types.codec import ValueTypeError
@@ -44,13 +45,13 @@ class StateTable:
     """One state of an epoch or a savepoint, as rows of typed columns."""
 
     def __init__(
-        self, origin: Origin, operator: str, entry: str, columns: StateColumns, group_count: int
+        self, states: StoredStates, operator: str, uid: str, columns: StateColumns, group_count: int
     ) -> None:
         self.operator = operator
-        self.entry = entry
+        self.uid = uid
         """What the manifest calls it: the operator, or with what scope of it this is."""
         self.state = columns.name
-        about = origin.about(entry, columns.name)
+        about = states.about(uid, columns.name)
         self.scope: str = about.scope
         self.rows = about.rows
         """Stored rows of its files, which other states of the operator may share: no more keys
@@ -59,7 +60,7 @@ class StateTable:
         """Of these files."""
         self.groups = range(group_count)
         self.columns = columns
-        self._origin = origin
+        self._states = states
         self._parallelism = about.parallelism
         self.shape = Shape(columns, about.scope)
         self.kind = self.shape.kind
@@ -83,24 +84,24 @@ class StateTable:
         """
         wanted = self.groups if groups is None else groups
         if keys is None:
-            stored = self._origin.read(self.columns, self.entry, wanted, None, ordered=ordered)
+            stored = self._states.read(self.columns, self.uid, wanted, None, ordered=ordered)
             yield from self.shape.batches(stored)
             return
         if self.scope in ("feedback", "subtask"):
             # They are few, and where those of a subtask lie depends on how many there were.
-            some = [self._stored_key(key) for key in keys]
+            some = [self._to_stored_key(key) for key in keys]
             yield from self.shape.batches(self._of_keys(wanted, some))
             return
         by_group: dict[int, list[Any]] = {}
         for key in keys:
-            by_group.setdefault(self.key_group(key), []).append(self._stored_key(key))
+            by_group.setdefault(self.key_group(key), []).append(self._to_stored_key(key))
         for run in _runs(sorted(group for group in by_group if group in wanted)):
             some = [key for group in run for key in by_group[group]]
             yield from self.shape.batches(self._of_keys(run, some))
 
     def key_group(self, key: Key) -> int:
         """The key group that a key lies in. QueryError when it does not fit the key columns."""
-        stored = self._stored_key(key)
+        stored = self._to_stored_key(key)
         if self.scope == "shared":
             return 0
         if self.scope == "subtask":
@@ -116,13 +117,13 @@ class StateTable:
         """A key from text: alice, 42, or a JSON array with a value for each key column."""
         return parse_key(text, self.key_names, self.key_types)
 
-    def stored_rows(self) -> int:
+    def count_stored_rows(self) -> int:
         """Rows of this state in its files: no more keys and entries than that."""
-        return self._origin.group_rows(self.entry, self.state).total()
+        return self._states.group_rows(self.uid, self.state).total()
 
     def splits(self, count: int) -> list[range]:
         """At most `count` ranges of key groups with about as many rows each."""
-        rows = self._origin.group_rows(self.entry, self.state)
+        rows = self._states.group_rows(self.uid, self.state)
         per_group = np.array([rows[group] for group in self.groups], np.float64)
         total = per_group.sum()
         if count <= 1 or not total:
@@ -133,7 +134,7 @@ class StateTable:
         starts = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(self.groups)]
         return [range(a, b) for a, b in pairwise(starts)]
 
-    def _stored_key(self, key: Key) -> Any:
+    def _to_stored_key(self, key: Key) -> Any:
         if not isinstance(key, tuple) or len(key) != len(self.key_types):
             raise QueryError(
                 f"a key of {self.operator}.{self.state} is a tuple of {len(self.key_types)}\n"
@@ -161,7 +162,7 @@ class StateTable:
         if is_found_by_arrow or len(self.key_types) > 1:
             given = codec.encode(keys)
         wanted = set(keys)
-        for batch in self._origin.read(self.columns, self.entry, groups, given, ordered=True):
+        for batch in self._states.read(self.columns, self.uid, groups, given, ordered=True):
             held = codec.decode_keys(batch["key"])
             found = batch.filter(pa.array([key in wanted for key in held], pa.bool_()))
             if found.num_rows:
@@ -174,7 +175,7 @@ class StateSource:
     def __init__(
         self,
         url: str,
-        origin: Origin,
+        states: StoredStates,
         *,
         kind: Literal["epoch", "savepoint"],
         epoch: int,
@@ -189,7 +190,7 @@ class StateSource:
         """When the epoch was committed, or the savepoint made."""
         self.job = job
         self.max_parallelism = max_parallelism
-        self.origin = origin
+        self.states = states
 
     def __enter__(self) -> StateSource:
         return self
@@ -201,37 +202,39 @@ class StateSource:
         return f"<StateSource {self.kind} {self.epoch} of {self.url}>"
 
     def close(self) -> None:
-        self.origin.close()
+        self.states.close()
 
     def tables(self) -> list[StateTable]:
         """All there are, in the order of the job."""
-        entries = self.origin.entries
-        return [self._table(entry, name) for entry in entries for name in entries[entry].states]
+        operators = self.states.operators
+        return [self._table(uid, name) for uid in operators for name in operators[uid].states]
 
     def table(self, operator: str, state: str) -> StateTable:
         """One of them. StateNotFoundError names those that there are."""
-        entries = self.origin.entries
-        entry = entry_with(entries, operator, state)
-        if entry not in entries or state not in entries[entry].states:
+        operators = self.states.operators
+        uid = uid_with_state(operators, operator, state)
+        if uid not in operators or state not in operators[uid].states:
             raise self._not_found(operator, state)
-        return self._table(entry, state)
+        return self._table(uid, state)
 
-    def _table(self, entry: str, state: str) -> StateTable:
-        columns = self.origin.columns(entry)[state]
+    def _table(self, uid: str, state: str) -> StateTable:
+        columns = self.states.columns(uid)[state]
         return StateTable(
-            self.origin, self._operator(entry, state), entry, columns, self.max_parallelism
+            self.states, self._operator(uid, state), uid, columns, self.max_parallelism
         )
 
-    def _operator(self, entry: str, state: str) -> str:
-        """The operator's own name, unless several entries of it have such a state."""
-        entries = self.origin.entries
-        name = entry.split(":")[0]
-        having = [each for each in entry_uids(entries, name) if state in entries[each].states]
-        return name if having == [entry] else entry
+    def _operator(self, uid: str, state: str) -> str:
+        """The operator's own name, unless several scopes of it have such a state."""
+        operators = self.states.operators
+        name = uid.split(":")[0]
+        having = [
+            each for each in operator_uids(operators, name) if state in operators[each].states
+        ]
+        return name if having == [uid] else uid
 
     def _not_found(self, operator: str, state: str) -> StateNotFoundError:
-        entries = self.origin.entries
-        known = [f"{self._operator(e, s)}.{s}" for e in entries for s in entries[e].states]
+        operators = self.states.operators
+        known = [f"{self._operator(u, s)}.{s}" for u in operators for s in operators[u].states]
         what = f"the savepoint of epoch {self.epoch}" if self.kind == "savepoint" else ""
         return StateNotFoundError(
             f"there is no state {operator}.{state} in {what or f'epoch {self.epoch}'}\n"
@@ -258,7 +261,7 @@ def open_state(at: str | Store, epoch: int | None = None, *, hold_ms: int = READ
     reading = Reading(store, epoch, hold_ms)
     return StateSource(
         url,
-        EpochOrigin(store, reading),
+        EpochStates(store, reading),
         kind="epoch",
         epoch=reading.number,
         wall_ms=reading.epoch.wall_ms,
@@ -271,7 +274,7 @@ def open_epoch(store: Store, epoch: Epoch, max_parallelism: int) -> StateSource:
     """The state of an epoch that somebody else holds: a worker's part of what is read."""
     return StateSource(
         store.url,
-        EpochOrigin(store, Unheld(store, epoch)),
+        EpochStates(store, Unheld(store, epoch)),
         kind="epoch",
         epoch=epoch.number,
         wall_ms=epoch.wall_ms,
@@ -291,7 +294,7 @@ def _open_saved(url: str, epoch: int | None) -> StateSource:
         )
     return StateSource(
         url,
-        SavepointOrigin(savepoint),
+        SavepointStates(savepoint),
         kind="savepoint",
         epoch=info.epoch,
         wall_ms=info.created_ms,
@@ -322,9 +325,8 @@ def _nothing_at(url: str, found: str) -> RestoreError:
 
 def _group_count(reading: Reading) -> int:
     """Where job.json is lost: as many key groups as the operators have."""
-    entries = reading.epoch.operators.values()
-    ends = [part.first_group + part.group_count for entry in entries for part in entry.ranges]
-    return max(ends, default=1)
+    operators = reading.epoch.operators.values()
+    return max((part.groups.stop for each in operators for part in each.ranges), default=1)
 
 
 def _runs(groups: list[int]) -> Iterator[range]:

@@ -29,16 +29,16 @@ from cairn.errors import StateSchemaError
 from cairn.key_groups import groups_of, key_groups
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.destination import Destination, Put, StateWriter
-from cairn.snapshots.draft import CheckpointBase, Draft, DraftEntry, DraftState
+from cairn.snapshots.draft import Draft, DraftOperator, DraftState, EditedEpoch
 from cairn.snapshots.savepoint import (
     CheckedFiles,
     SavedOperator,
     SavedState,
+    SavedStateFile,
     Savepoint,
     SavepointInfo,
-    StateFile,
+    make_saved_state,
     open_savepoint,
-    saved_state,
 )
 from cairn.snapshots.saving import note_written, write_savepoint
 from cairn.snapshots.table_rows import PATCH, PUT, RANK, TableRows, one_batch
@@ -46,7 +46,7 @@ from cairn.state import TTL
 from cairn.storage.manifest import StateDecl
 from cairn.storage.store import open_store
 
-_BASE_FOLDER: Final = "base"
+_EPOCH_FOLDER: Final = "base"
 NOTHING_READ: Final = -1
 """In place of a batch: Spark has read nothing, the sources begin at their beginning."""
 
@@ -78,7 +78,7 @@ class StateTask:
         columns = StateColumns(self.name, self.decl, self.key_types)
         return TableRows(self.uid, columns, self.stamp_ms)
 
-    def kept_rows(self, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+    def read_kept_rows(self, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         """The rows that are kept, staged; `groups` are those of the savepoint they are in."""
         if self.kept is None:
             return
@@ -89,7 +89,7 @@ class StateTask:
 
     def write(
         self, batches: Iterable[pa.RecordBatch], put: Put, folder: str, part: str = ""
-    ) -> list[StateFile]:
+    ) -> list[SavedStateFile]:
         """Staged rows in order (see `TableRows.to_plain`), as files of the savepoint."""
         rows = self.rows
         writer = StateWriter(put, self.uid, rows.columns, folder, part=part)
@@ -105,7 +105,7 @@ class Rewriter(Protocol):
         """A table, of state that is little."""
         ...
 
-    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
         """Write a state of keys; None: it is to be done here."""
         ...
 
@@ -117,7 +117,7 @@ class Here:
         assert isinstance(given, pa.Table), "what is no table is collected by somebody else"
         return given
 
-    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[StateFile] | None:
+    def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
         return None
 
 
@@ -126,37 +126,37 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
     draft.check_complete()
     savepoint_id = str(uuid.uuid4())
     now_ms = time.time_ns() // 1_000_000
-    base = draft.base
-    checkpoint = base if isinstance(base, CheckpointBase) else None
+    edited = draft.edited
+    checkpoint = edited if isinstance(edited, EditedEpoch) else None
     if checkpoint is not None:
         checkpoint.reading.renew()
-    epoch = base.epoch if isinstance(base, CheckpointBase) else base.info.epoch if base else 0
+    epoch = edited.epoch if isinstance(edited, EditedEpoch) else edited.info.epoch if edited else 0
     dest = Destination(open_store(dest_url), savepoint_id, epoch)
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
-            if isinstance(base, CheckpointBase):
+            if isinstance(edited, EditedEpoch):
                 # Inside the unfinished one: whatever happens, nobody takes it for a savepoint.
-                base_url = f"{dest.store.url}/{_BASE_FOLDER}"
+                epoch_url = f"{dest.store.url}/{_EPOCH_FOLDER}"
                 write_savepoint(
-                    base.store,
-                    base.epoch,
-                    base_url,
-                    spark_store=base.spark_store,
+                    edited.store,
+                    edited.epoch,
+                    epoch_url,
+                    spark_store=edited.spark_store,
                     scratch=folder,
                     note=False,
                 )
-                base = open_savepoint(base_url)
-            info = _info(draft, base, savepoint_id, now_ms)
-            if base is not None:
-                sources = dest.put_sources(base.source_files())
+                edited = open_savepoint(epoch_url)
+            info = _info(draft, edited, savepoint_id, now_ms)
+            if edited is not None:
+                sources = dest.put_sources(edited.source_files())
                 info = msgspec.structs.replace(info, source_files=sources)
-            writing = _Writing(draft, base, dest, folder, rewriter or Here(), info)
+            writing = _Writing(draft, edited, dest, folder, rewriter or Here(), info)
             info = msgspec.structs.replace(info, operators=writing.operators())
-            dest.store.delete_folder(_BASE_FOLDER)
+            dest.store.delete_folder(_EPOCH_FOLDER)
         dest.finish(info)
     except BaseException:
         with contextlib.suppress(Exception):
-            dest.store.delete_folder(_BASE_FOLDER)
+            dest.store.delete_folder(_EPOCH_FOLDER)
         dest.undo()
         raise
     if checkpoint is not None:
@@ -165,10 +165,10 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
 
 
 def _info(
-    draft: Draft, base: Savepoint | None, savepoint_id: str, created_ms: int
+    draft: Draft, edited: Savepoint | None, savepoint_id: str, created_ms: int
 ) -> SavepointInfo:
     """What is known before the first row."""
-    if base is None:
+    if edited is None:
         return SavepointInfo(
             id=savepoint_id,
             job=draft.job,
@@ -185,11 +185,11 @@ def _info(
             source_files=[],
         )
     return msgspec.structs.replace(
-        base.info,
+        edited.info,
         id=savepoint_id,
         max_parallelism=draft.group_count,
         created_ms=created_ms,
-        timers=base.info.timers if draft.keeps_timers else None,
+        timers=edited.info.timers if draft.keeps_timers else None,
     )
 
 
@@ -199,47 +199,47 @@ class _Writing:
     def __init__(
         self,
         draft: Draft,
-        base: Savepoint | None,
+        edited: Savepoint | None,
         dest: Destination,
         folder: str,
         rewriter: Rewriter,
         info: SavepointInfo,
     ) -> None:
         self._draft = draft
-        self._base = base
+        self._edited = edited
         self._dest = dest
         self._folder = folder
         self._rewriter = rewriter
         self._info = info
 
     def operators(self) -> dict[str, SavedOperator]:
-        return {uid: self._operator(entry) for uid, entry in self._draft.entries.items()}
+        return {uid: self._operator(operator) for uid, operator in self._draft.operators.items()}
 
-    def _operator(self, entry: DraftEntry) -> SavedOperator:
-        given: dict[str, list[Any]] = {n: s.given for n, s in entry.states.items()}
-        parallelism = entry.parallelism
-        if entry.scope != "keyed":
+    def _operator(self, operator: DraftOperator) -> SavedOperator:
+        given: dict[str, list[Any]] = {n: s.given for n, s in operator.states.items()}
+        parallelism = operator.parallelism
+        if operator.scope != "keyed":
             given = {n: [self._rewriter.collect(t) for t in each] for n, each in given.items()}
-        if entry.scope == "subtask":
+        if operator.scope == "subtask":
             parallelism = max([parallelism, 1, *(self._subtasks(each) for each in given.values())])
         states = {}
-        for name, state in entry.states.items():
-            if self._is_as_it_was(entry, state, parallelism):
-                states[name] = self._copied(entry.uid, name, state)
+        for name, state in operator.states.items():
+            if self._is_as_it_was(operator, state, parallelism):
+                states[name] = self._copy_state(operator.uid, name, state)
             else:
-                task = self._task(entry, name, state, parallelism)
+                task = self._task(operator, name, state, parallelism)
                 files = None
-                if entry.scope == "keyed":
+                if operator.scope == "keyed":
                     files = self._rewriter.rewrite(task, given[name])
                 if files is None:
-                    files = self._rewritten(task, given[name])
-                states[name] = saved_state(state.decl, self._dest.wrote(files))
+                    files = self._rewrite(task, given[name])
+                states[name] = make_saved_state(state.decl, self._dest.wrote(files))
         return SavedOperator(
-            uid=entry.uid,
-            function_version=entry.function_version,
-            key_types=entry.key_types,
+            uid=operator.uid,
+            function_version=operator.function_version,
+            key_types=operator.key_types,
             states=states,
-            scope=entry.scope,
+            scope=operator.scope,
             parallelism=parallelism,
         )
 
@@ -260,56 +260,58 @@ class _Writing:
             count = max(count, high + 1)
         return count
 
-    def _is_as_it_was(self, entry: DraftEntry, state: DraftState, parallelism: int) -> bool:
+    def _is_as_it_was(self, operator: DraftOperator, state: DraftState, parallelism: int) -> bool:
         if state.given or state.kept is None:
             return False
-        if entry.scope == "shared":
+        if operator.scope == "shared":
             return True
-        is_spread_alike = entry.scope != "subtask" or parallelism == entry.parallelism
-        return is_spread_alike and self._draft.group_count == self._draft.base_group_count
+        is_spread_alike = operator.scope != "subtask" or parallelism == operator.parallelism
+        return is_spread_alike and self._draft.group_count == self._draft.edited_group_count
 
-    def _copied(self, uid: str, name: str, state: DraftState) -> SavedState:
-        assert self._base is not None and state.kept is not None
+    def _copy_state(self, uid: str, name: str, state: DraftState) -> SavedState:
+        assert self._edited is not None and state.kept is not None
         was_uid, was_name = state.kept
-        rows = StateColumns(name, state.decl, self._base.info.operators[was_uid].key_types)
+        rows = StateColumns(name, state.decl, self._edited.info.operators[was_uid].key_types)
         names = StateWriter(self._dest.put_file, uid, rows, self._folder)
         files = []
-        with CheckedFiles(self._base.store, self._folder) as checked:
-            saved = self._base.info.operators[was_uid].states[was_name]
+        with CheckedFiles(self._edited.store, self._folder) as checked:
+            saved = self._edited.info.operators[was_uid].states[was_name]
             for number, file in enumerate(saved.files):
                 path = names.path(number)
                 self._dest.put_file(path, checked.path(file))
                 checked.release(file)
                 files.append(msgspec.structs.replace(file, path=path))
-        return saved_state(state.decl, files)
+        return make_saved_state(state.decl, files)
 
-    def _task(self, entry: DraftEntry, name: str, state: DraftState, parallelism: int) -> StateTask:
+    def _task(
+        self, operator: DraftOperator, name: str, state: DraftState, parallelism: int
+    ) -> StateTask:
         kept = None
         if state.kept is not None:
-            assert self._base is not None
-            kept = (self._base.url, *state.kept)
-        stamp_ms = self._draft.rows_of(entry, name).stamp_ms
+            assert self._edited is not None
+            kept = (self._edited.url, *state.kept)
+        stamp_ms = self._draft.rows_of(operator, name).stamp_ms
         ttl = TTL.of(state.decl.ttl)
         if ttl is not None and ttl.clock == "processing":
             stamp_ms = self._info.now_ms
         return StateTask(
-            uid=entry.uid,
+            uid=operator.uid,
             name=name,
             decl=state.decl,
-            key_types=entry.key_types,
-            by_key=self._draft.is_by_key(entry),
-            parallelism=1 if entry.scope == "shared" else parallelism,
+            key_types=operator.key_types,
+            by_key=self._draft.is_by_key(operator),
+            parallelism=1 if operator.scope == "shared" else parallelism,
             group_count=self._draft.group_count,
             stamp_ms=stamp_ms,
             dest_url=self._dest.store.url,
             kept=kept,
-            kept_group_count=self._draft.base_group_count,
+            kept_group_count=self._draft.edited_group_count,
             first_rank=PUT if state.is_put else PATCH,
         )
 
-    def _rewritten(self, task: StateTask, given: list[pa.Table]) -> list[StateFile]:
+    def _rewrite(self, task: StateTask, given: list[pa.Table]) -> list[SavedStateFile]:
         rows = task.rows
-        staged = list(task.kept_rows())
+        staged = list(task.read_kept_rows())
         for rank, table in enumerate(given, start=task.first_rank):
             staged += [rows.stage(batch, rank) for batch in table.to_batches()]
         whole = one_batch(pa.Table.from_batches(staged, schema=rows.staged))
@@ -323,11 +325,11 @@ def in_order(task: StateTask, staged: pa.RecordBatch) -> pa.RecordBatch:
     keys = rows.keys(staged)
     groups = _groups(task, keys)
     names = rows.columns.keys.decode_keys(keys)
-    by = [-staged[RANK].to_numpy(), _numbered(rows.places(staged)), _numbered(names), groups]
+    by = [-staged[RANK].to_numpy(), _number(rows.places(staged)), _number(names), groups]
     for name in rows.order if rows.is_whole else []:
         by.insert(0, staged[name].cast(pa.int64()).fill_null(-1).to_numpy())
     order = pa.array(np.lexsort(by))
-    return rows.grouped(pa.array(groups), staged).take(order)
+    return rows.with_groups(pa.array(groups), staged).take(order)
 
 
 def _groups(task: StateTask, keys: pa.Array) -> npt.NDArray[np.int64]:
@@ -343,7 +345,7 @@ def _groups(task: StateTask, keys: pa.Array) -> npt.NDArray[np.int64]:
     return found
 
 
-def _numbered(values: list[Any]) -> npt.NDArray[np.int64]:
+def _number(values: list[Any]) -> npt.NDArray[np.int64]:
     """Equal ones have equal numbers."""
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(v, len(numbers)) for v in values], np.int64)

@@ -18,12 +18,12 @@ from typing import Any, Final
 import pyarrow.fs as pafs
 
 from cairn.errors import PlanError
-from cairn.storage.durable import finished_path, temporary_path
+from cairn.storage.durable import target_of_temporary, temporary_path
 from cairn.storage.store import (
     NotFoundError,
     Store,
     StoredObject,
-    checked_path,
+    check_path,
     open_store,
 )
 
@@ -113,8 +113,8 @@ class ArrowStore(Store):
         )
         return sorted(found)
 
-    def unfinished(self, prefix: str = "") -> dict[str, str]:
-        found = ((path, finished_path(path)) for path, _ in self._infos(prefix))
+    def list_unfinished(self, prefix: str = "") -> dict[str, str]:
+        found = ((path, target_of_temporary(path)) for path, _ in self._infos(prefix))
         return {path: target for path, target in found if target is not None}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -133,7 +133,7 @@ class ArrowStore(Store):
         return None
 
     def _full(self, path: str) -> str:
-        return f"{self._root}/{checked_path(path)}"
+        return f"{self._root}/{check_path(path)}"
 
     def _is_file(self, full: str) -> bool:
         return bool(self._fs.get_file_info(full).type == pafs.FileType.File)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cairn.backoff import backoff_s
 from cairn.errors import CommitConflictError, CommitError, CommitUnknownError
 from cairn.storage.log import SETTLE_ATTEMPTS_MAX, Log, record_path
 from cairn.storage.manifest import Takeover, encode_record
@@ -27,7 +28,7 @@ def check_conditional_put(
     cause: Exception | None = None
     for attempt in range(SETTLE_ATTEMPTS_MAX):
         if attempt:
-            sleep(0.05 * 2**attempt)
+            sleep(backoff_s(attempt))
         try:
             has_put = log.store.put_if_absent(path, data)
         except (CommitUnknownError, OSError) as error:

@@ -22,7 +22,7 @@ def temporary_path(target: str) -> str:
     return os.path.join(folder, f".{name}.{uuid.uuid4().hex}#0")
 
 
-def finished_path(path: str) -> str | None:
+def target_of_temporary(path: str) -> str | None:
     """The target of a temporary file, by its name; None when it is none."""
     folder, name = os.path.split(path)
     found = _TEMPORARY.fullmatch(name)

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from cairn.errors import CairnError, CommitConflictError
 from cairn.storage.manifest import Epoch
-from cairn.storage.notes import FAILURES_FOLDER, read_notes, write_note
+from cairn.storage.notes import read_notes, write_note
+from cairn.storage.paths import FAILURES_FOLDER
 from cairn.storage.store import Store
 
 Facts = dict[str, Any]
@@ -44,7 +45,7 @@ class Failures:
         """An attempt at an epoch has failed, the first one being 1."""
         self._note(error, epoch, attempts=attempt)
 
-    def ended(self, error: BaseException, epoch: int) -> None:
+    def note_end(self, error: BaseException, epoch: int) -> None:
         """The run has failed with it. Waits a little, as the process may end next."""
         if isinstance(error, CommitConflictError):
             return  # The checkpoint is another driver's by now, or is being removed.
@@ -111,7 +112,7 @@ def failure_facts(error: BaseException, job: str) -> Facts:
 
 def read_failures(store: Store) -> list[Facts]:
     """Newest first."""
-    return [note.facts for note in read_notes(store, FAILURES_FOLDER)]
+    return [facts for _, facts in read_notes(store, FAILURES_FOLDER, Facts)]
 
 
 def _same(one: Facts, other: Facts) -> bool:

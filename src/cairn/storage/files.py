@@ -17,9 +17,8 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -41,13 +40,6 @@ _TRAILER: Final = struct.Struct("<QQ16s8s")
 
 Kind = Literal["base", "delta"]
 ReadRange = Callable[[int, int], bytes]
-
-
-class StatePart(NamedTuple):
-    """The rows of one state: int32 column "group" first, ascending, no nulls."""
-
-    name: str
-    batch: pa.RecordBatch
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -85,22 +77,48 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True):
         return sum(state.rows for state in self.states)
 
 
-@dataclass(frozen=True)
-class EncodedSegment:
-    id: str
-    data: bytes
-    rows: int
-    index: SegmentIndex
+class StateFile(msgspec.Struct, frozen=True):
+    """A file of state that was written but that no manifest lists yet.
 
-
-@dataclass(frozen=True)
-class Written:
-    """What a SegmentWriter has written to its file."""
+    Its bytes are in the store at `path`, or travel as `data` until the driver packs them. It has
+    neither when another writer stores the same content: then only its id and rows count.
+    """
 
     id: str
+    kind: Kind
     length: int
     rows: int
-    index: SegmentIndex
+    data: bytes | None = None
+    path: str | None = None
+    offset: int = 0
+    format: Literal["segment", "rocksdb"] = "segment"
+    objects: tuple[str, ...] = ()
+    """The other objects it is made of, shared with other bases."""
+    objects_bytes: int = 0
+    uploaded_bytes: int = 0
+    """The bytes of the file and its objects that were not in the store before."""
+
+    def list_for(
+        self, groups: range, *, first_epoch: int, last_epoch: int, tier: int = 0
+    ) -> FileRef:
+        """Return the file as a manifest lists it, for these key groups."""
+        assert self.path is not None, f"file {self.id} is not in the store"
+        return FileRef(
+            id=self.id,
+            path=self.path,
+            offset=self.offset,
+            length=self.length,
+            kind=self.kind,
+            tier=tier,
+            rows=self.rows,
+            first_epoch=first_epoch,
+            last_epoch=last_epoch,
+            first_group=groups.start,
+            group_count=len(groups),
+            format=self.format,
+            objects=list(self.objects),
+            objects_bytes=self.objects_bytes,
+        )
 
 
 class _Sink(Protocol):
@@ -110,24 +128,18 @@ class _Sink(Protocol):
 def encode_segment(
     kind: Kind,
     operator: str,
-    parts: Sequence[StatePart],
+    states: Mapping[str, pa.RecordBatch],
     *,
     first_epoch: int = 0,
     last_epoch: int = 0,
-    compress: bool = False,
-    meta: dict[str, str] | None = None,
-) -> EncodedSegment:
-    """A whole segment in memory. Same rows in, same bytes out."""
+) -> StateFile:
+    """Return a whole segment in memory. Equal rows give equal bytes."""
     out = io.BytesIO()
-    writer = SegmentWriter(
-        out, kind, operator,
-        first_epoch=first_epoch, last_epoch=last_epoch, compress=compress, meta=meta,
-    )  # fmt: skip
-    for part in parts:
-        writer.begin_state(part.name, part.batch.schema)
-        writer.write(part.batch)
-    written = writer.finish()
-    return EncodedSegment(written.id, out.getvalue(), written.rows, written.index)
+    writer = SegmentWriter(out, kind, operator, first_epoch=first_epoch, last_epoch=last_epoch)
+    for name, batch in states.items():
+        writer.begin_state(name, batch.schema)
+        writer.write(batch)
+    return msgspec.structs.replace(writer.finish(), data=out.getvalue())
 
 
 class SegmentWriter:
@@ -145,16 +157,17 @@ class SegmentWriter:
         *,
         first_epoch: int = 0,
         last_epoch: int = 0,
-        compress: bool = False,
-        meta: dict[str, str] | None = None,
     ) -> None:
         self._out = out
-        self._about: dict[str, Any] = {
-            "kind": kind, "operator": operator,
-            "first_epoch": first_epoch, "last_epoch": last_epoch, "meta": meta or {},
-        }  # fmt: skip
-        self._compress = compress
         self._states: list[StateIndex] = []
+        self._index = SegmentIndex(
+            format=1,
+            kind=kind,
+            operator=operator,
+            first_epoch=first_epoch,
+            last_epoch=last_epoch,
+            states=self._states,
+        )
         self._offset = 0
         self._name: str | None = None
         self._schema = pa.schema([])
@@ -197,14 +210,16 @@ class SegmentWriter:
         if self._pending_rows > BLOCK_ROWS_MAX:
             self._cut(closed=False)
 
-    def finish(self) -> Written:
+    def finish(self) -> StateFile:
+        """Write the index. The bytes are now where `out` put them."""
         self._end_state()
-        index = SegmentIndex(format=1, states=self._states, **self._about)
+        index = self._index
         data = msgspec.msgpack.encode(index)
         index_offset = self._offset
         self._emit(data)
         self._emit(_TRAILER.pack(index_offset, len(data), _checksum(data), MAGIC))
-        return Written(_index_id(data), self._offset, index.rows, index)
+        length = self._offset
+        return StateFile(_index_id(data), index.kind, length, index.rows, uploaded_bytes=length)
 
     def _end_state(self) -> None:
         if self._name is None:
@@ -253,7 +268,7 @@ class SegmentWriter:
 
     def _block(self, rows: pa.RecordBatch, start: int, end: int) -> None:
         batch = _canonical(rows.slice(start, end - start), self._schema)
-        data = _serialize(batch, compress=self._compress)
+        data = batch.serialize()
         groups = _groups_of(batch)
         first, last = int(groups[0]), int(groups[-1])
         self._blocks.append(
@@ -438,20 +453,6 @@ def _checksum(data: Any) -> bytes:
 
 def _index_id(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _serialize(batch: pa.RecordBatch, *, compress: bool) -> pa.Buffer:
-    """One IPC message without its schema, which the index has."""
-    if not compress:
-        return batch.serialize()
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    # Only a stream can be compressed; its first message is the schema.
-    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
-    messages.read_next_message()
-    return messages.read_next_message().serialize()
 
 
 def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

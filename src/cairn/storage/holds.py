@@ -33,9 +33,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cairn.errors import CorruptFileError, RestoreError
+from cairn.storage.paths import HOLDS_FOLDER
 from cairn.storage.store import NotFoundError, Store, StoredObject
 
-HOLDS_FOLDER: Final = "holds"
 _READER: Final = f"{HOLDS_FOLDER}/reader-"
 _BRANCH: Final = re.compile(rf"{HOLDS_FOLDER}/branch-(\w+)\.json")
 _READ_ATTEMPTS_MAX: Final = 10

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from cairn.backoff import backoff_s
 from cairn.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -29,14 +30,12 @@ from cairn.errors import (
     RestoreError,
 )
 from cairn.storage import manifest
-from cairn.storage.manifest import Epoch, JobInfo, Origin, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.manifest import Ancestor, Epoch, JobInfo, Record, Restore, StoredEpoch, Takeover
+from cairn.storage.paths import JOB_PATH, LOG_FOLDER, REMOVAL_PATH
 from cairn.storage.store import NotFoundError, Store
 
 FIRST_NUMBER: Final = 1
-JOB_PATH: Final = "job.json"
 # While it is there, the checkpoint is being removed: nobody may start from what is left.
-REMOVAL_PATH: Final = "removing.json"
-LOG_FOLDER: Final = "epochs"
 SETTLE_ATTEMPTS_MAX: Final = 5
 TAKEOVER_ATTEMPTS_MAX: Final = 100
 _NUMBERED: Final = re.compile(rf"{LOG_FOLDER}/(\d{{12}})\.json")
@@ -87,7 +86,7 @@ class Log:
             self._cache.move_to_end(number)
             return self._cache[number]
         pending: list[StoredEpoch] = []
-        base: Epoch | None = None
+        whole: Epoch | None = None
         wanted = number
         while True:
             stored = self._read_stored(wanted)
@@ -96,21 +95,21 @@ class Log:
                     raise self._not_an_epoch(wanted, pending[-1].number)
                 return self._remember(stored)
             pending.append(stored)
-            if stored.base is None:
+            if stored.relative_to is None:
                 break
-            if stored.base >= stored.number:
-                raise self._not_an_epoch(stored.base, stored.number)
-            cached = self._cache.get(stored.base)
+            if stored.relative_to >= stored.number:
+                raise self._not_an_epoch(stored.relative_to, stored.number)
+            cached = self._cache.get(stored.relative_to)
             if isinstance(cached, Epoch):
-                base = cached
+                whole = cached
                 break
-            wanted = stored.base
+            wanted = stored.relative_to
         while pending:
             stored = pending.pop()
-            base = manifest.resolve(stored, base, self._name(stored.number))
-            self._remember(base)
-        assert base is not None
-        return base
+            whole = manifest.resolve(stored, whole, self._name(stored.number))
+            self._remember(whole)
+        assert whole is not None
+        return whole
 
     def epoch(self, number: int) -> Epoch:
         """One epoch, whole. RestoreError when that number is no epoch."""
@@ -206,7 +205,7 @@ class Log:
         number = self._last + 1
         record = make_record(number)
         assert record.number == number, "a record must carry the number it is given"
-        record = self._checked(record)
+        record = self._check_record(record)
         data = self._encode(record)
         try:
             self._publish(number, record.nonce, data)
@@ -254,7 +253,7 @@ class Log:
         is_free = not self.store.exists(record_path(self._last + 1))
         return is_free and self.store.exists(record_path(self._last))
 
-    def _checked(self, record: R) -> R:
+    def _check_record(self, record: R) -> R:
         if isinstance(record, Epoch):
             kept = max(record.oldest_kept, self.retired_below())
             assert kept <= (record.parent or record.number), "a parent cannot be retired"
@@ -275,7 +274,7 @@ class Log:
         cause: Exception | None = None
         for attempt in range(SETTLE_ATTEMPTS_MAX):
             if attempt:
-                self._sleep(0.05 * 2**attempt)
+                self._sleep(backoff_s(attempt))
             try:
                 won = self.store.put_if_absent(path, data)
             except CommitUnknownError as error:
@@ -407,14 +406,14 @@ def create_or_open_job(
     name: str,
     max_parallelism: int,
     *,
-    origin: Origin | None = None,
+    ancestor: Ancestor | None = None,
     clock_ms: Callable[[], int] | None = None,
 ) -> JobInfo:
     """The job this checkpoint belongs to; made now if it is empty."""
     _check_not_removed(store)
     job = read_job(store)
-    if job is not None and job.origin is not None and job.origin.kind == "branch":
-        _check_finished(store, job.origin)
+    if job is not None and job.ancestor is not None and job.ancestor.kind == "branch":
+        _check_finished(store, job.ancestor)
     if job is None:
         _check_unused(store)
         job = JobInfo(
@@ -422,7 +421,7 @@ def create_or_open_job(
             job_id=uuid.uuid4().hex,
             max_parallelism=max_parallelism,
             created_ms=clock_ms() if clock_ms else time.time_ns() // 1_000_000,
-            origin=origin,
+            ancestor=ancestor,
         )
         won = False
         try:
@@ -496,12 +495,13 @@ def _check_not_removed(store: Store) -> None:
         )
 
 
-def _check_finished(store: Store, origin: Origin) -> None:
+def _check_finished(store: Store, ancestor: Ancestor) -> None:
     """A branch begins with an epoch; without one, making it was interrupted."""
     if not store.list(LOG_FOLDER):
         raise RestoreError(
-            f"this branch of {origin.url} was not finished\n"
-            f"  expected: epoch {origin.epoch} of that checkpoint as its first record, found none\n"
+            f"this branch of {ancestor.url} was not finished\n"
+            f"  expected: epoch {ancestor.epoch} of that checkpoint as its first record, "
+            "found none\n"
             f"  checkpoint: {store.url}\n"
             "  next: remove it with `cairn rm`, then branch again",
             url=store.url,

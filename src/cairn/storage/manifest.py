@@ -34,12 +34,12 @@ EMPTY_VERSION: Final = "0" * 32
 S = TypeVar("S")
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job's first epoch came from."""
+class Ancestor(msgspec.Struct, frozen=True, kw_only=True):
+    """The savepoint, or the epoch of another job, that a job's first epoch was made from."""
 
     kind: Literal["savepoint", "branch"]
     id: str
-    """Of the savepoint, or of the job that was branched."""
+    """The id of the savepoint, or of the job that was branched."""
     url: str
     epoch: int
 
@@ -52,7 +52,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     created_ms: int
     format: str = FORMAT
-    origin: Origin | None = None
+    ancestor: Ancestor | None = msgspec.field(default=None, name="origin")
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -145,11 +145,11 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Scope = Literal["keyed", "subtask", "shared", "feedback"]
-"""Whose the state of an entry is: of keys, in ranges of key groups; of subtasks, a list each;
-of all subtasks alike, in one range; or of records on their way back in a loop."""
+"""The owner of an operator's state: keys, in ranges of key groups; subtasks, a list each; all
+subtasks together, in one range; or a loop, for records on their way back."""
 
 
-class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
+class EpochOperator(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     function_version: str
     key_types: dict[str, str]
@@ -159,8 +159,8 @@ class OperatorEntry(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope = "keyed"
 
 
-def entry_uids(known: Iterable[str], operator: str) -> list[str]:
-    """The entries of an operator among these: its own, and those that go by its name."""
+def operator_uids(known: Iterable[str], operator: str) -> list[str]:
+    """Return the uids of an operator among these: its own, and `<operator>:…` of other scopes."""
     return [uid for uid in known if uid == operator or uid.startswith(f"{operator}:")]
 
 
@@ -202,7 +202,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     watermarks: dict[str, int | None]
     """Per origin of event time, how far it has come by itself."""
     spark: SparkPosition
-    operators: dict[str, OperatorEntry]
+    operators: dict[str, EpochOperator]
     committables: dict[str, list[Any]] = {}
     targets: dict[str, str] = {}
     """The target of each, in words and without secrets; "" ends with the driver."""
@@ -287,11 +287,11 @@ class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):
-    """An epoch as it lies on disk: `base` is the number it was encoded against."""
+    """An epoch as it is on disk: complete, or the changes relative to another epoch."""
 
     number: int
     parent: int | None
-    base: int | None
+    relative_to: int | None = msgspec.field(name="base")
     term: int
     nonce: str
     wall_ms: int
@@ -334,17 +334,17 @@ def is_full(number: int, parent: int | None) -> bool:
 
 def encode_epoch(epoch: Epoch, parent: Epoch | None, *, whole: bool = False) -> bytes:
     """The bytes of a manifest, relative to its parent where the numbers say so."""
-    whole = whole or is_full(epoch.number, epoch.parent)
-    base = None if whole else parent
-    if not whole:
+    if whole or is_full(epoch.number, epoch.parent):
+        parent = None
+    else:
         assert parent is not None and parent.number == epoch.parent, "wrong parent"
     operators = {
-        uid: _pack_operator(entry, base.operators.get(uid) if base else None)
-        for uid, entry in epoch.operators.items()
+        uid: _pack_operator(operator, parent.operators.get(uid) if parent else None)
+        for uid, operator in epoch.operators.items()
     }
     fields = {name: getattr(epoch, name) for name in epoch.__struct_fields__}
     fields["operators"] = operators
-    return seal(StoredEpoch(base=base.number if base else None, **fields))
+    return seal(StoredEpoch(relative_to=parent.number if parent else None, **fields))
 
 
 def encode_record(record: Takeover | Restore | JobInfo) -> bytes:
@@ -360,22 +360,24 @@ def decode_job(data: bytes, name: str) -> JobInfo:
     return unseal(data, name, _decode_job)
 
 
-def resolve(stored: StoredEpoch, base: Epoch | None, name: str = "") -> Epoch:
-    """The whole epoch, given the whole epoch it was encoded against."""
-    if (stored.base is None) != (base is None) or (base and base.number != stored.base):
-        found = base.number if base else None
+def resolve(stored: StoredEpoch, before: Epoch | None, name: str = "") -> Epoch:
+    """Return the whole epoch, given the one that it is stored relative to."""
+    found = before.number if before else None
+    if found != stored.relative_to:
         raise CorruptFileError(
-            f"epoch {stored.number} was written against {stored.base}, not {found}\n  file: {name}",
+            f"epoch {stored.number} was written against {stored.relative_to}, not {found}\n"
+            f"  file: {name}",
             file=name,
         )
     try:
         operators = {
-            uid: _unpack_operator(uid, operator, base.operators.get(uid) if base else None)
+            uid: _unpack_operator(uid, operator, before.operators.get(uid) if before else None)
             for uid, operator in stored.operators.items()
         }
     except LookupError as error:
         raise CorruptFileError(
-            f"epoch {stored.number} does not fit its parent {stored.base}: {error}\n  file: {name}",
+            f"epoch {stored.number} does not fit its parent {stored.relative_to}: {error}\n"
+            f"  file: {name}",
             file=name,
         ) from error
     fields = {field: getattr(stored, field) for field in Epoch.__struct_fields__}
@@ -383,14 +385,16 @@ def resolve(stored: StoredEpoch, base: Epoch | None, name: str = "") -> Epoch:
     return Epoch(**fields)
 
 
-def _pack_operator(entry: OperatorEntry, before: OperatorEntry | None) -> _StoredOperator:
-    about = _about(entry)
+def _pack_operator(operator: EpochOperator, before: EpochOperator | None) -> _StoredOperator:
+    about = _about(operator)
     if before is None:
-        return _StoredOperator(about=about, ranges=[_pack_range(r, None) for r in entry.ranges])
+        return _StoredOperator(about=about, ranges=[_pack_range(r, None) for r in operator.ranges])
     known = {(r.first_group, r.group_count): r for r in before.ranges}
     ranges = None
-    if entry.ranges != before.ranges:
-        ranges = [_pack_range(r, known.get((r.first_group, r.group_count))) for r in entry.ranges]
+    if operator.ranges != before.ranges:
+        ranges = [
+            _pack_range(r, known.get((r.first_group, r.group_count))) for r in operator.ranges
+        ]
     # dict equality ignores order, and the order of the key columns is part of the key.
     same = about == _about(before) and list(about.key_types) == list(before.key_types)
     return _StoredOperator(about=None if same else about, ranges=ranges)
@@ -418,8 +422,8 @@ def _pack_range(now: RangeState, before: RangeState | None) -> _StoredRange:
 
 
 def _unpack_operator(
-    uid: str, stored: _StoredOperator, before: OperatorEntry | None
-) -> OperatorEntry:
+    uid: str, stored: _StoredOperator, before: EpochOperator | None
+) -> EpochOperator:
     about = stored.about
     if about is None:
         if before is None:
@@ -432,7 +436,7 @@ def _unpack_operator(
         ranges = before.ranges
     else:
         ranges = [_unpack_range(r, known) for r in stored.ranges]
-    return OperatorEntry(
+    return EpochOperator(
         uid=uid,
         function_version=about.function_version,
         key_types=about.key_types,
@@ -466,13 +470,13 @@ def _unpack_range(stored: _StoredRange, known: dict[tuple[int, int], RangeState]
     )
 
 
-def _about(entry: OperatorEntry) -> _About:
+def _about(operator: EpochOperator) -> _About:
     return _About(
-        function_version=entry.function_version,
-        key_types=entry.key_types,
-        states=entry.states,
-        parallelism=entry.parallelism,
-        scope=entry.scope,
+        function_version=operator.function_version,
+        key_types=operator.key_types,
+        states=operator.states,
+        parallelism=operator.parallelism,
+        scope=operator.scope,
     )
 
 

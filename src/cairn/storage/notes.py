@@ -1,41 +1,62 @@
 """Notes: small JSON files in a checkpoint, for people who look at it later.
 
-What a job looks like, what failed, which savepoints were taken, how runs ended: nothing that a
-job needs to go on. So a note that cannot be written is a line in the log, and one that cannot be
-read is left out.
+    graph/<term>.json                       sources, operators and sinks of the job, from each start
+    savepoints/<created_ms>-<id>.json       a savepoint that was taken; it may be gone by now
+    endings/<term>.json                     how a run ended; a driver that was killed or superseded
+                                            leaves none
+    failures/<wall_ms>-<count>-<id>.json    see `failures`
+
+A job needs none of them to go on. So a note that cannot be written is a line in the log, and one
+that cannot be read is left out.
 
 Always true here:
 - writing or reading notes never raises, whatever the store does;
-- of each kind the last few are kept: names sort by time, and the oldest go.
+- the last few notes of each kind are kept: names sort by time, and the oldest go.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+import time
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from cairn.logs import logger
+from cairn.report.status import Ending
+from cairn.storage.paths import ENDINGS_FOLDER, GRAPHS_FOLDER, SAVEPOINTS_FOLDER
 from cairn.storage.store import Store
 
-Facts = dict[str, Any]
+GRAPHS_KEPT: Final = 5
+SAVEPOINTS_KEPT: Final = 200
+ENDINGS_KEPT: Final = 5
 
-GRAPHS_FOLDER: Final = "graph"
-FAILURES_FOLDER: Final = "failures"
-SAVEPOINTS_FOLDER: Final = "savepoints"
-ENDINGS_FOLDER: Final = "endings"
-NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDINGS_FOLDER)
-
-
-class Note(NamedTuple):
-    name: str
-    facts: Facts
+Graph = dict[str, Any]
+"""A job as `plan.explain` describes it."""
+N = TypeVar("N")
 
 
-def write_note(store: Store, folder: str, name: str, facts: Facts, *, keep: int) -> bool:
-    """Write it, replacing one of that name; the oldest beyond `keep` go. False when it failed."""
+class SavepointNote(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    url: str
+    epoch: int
+    created_ms: int
+    bytes: int = 0
+
+
+class RunEnding(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the run of a term."""
+
+    term: int
+    status: Ending
+    wall_ms: int
+    message: str | None = None
+    """The error of a run that failed."""
+
+
+def write_note(store: Store, folder: str, name: str, note: object, *, keep: int) -> bool:
+    """Write a note and remove the oldest beyond `keep`. False when it failed."""
     try:
-        store.put(f"{folder}/{name}.json", msgspec.json.encode(facts))
+        store.put(f"{folder}/{name}.json", msgspec.json.encode(note))
         paths = sorted(found.path for found in store.list(folder))
         if len(paths) > keep:
             store.delete(paths[:-keep])
@@ -45,8 +66,10 @@ def write_note(store: Store, folder: str, name: str, facts: Facts, *, keep: int)
     return True
 
 
-def read_notes(store: Store, folder: str, limit: int | None = None) -> list[Note]:
-    """The notes of a kind, newest first."""
+def read_notes(
+    store: Store, folder: str, kind: type[N], limit: int | None = None
+) -> list[tuple[str, N]]:
+    """Return the name and content of the notes in a folder, newest first."""
     found = []
     try:
         paths = sorted((found.path for found in store.list(folder)), reverse=True)
@@ -55,10 +78,49 @@ def read_notes(store: Store, folder: str, limit: int | None = None) -> list[Note
         return []
     for path in paths[:limit]:
         try:
-            facts = msgspec.json.decode(store.get(path))
+            note = msgspec.json.decode(store.get(path), type=kind)
         except Exception:
             continue  # Removed since it was listed, or damaged.
-        if isinstance(facts, dict):
-            name = path.rpartition("/")[2].removesuffix(".json")
-            found.append(Note(name, facts))
+        found.append((path.rpartition("/")[2].removesuffix(".json"), note))
     return found
+
+
+def write_graph(store: Store, term: int, graph: Graph) -> None:
+    """Note the graph of the job that this term runs. Never raises."""
+    write_note(store, GRAPHS_FOLDER, f"{term:012d}", graph, keep=GRAPHS_KEPT)
+
+
+def newest_graph(store: Store) -> tuple[int, Graph] | None:
+    """Return the graph of the last start and its term; None if there is no note of one."""
+    graphs = read_notes(store, GRAPHS_FOLDER, Graph)
+    return next(((int(name), graph) for name, graph in graphs if name.isdecimal()), None)
+
+
+def write_savepoint_note(store: Store, note: SavepointNote) -> None:
+    """Note a savepoint that is complete. Never raises."""
+    name = f"{note.created_ms:013d}-{note.id}"
+    write_note(store, SAVEPOINTS_FOLDER, name, note, keep=SAVEPOINTS_KEPT)
+
+
+def read_savepoint_notes(store: Store) -> list[SavepointNote]:
+    """Return the savepoints that were taken of a checkpoint, newest first."""
+    return [note for _, note in read_notes(store, SAVEPOINTS_FOLDER, SavepointNote)]
+
+
+def write_ending(store: Store, term: int, status: Ending, error: BaseException | None) -> None:
+    """Note how a run has ended. Never raises."""
+    ending = RunEnding(
+        term=term,
+        status=status,
+        wall_ms=time.time_ns() // 1_000_000,
+        message=None if error is None else str(error)[:2000],
+    )
+    write_note(store, ENDINGS_FOLDER, f"{term:012d}", ending, keep=ENDINGS_KEPT)
+
+
+def ending_of(store: Store, term: int) -> RunEnding | None:
+    """Return the end of the run of a term; None if there is no note of it."""
+    for _, ending in read_notes(store, ENDINGS_FOLDER, RunEnding, limit=1):
+        if ending.term == term:
+            return ending
+    return None

@@ -12,40 +12,18 @@ Always true here:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 import msgspec
 
-from cairn.storage.files import EncodedSegment, Written
+from cairn.storage.files import StateFile
+from cairn.storage.paths import STATE_FOLDER
 from cairn.storage.store import Store
 
-STATE_FOLDER: Final = "state"
 _TERM: Final = re.compile(rf"{STATE_FOLDER}/(\d{{12}})/")
-
-
-class Slice(NamedTuple):
-    """Where a segment lies."""
-
-    path: str
-    offset: int
-    length: int
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A file of state: in the store under `path`, or small enough to travel as `data`."""
-
-    id: str
-    length: int
-    rows: int
-    path: str | None = None
-    data: bytes | None = None
-    format: Literal["segment", "rocksdb"] = "segment"
-    objects: tuple[str, ...] = ()
-    objects_bytes: int = 0
-    uploaded_bytes: int = 0
-    """Of `length` and `objects_bytes`, what the store did not have yet."""
 
 
 def state_path(term: int, name: str) -> str:
@@ -59,30 +37,43 @@ def writer_term(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_segment(store: Store, segment: EncodedSegment, term: int) -> Slice:
-    """One segment as an object of its own."""
-    path = state_path(term, f"{segment.id}.{segment.index.kind}")
+def write_segment(
+    store: Store, segment: StateFile, term: int, *, inline_bytes_max: int = 0
+) -> StateFile:
+    """Write a segment as its own object; one of up to `inline_bytes_max` bytes stays inline."""
+    assert segment.data is not None, f"segment {segment.id} is not in memory"
+    if segment.length <= inline_bytes_max:
+        return segment
+    path = _segment_path(segment, term)
     store.put(path, segment.data)
-    return Slice(path, 0, len(segment.data))
+    return msgspec.structs.replace(segment, data=None, path=path)
 
 
-def write_segment_file(store: Store, local_file: str, written: Written, term: int) -> Slice:
-    """Like `write_segment`, for what a SegmentWriter has left in a local file."""
-    path = state_path(term, f"{written.id}.{written.index.kind}")
+def write_segment_file(
+    store: Store, segment: StateFile, local_file: str, term: int, *, inline_bytes_max: int = 0
+) -> StateFile:
+    """Like `write_segment`, for a segment that a SegmentWriter left in a local file."""
+    if segment.length <= inline_bytes_max:
+        with open(local_file, "rb") as file:
+            return msgspec.structs.replace(segment, data=file.read())
+    path = _segment_path(segment, term)
     store.put_file(path, local_file)
-    return Slice(path, 0, written.length)
+    return msgspec.structs.replace(segment, path=path)
 
 
-def write_pack(store: Store, segments: Sequence[bytes], term: int) -> list[Slice]:
-    """Many small segments as one object; a slice for each, in the same order."""
+def write_pack(store: Store, segments: Sequence[StateFile], term: int) -> list[StateFile]:
+    """Write segments as one object and return them with their places in it, in the same order."""
     if not segments:
         return []
-    data = b"".join(segments)
+    data = b"".join(segment.data or b"" for segment in segments)
     path = state_path(term, f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.pack")
     store.put(path, data)
-    slices = []
-    offset = 0
-    for segment in segments:
-        slices.append(Slice(path, offset, len(segment)))
-        offset += len(segment)
-    return slices
+    offsets = itertools.accumulate((segment.length for segment in segments), initial=0)
+    return [
+        msgspec.structs.replace(segment, data=None, path=path, offset=offset)
+        for segment, offset in zip(segments, offsets, strict=False)
+    ]
+
+
+def _segment_path(segment: StateFile, term: int) -> str:
+    return state_path(term, f"{segment.id}.{segment.kind}")

@@ -10,14 +10,11 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Final
-
 from cairn.errors import RestoreError
 from cairn.logs import logger
 from cairn.storage.manifest import Epoch, StoredEpoch, decode_record, encode_epoch, resolve
+from cairn.storage.paths import PENDING_FOLDER
 from cairn.storage.store import NotFoundError, Store
-
-PENDING_FOLDER: Final = "pending"
 
 
 class Pending:

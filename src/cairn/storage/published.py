@@ -20,16 +20,13 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from cairn.logs import logger
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
+from cairn.storage.paths import PUBLISHED_FOLDER
 from cairn.storage.store import NotFoundError, Store
-
-PUBLISHED_FOLDER: Final = "published"
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,26 +20,26 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cairn.errors import CairnError, RestoreError
-from cairn.storage.holds import (
-    HOLDS_FOLDER,
-    Hold,
-    branch_hold_path,
-    branch_of_hold,
-    find_holds,
-)
-from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job
+from cairn.storage.holds import Hold, branch_hold_path, branch_of_hold, find_holds
+from cairn.storage.log import Log, read_job
 from cairn.storage.manifest import Epoch, JobInfo
-from cairn.storage.notes import NOTE_FOLDERS
-from cairn.storage.pack import STATE_FOLDER
-from cairn.storage.pending import PENDING_FOLDER
-from cairn.storage.published import PUBLISHED_FOLDER
+from cairn.storage.paths import (
+    HOLDS_FOLDER,
+    JOB_PATH,
+    LOG_FOLDER,
+    NOTE_FOLDERS,
+    PENDING_FOLDER,
+    PUBLISHED_FOLDER,
+    REMOVAL_PATH,
+    SAVEPOINT_PATH,
+    SPARK_FOLDER,
+    STATE_FOLDER,
+    UNFINISHED_PATH,
+    WAL_FOLDER,
+)
 from cairn.storage.retention import files_of
-from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
-from cairn.storage.wal import WAL_FOLDER
 
-SAVEPOINT_PATH: Final = "savepoint.json"
-UNFINISHED_PATH: Final = "unfinished.json"
 """There from the first file of a savepoint on, until savepoint.json is: its creator may write."""
 _FOLDERS: Final = (
     STATE_FOLDER,
@@ -145,9 +145,9 @@ def _fence(store: Store) -> None:
 
 def _release_holds(store: Store, job: JobInfo | None) -> list[str]:
     """Give up what a branch holds elsewhere. What cannot be reached is told, not raised."""
-    if job is None or job.origin is None or job.origin.kind != "branch":
+    if job is None or job.ancestor is None or job.ancestor.kind != "branch":
         return []
-    urls = {job.origin.url}
+    urls = {job.ancestor.url}
     try:
         for record in Log(store).records():
             if isinstance(record, Epoch):

@@ -9,7 +9,7 @@ Why removing is safe, even when done late by a leader that has lost its leadersh
 - *Retired objects* need no grace. Every epoch to come inherits from a record that is not
   retired, all of those are counted, and what is new in it lies under a newer term's name
   or was written for it. One case is left: within our own term a slow slot writes, under
-  the same name, a base that has just been removed. The leader asks `lost_paths` before it
+  the same name, a base that has just been removed. The leader asks `find_lost_paths` before it
   publishes, on the thread that collects, and does not use such a file.
 - *Orphans* (in no record) go only when their name says an older term and they are older
   than the grace period. Slots of older terms may still write them, but nobody can publish
@@ -39,33 +39,14 @@ from typing import Final, NamedTuple
 
 from cairn.errors import RestoreError
 from cairn.logs import logger
-from cairn.storage.holds import (
-    HOLDS_FOLDER,
-    Found,
-    Known,
-    find_holds,
-    read_holds,
-    shrink_branch_hold,
-)
+from cairn.storage.holds import Found, Known, find_holds, read_holds, shrink_branch_hold
 from cairn.storage.lineage import Window
 from cairn.storage.log import FIRST_NUMBER, Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, is_full
-from cairn.storage.pack import STATE_FOLDER, writer_term
+from cairn.storage.pack import writer_term
+from cairn.storage.paths import HOLDS_FOLDER, SPARK_FOLDER, STATE_FOLDER
 from cairn.storage.published import remove_notes
-from cairn.storage.spark_log import SPARK_FOLDER
 from cairn.storage.store import Store, other_store
-
-__all__ = [
-    "GRACE_S",
-    "HOLDS_FOLDER",
-    "Collected",
-    "Collector",
-    "collect",
-    "files_of",
-    "read_holds",
-    "referenced_paths",
-    "retained",
-]
 
 GRACE_S: Final = 3600.0
 _REMOVED_MEMORY_MAX: Final = 100_000
@@ -90,7 +71,7 @@ def files_of(epoch: Epoch) -> Iterator[FileRef]:
         yield from log.chunks
 
 
-def referenced_paths(epochs: Iterable[Epoch]) -> set[str]:
+def object_paths(epochs: Iterable[Epoch]) -> set[str]:
     """The objects of their own checkpoint that these epochs are made of."""
     return {
         path
@@ -99,17 +80,6 @@ def referenced_paths(epochs: Iterable[Epoch]) -> set[str]:
         if not file.store
         for path in (file.path, *file.objects)
     }
-
-
-def retained(log: Log, keep: int) -> set[int]:
-    """The records to keep: all from the oldest one that the last `keep` epochs need.
-
-    Those are the epochs of the current lineage, the full manifest that the oldest of them
-    is resolved from, and every record after it, so that the log has no gaps.
-    """
-    # What was retired stays retired, also after a rollback or with a larger `keep`.
-    oldest = max(Window(log, keep).oldest(), log.retired_below())
-    return {number for number in log.numbers() if number >= oldest}
 
 
 def _full_ancestor(log: Log, number: int) -> int:
@@ -133,7 +103,7 @@ class Collector:
     """Collects for one leader, from its takeover on.
 
     An epoch is kept while it is among the last `keep` of its lineage or, with `keep_s`, younger
-    than that. Before each put the leader asks `oldest_to_keep` and `lost_paths`; after each
+    than that. Before each put the leader asks `oldest_to_keep` and `find_lost_paths`; after each
     won put it calls `after_epoch`. Start-up calls `sweep` once. All of it on one thread.
     `spark_store` has Spark's folders, where that is not the checkpoint.
     """
@@ -190,9 +160,9 @@ class Collector:
                 oldest = min(oldest, _full_ancestor(self._log, number))
         return max(oldest, retired_below)
 
-    def lost_paths(self, epoch: Epoch) -> set[str]:
+    def find_lost_paths(self, epoch: Epoch) -> set[str]:
         """Files this epoch would reference that were collected meanwhile: do not publish it."""
-        return {path for path in referenced_paths([epoch]) if path in self._removed}
+        return {path for path in object_paths([epoch]) if path in self._removed}
 
     def after_epoch(self) -> Collected:
         """Remove what the newest epoch has retired. Lists nothing but `holds/`.
@@ -232,8 +202,8 @@ class Collector:
             remove_notes(self._store, records[0].number)
         self._holds_to_shrink = {url for url, _ in self._foreign}
         job = read_job(self._store)
-        if job is not None and job.origin is not None and job.origin.kind == "branch":
-            self._holds_to_shrink.add(job.origin.url)
+        if job is not None and job.ancestor is not None and job.ancestor.kind == "branch":
+            self._holds_to_shrink.add(job.ancestor.url)
         self._shrink_holds()
         return Collected(
             retired.epochs_removed,
@@ -384,10 +354,3 @@ class Collector:
         except Exception as error:
             # They keep more than they need until it succeeds, nothing worse.
             logger.warning("cairn could not shrink a hold on a checkpoint it shares: %s", error)
-
-
-def collect(
-    store: Store, log: Log, keep: int, term: int, now_s: float, grace_s: float = GRACE_S
-) -> Collected:
-    """One full collection by a driver that has just taken over, in the term it won."""
-    return Collector(store, log, keep, term, grace_s).sweep(now_s)

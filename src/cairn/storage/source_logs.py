@@ -178,7 +178,7 @@ def read_lines(checkpoint: Store, log: SourceLog) -> list[str]:
     return [line for ref in log.chunks for line in read_chunk(checkpoint, ref)] + log.lines
 
 
-def differing_file(
+def find_differing_file(
     store: Store, position: SparkPosition, *, checkpoint: Store, is_running: bool = False
 ) -> str | None:
     """Return the path of a file under sources/ whose content differs from what the epoch keeps;
@@ -298,7 +298,7 @@ def for_setting(
     return found
 
 
-def misplaced_file(store: Store, position: SparkPosition, compact_interval: int) -> str | None:
+def find_misplaced_file(store: Store, position: SparkPosition, compact_interval: int) -> str | None:
     """The path of a file that Spark would expect with this compact interval, and not find."""
     for index, last in _list_ends(position).items():
         root = f"{position.folder}/sources/{index}"

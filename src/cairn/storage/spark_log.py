@@ -28,11 +28,11 @@ import msgspec
 
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage.manifest import SourceLog, SparkPosition
+from cairn.storage.paths import SPARK_FOLDER
 from cairn.storage.source_files import source_lines
 from cairn.storage.source_logs import source_files
 from cairn.storage.store import NotFoundError, Store
 
-SPARK_FOLDER: Final = "spark"
 NO_OFFSET: Final = "-"
 NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
 """A batch as committed, in Spark's words."""
@@ -74,7 +74,9 @@ def check_file(store: Store, path: str, data: bytes) -> str:
     )
 
 
-def damaged_file(store: Store, position: SparkPosition, committed: Collection[int]) -> str | None:
+def find_damaged_file(
+    store: Store, position: SparkPosition, committed: Collection[int]
+) -> str | None:
     """The path of a file that Spark reads when it starts and that is missing or malformed.
 
     `committed`: the batches with a file in commits/. None when all is well.
@@ -230,7 +232,7 @@ def match_sources(
     return SourceChange(kept, [name for name in held if name not in sources], is_same=False)
 
 
-def moved_logs(
+def move_logs(
     position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
 ) -> dict[int, SourceLog]:
     """Return the logs of a program's sources that a position keeps, by their index now."""

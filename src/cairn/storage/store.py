@@ -20,7 +20,6 @@ import builtins
 import errno
 import functools
 import os
-import random
 import re
 import shutil
 import time
@@ -33,12 +32,13 @@ import obstore
 from obstore import exceptions as obstore_errors
 from obstore import store as obstore_stores
 
+from cairn.backoff import backoff_s, jitter
 from cairn.errors import CommitUnknownError, RestoreError
 from cairn.storage.durable import (
     copy_all,
-    finished_path,
     fsync_folder,
     make_folders,
+    target_of_temporary,
     write_all,
     write_temporary,
 )
@@ -47,8 +47,6 @@ from cairn.storage.memory import memory_folder
 T = TypeVar("T")
 
 ATTEMPTS_MAX: Final = 5
-BACKOFF_FIRST_S: Final = 0.1
-BACKOFF_MAX_S: Final = 5.0
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
 _RENAMING_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
 
@@ -129,7 +127,7 @@ class Store(ABC):
     def list(self, prefix: str = "") -> list[StoredObject]:
         """All objects under a folder, sorted by path. Hidden names are left out."""
 
-    def unfinished(self, prefix: str = "") -> dict[str, str]:
+    def list_unfinished(self, prefix: str = "") -> dict[str, str]:
         """Temporary files under a folder, of writers at work or dead: what each was to become."""
         return {}
 
@@ -142,28 +140,19 @@ class Store(ABC):
 
 
 class Retry:
-    """Exponential backoff with full jitter. Time and chance can be replaced in tests."""
+    """Repeats operations of a store that fail for a reason which may pass."""
 
-    def __init__(
-        self,
-        attempts_max: int = ATTEMPTS_MAX,
-        sleep: Callable[[float], None] = time.sleep,
-        uniform: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self.attempts_max = attempts_max
-        self.sleep = sleep
-        self.uniform = uniform
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
 
     def __call__(self, operation: Callable[[], T]) -> T:
-        for attempt in range(1, self.attempts_max):
+        for failures in range(1, ATTEMPTS_MAX):
             try:
                 return operation()
             except Exception as error:
                 if not is_transient(error):
                     raise
-            ceiling_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** (attempt - 1))
-            # Half is kept fixed: pure jitter can retry at once, several times in a row.
-            self.sleep(ceiling_s / 2 + self.uniform(0, ceiling_s / 2))
+            self._sleep(jitter(backoff_s(failures)))
         return operation()
 
 
@@ -291,19 +280,19 @@ class ObjectStore(Store):
         return self._call(path, read)
 
     def put(self, path: str, data: bytes) -> None:
-        self._call(path, lambda: self._inner.put(checked_path(path), data))
+        self._call(path, lambda: self._inner.put(check_path(path), data))
 
     def put_file(self, path: str, local_file: str) -> None:
         def write() -> None:
             with open(local_file, "rb") as source:
-                self._inner.put(checked_path(path), source)
+                self._inner.put(check_path(path), source)
 
         self._retry(write)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         try:
             # In one request: a multipart upload cannot be conditional everywhere.
-            self._inner.put(checked_path(path), data, mode="create", use_multipart=False)
+            self._inner.put(check_path(path), data, mode="create", use_multipart=False)
         except (obstore_errors.AlreadyExistsError, obstore_errors.PreconditionError):
             return False
         except (*_PERMANENT, ValueError):
@@ -314,7 +303,7 @@ class ObjectStore(Store):
 
     def move(self, src: str, dst: str) -> None:
         try:
-            self._call(src, lambda: self._inner.rename(src, checked_path(dst)))
+            self._call(src, lambda: self._inner.rename(src, check_path(dst)))
         except NotFoundError:
             if not self.exists(dst):
                 raise
@@ -334,13 +323,13 @@ class ObjectStore(Store):
                 continue
 
     def delete_folder(self, prefix: str) -> None:
-        found = self._retry(lambda: self._listed(prefix, hidden=True))
+        found = self._retry(lambda: self._list(prefix, hidden=True))
         self.delete([o.path for o in found])
 
     def list(self, prefix: str = "") -> list[StoredObject]:
-        return self._retry(lambda: self._listed(prefix, hidden=False))
+        return self._retry(lambda: self._list(prefix, hidden=False))
 
-    def _listed(self, prefix: str, *, hidden: bool) -> builtins.list[StoredObject]:
+    def _list(self, prefix: str, *, hidden: bool) -> builtins.list[StoredObject]:
         found = []
         for chunk in obstore.list(self._inner, prefix.rstrip("/") or None, chunk_size=1000):
             for meta in chunk:
@@ -385,7 +374,7 @@ class LocalStore(ObjectStore):
 
     def get_range(self, path: str, offset: int, length: int) -> bytes:
         # Not through obstore, which copies twice: of state that is read as a table a third.
-        source = os.path.join(self.root, checked_path(path))
+        source = os.path.join(self.root, check_path(path))
 
         def read() -> bytes:
             try:
@@ -426,7 +415,7 @@ class LocalStore(ObjectStore):
         return True
 
     def move(self, src: str, dst: str) -> None:
-        source, target = os.path.join(self.root, checked_path(src)), self._target(dst)
+        source, target = os.path.join(self.root, check_path(src)), self._target(dst)
 
         def rename() -> None:
             try:
@@ -443,29 +432,29 @@ class LocalStore(ObjectStore):
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             try:
-                os.unlink(os.path.join(self.root, checked_path(path)))
+                os.unlink(os.path.join(self.root, check_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
         # Not fsynced: a deletion undone by a power cut leaves an orphan, nothing worse.
 
     def delete_folder(self, prefix: str) -> None:
-        folder = os.path.join(self.root, checked_path(prefix.rstrip("/")))
+        folder = os.path.join(self.root, check_path(prefix.rstrip("/")))
         try:
             self._retry(lambda: shutil.rmtree(folder))
         except (FileNotFoundError, NotADirectoryError):
             pass
 
-    def unfinished(self, prefix: str = "") -> dict[str, str]:
+    def list_unfinished(self, prefix: str = "") -> dict[str, str]:
         found = {}
         for folder, _, names in os.walk(os.path.join(self.root, prefix)):
             for name in names:
                 path = os.path.relpath(os.path.join(folder, name), self.root)
-                if (target := finished_path(path)) is not None:
+                if (target := target_of_temporary(path)) is not None:
                     found[path] = target
         return found
 
     def local_path(self, path: str) -> str | None:
-        return os.path.join(self.root, checked_path(path))
+        return os.path.join(self.root, check_path(path))
 
     def _replace(self, path: str, fill: Callable[[int], None]) -> None:
         target = self._target(path)
@@ -478,7 +467,7 @@ class LocalStore(ObjectStore):
         fsync_folder(os.path.dirname(target))
 
     def _target(self, path: str) -> str:
-        target = os.path.join(self.root, checked_path(path))
+        target = os.path.join(self.root, check_path(path))
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
             self._retry(lambda: make_folders(self.root, folder))
@@ -490,7 +479,7 @@ def is_bucket(url: str) -> bool:
     return urlsplit(url).scheme in _BUCKET_SCHEMES
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """The path, unless it could lead out of its store."""
     if not path or path.startswith("/") or any(p in ("", ".", "..") for p in path.split("/")):
         raise ValueError(f"not a path inside a store: {path!r}")

@@ -26,10 +26,10 @@ import psutil
 
 from cairn.errors import CairnError
 from cairn.storage.files import open_segment
-from cairn.storage.holds import HOLDS_FOLDER, Hold, branch_of_hold, find_holds
-from cairn.storage.log import JOB_PATH, LOG_FOLDER, REMOVAL_PATH, Log, read_job, record_path
+from cairn.storage.holds import Hold, branch_of_hold, find_holds
+from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, JobInfo, Restore
-from cairn.storage.pack import STATE_FOLDER
+from cairn.storage.paths import HOLDS_FOLDER, JOB_PATH, LOG_FOLDER, REMOVAL_PATH, STATE_FOLDER
 from cairn.storage.retention import files_of
 from cairn.storage.source_logs import read_chunk
 from cairn.storage.store import NotFoundError, Store, StoredObject, open_store, other_store
@@ -80,7 +80,7 @@ def verify(
     job = _check_job(store, damage)
     log = Log(store)
     # Retired records may be half way gone; nobody starts from them any more.
-    numbers = _kept(log, log.numbers(), damage)
+    numbers = _drop_retired(log, log.numbers(), damage)
     for before, after in itertools.pairwise(numbers):
         if after != before + 1:
             damage.append(Damage(record_path(before + 1), f"records up to {after - 1} are missing"))
@@ -137,7 +137,7 @@ def _check_job(store: Store, damage: list[Damage]) -> JobInfo | None:
     return job
 
 
-def _kept(log: Log, numbers: list[int], damage: list[Damage]) -> list[int]:
+def _drop_retired(log: Log, numbers: list[int], damage: list[Damage]) -> list[int]:
     try:
         retired_below = log.retired_below()
     except CairnError as error:

@@ -12,15 +12,15 @@ from typing import Any, Final
 import msgspec
 
 from cairn.errors import CairnError
-from cairn.storage.endings import RunEnding
 from cairn.storage.manifest import unseal
-from cairn.storage.notes import (
+from cairn.storage.notes import RunEnding, SavepointNote
+from cairn.storage.paths import (
     ENDINGS_FOLDER,
     FAILURES_FOLDER,
     GRAPHS_FOLDER,
+    SAVEPOINT_PATH,
     SAVEPOINTS_FOLDER,
 )
-from cairn.storage.removal import SAVEPOINT_PATH
 from cairn.storage.store import NotFoundError, Store, open_store
 
 
@@ -40,17 +40,10 @@ class _Failure(msgspec.Struct):
     wall_ms: int
 
 
-class _Saved(msgspec.Struct):
-    id: str
-    url: str
-    epoch: int
-    created_ms: int
-
-
 _KINDS: Final[dict[str, Any]] = {
     GRAPHS_FOLDER: _Graph,
     FAILURES_FOLDER: _Failure,
-    SAVEPOINTS_FOLDER: _Saved,
+    SAVEPOINTS_FOLDER: SavepointNote,
     ENDINGS_FOLDER: RunEnding,
 }
 
@@ -73,14 +66,14 @@ def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 yield found.path, f"this note cannot be read: {error}", False
                 continue
-            if isinstance(note, _Saved):
+            if isinstance(note, SavepointNote):
                 why = _why_stale(note)
                 if why is not None:
                     advice = f"next: if it is gone for good, delete {store.url}/{found.path}"
                     yield found.path, f"{why}\n  {advice}", True
 
 
-def _why_stale(note: _Saved) -> str | None:
+def _why_stale(note: SavepointNote) -> str | None:
     """Why a note leads to no savepoint; it may have been moved."""
     nothing = f"there is no savepoint at {note.url}"
     try:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from cairn.errors import CairnError
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.source_logs import differing_file, source_files
+from cairn.storage.source_logs import find_differing_file, source_files
 from cairn.storage.spark_log import check_file, names_query, read_metadata, same_offsets
 from cairn.storage.store import NotFoundError, Store
 
@@ -60,7 +60,7 @@ def _check_sources(
 ) -> Iterator[tuple[str, str]]:
     try:
         for _ in range(_ATTEMPTS):
-            path = differing_file(store, position, checkpoint=checkpoint, is_running=True)
+            path = find_differing_file(store, position, checkpoint=checkpoint, is_running=True)
             if path is None:
                 break
         else:

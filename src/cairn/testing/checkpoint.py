@@ -12,13 +12,13 @@ from collections.abc import Mapping
 
 from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
 from cairn.ids import new_id
-from cairn.protocol.entry import EntrySpec
-from cairn.protocol.messages import Begin, OperatorAck, Stored
+from cairn.protocol.messages import Begin, OperatorAck
+from cairn.protocol.scoped_state import ScopedState
 from cairn.slot.holding import Holding
 from cairn.slot.restore import restore, write_base
-from cairn.storage.files import encode_segment
+from cairn.storage.files import StateFile, encode_segment
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pack import write_segment
 from cairn.storage.store import open_store
 
@@ -28,9 +28,9 @@ GROUP_COUNT = 128
 class Checkpoint:
     """The epochs of one harness."""
 
-    def __init__(self, entries: Mapping[str, EntrySpec], now_ms: int) -> None:
+    def __init__(self, states: Mapping[str, ScopedState], now_ms: int) -> None:
         self.newest: Epoch | None = None
-        self.entries = entries
+        self.states = states
         self._store = open_store("memory:")
         self._log = Log(self._store)
         self.term = self._log.take_over(host="harness", pid=0, wall_ms=now_ms).term
@@ -55,7 +55,7 @@ class Checkpoint:
         return part
 
     def versions(self) -> dict[str, list[str]]:
-        return {uid: [self.range_of(uid).version] for uid in self.entries}
+        return {uid: [self.range_of(uid).version] for uid in self.states}
 
     def settle(self, held: Holding) -> None:
         """Promote or undo what is held beyond the newest epoch."""
@@ -71,23 +71,22 @@ class Checkpoint:
                 restore(held, self._store, self.newest, missing, scratch)
         held.version = version
 
-    def write_delta(self, held: Holding, uid: str) -> Stored | None:
+    def write_delta(self, held: Holding, uid: str) -> StateFile | None:
         """What the epoch has changed."""
         parts = held.delta(uid)
         if not parts:
             return None
         number = self.next_number
         segment = encode_segment("delta", held.uid, parts, first_epoch=number, last_epoch=number)
-        at = write_segment(self._store, segment, self.term)
-        return Stored(segment.id, at.length, segment.rows, path=at.path)
+        return write_segment(self._store, segment, self.term)
 
     def advanced(
-        self, held: Holding, delta: Stored | None, rows: int, part: RangeState | None = None
+        self, held: Holding, delta: StateFile | None, rows: int, part: RangeState | None = None
     ) -> RangeState:
         """Its range after the epoch; `part` is what it was before, if not as committed."""
         ack = OperatorAck(held.uid, rows, 0, held.keys_changed(), delta)
         before = self.range_of(held.uid) if part is None else part
-        return advance(before, ack, self.next_number, {}, held.state_held())
+        return advance(before, ack, self.next_number, held.state_held())
 
     def based(self, held: Holding, begin: Begin, rows: int) -> RangeState:
         """Its range with one base in place of all files."""
@@ -100,23 +99,23 @@ class Checkpoint:
                 base, held.uid, held.groups, self._store, begin, scratch, lambda: None
             )
         base.close()
-        based = take_in(part, written, {})
+        based = take_in(part, written)
         assert based is not None, "a base of the newest epoch fits"
         return self.advanced(held, None, rows, based)
 
     def append(self, ranges: Mapping[str, RangeState], *, now_ms: int, wall_ms: int) -> None:
         """Commit an epoch."""
         operators = {
-            uid: OperatorEntry(
+            uid: EpochOperator(
                 uid=uid,
                 function_version="",
-                key_types=entry.key_types,
-                states=entry.decls,
+                key_types=state.key_types,
+                states=state.decls,
                 parallelism=1,
                 ranges=[ranges[uid]],
-                scope=entry.scope,
+                scope=state.scope,
             )
-            for uid, entry in self.entries.items()
+            for uid, state in self.states.items()
         }
         parent = self.parent
         self.newest = self._log.append(

@@ -8,7 +8,7 @@ In a simulation the point raises `SimulatedCrash`, and the caller throws the cra
 driver away:
 
     with simulated_crash("driver.manifest.written"), suppress(SimulatedCrash):
-        coordinator.run_epoch(position, execute)
+        coordinator.run_batch(position, execute)
 
 Always true here:
 - SimulatedCrash is no Exception, so nothing in cairn handles it on the way out;

@@ -93,8 +93,8 @@ class FaultyStore(Store):
     def list(self, prefix: str = "") -> list[StoredObject]:
         return self._run("list", lambda: self.inner.list(prefix))
 
-    def unfinished(self, prefix: str = "") -> dict[str, str]:
-        return self._run("list", lambda: self.inner.unfinished(prefix))
+    def list_unfinished(self, prefix: str = "") -> dict[str, str]:
+        return self._run("list", lambda: self.inner.list_unfinished(prefix))
 
     def exists(self, path: str) -> bool:
         return self._run("exists", lambda: self.inner.exists(path))

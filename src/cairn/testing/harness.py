@@ -49,10 +49,11 @@ from cairn.plan.check import (
     check_handlers,
     check_ttl,
 )
-from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
 from cairn.slot.timers import as_ms
 from cairn.state import Broadcast, Declaration, List, Map
@@ -138,8 +139,8 @@ class Harness:
             broadcast=self._broadcast_state,
             stored_key_types=self._inputs.key_types,
         )
-        entries = {entry.uid: entry for entry in entries_of(self._spec)}
-        self._checkpoint = Checkpoint(entries, now_ms)
+        states = {state.uid: state for state in states_by_scope(self._spec)}
+        self._checkpoint = Checkpoint(states, now_ms)
         self._keys = [codec(type_) for type_ in self._inputs.key_types]
         self.clock = ManualClock(now_ms)
         self._backend = backend
@@ -445,7 +446,7 @@ class Harness:
             run_id=UID,
             term=self._checkpoint.term,
             epoch=self.epoch,
-            attempt=0,
+            execution=Execution(),
             parent=self._checkpoint.parent,
             now_ms=max(self.clock(), self._checkpoint.now_ms),
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,

@@ -2,28 +2,30 @@
 
 from cairn.types.declared import (
     OBJECT,
+    Row,
     SchemaLike,
     TypeLike,
     all_nullable,
     contains_map,
+    format_type,
     parse_schema,
     parse_type,
     row_class,
     schema_ddl,
-    shown_type,
     type_ddl,
 )
 
 __all__ = [
     "OBJECT",
+    "Row",
     "SchemaLike",
     "TypeLike",
     "all_nullable",
     "contains_map",
+    "format_type",
     "parse_schema",
     "parse_type",
     "row_class",
     "schema_ddl",
-    "shown_type",
     "type_ddl",
 ]

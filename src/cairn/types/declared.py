@@ -1,4 +1,4 @@
-"""Declared types: however a type was written, cairn knows it as one Arrow type.
+"""Declared types: however a type is written, cairn holds it as one Arrow type.
 
 A type may be declared as Spark DDL, as a pyspark DataType, as an Arrow type or
 as a Python type. All of them become the same canonical Arrow type, which can be
@@ -10,7 +10,7 @@ Always true here:
   map children are nullable and carry Spark's field names;
 - parse_type(type_ddl(t)) == t for every canonical t;
 - a class field without None in its annotation is NOT NULL;
-- what cannot be stored without loss is refused with PlanError, never bent.
+- a type that cannot be stored without loss is refused with PlanError, never changed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import pyarrow as pa
 
@@ -78,7 +78,7 @@ _ALIASES = {
     "real": "float",
     "timestamp_ltz": "timestamp",
 }
-_PYTHON: dict[Any, pa.DataType] = {
+_PYTHON: dict[object, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),
     float: pa.float64(),
@@ -96,8 +96,8 @@ _ACCEPTED = (
 )
 
 
-def parse_type(declared: TypeLike) -> Any:
-    """The canonical Arrow type of a declaration, or OBJECT."""
+def parse_type(declared: TypeLike) -> pa.DataType:
+    """Return the canonical Arrow type of a declaration, or OBJECT."""
     try:
         return _parse(declared)
     except RecursionError:
@@ -105,7 +105,7 @@ def parse_type(declared: TypeLike) -> Any:
 
 
 def parse_schema(declared: SchemaLike) -> pa.Schema:
-    """The canonical Arrow schema of a declaration of columns."""
+    """Return the canonical Arrow schema of declared columns."""
     if isinstance(declared, pa.Schema):
         struct = _struct((f.name, f.type, f.nullable) for f in declared)
     elif isinstance(declared, str) and not re.match(r"\s*struct\s*<", declared, re.IGNORECASE):
@@ -114,7 +114,7 @@ def parse_schema(declared: SchemaLike) -> pa.Schema:
         struct = parse_type(declared)
     if struct is OBJECT or not pa.types.is_struct(struct):
         raise PlanError(
-            f"a schema names its columns, found {declared!r}\n"
+            f"a schema must name its columns, found {declared!r}\n"
             "  next: write 'a bigint, b string', or pass a StructType, a pa.Schema, "
             "a NamedTuple or a dataclass",
             declared=declared,
@@ -122,8 +122,8 @@ def parse_schema(declared: SchemaLike) -> pa.Schema:
     return pa.schema(list(struct))
 
 
-def type_ddl(type: Any) -> str:
-    """The type as Spark DDL; OBJECT is 'object'."""
+def type_ddl(type: pa.DataType) -> str:
+    """Return the type as Spark DDL; OBJECT is 'object'."""
     if type is OBJECT:
         return "object"
     if pa.types.is_decimal128(type):
@@ -140,8 +140,8 @@ def type_ddl(type: Any) -> str:
         raise _refuse(type, "it is not a canonical type") from None
 
 
-def shown_type(type: Any) -> str:
-    """For people: as Spark DDL, or as Arrow calls it where Spark has no word for it."""
+def format_type(type: pa.DataType) -> str:
+    """Return the type as Spark DDL, or Arrow's name for it if Spark has no such type."""
     try:
         return type_ddl(type)
     except PlanError:
@@ -149,7 +149,7 @@ def shown_type(type: Any) -> str:
 
 
 def schema_ddl(schema: pa.Schema) -> str:
-    """The schema as Spark DDL: 'a bigint, b string NOT NULL'."""
+    """Return the schema as Spark DDL: 'a bigint, b string NOT NULL'."""
     return ", ".join(_field_ddl(field, " ") for field in schema)
 
 
@@ -163,14 +163,14 @@ def _field_ddl(field: pa.Field, separator: str) -> str:
 # --- from declarations to Arrow ---------------------------------------------------------------
 
 
-def _refuse(declared: Any, why: str) -> PlanError:
+def _refuse(declared: object, why: str) -> PlanError:
     return PlanError(
         f"{declared!r} is not a type cairn can store: {why}\n  accepted: {_ACCEPTED}",
         declared=declared,
     )
 
 
-def _parse(declared: Any) -> Any:
+def _parse(declared: TypeLike) -> pa.DataType:
     if isinstance(declared, str):
         return _Ddl(declared).whole_type()
     if isinstance(declared, pa.DataType):
@@ -182,25 +182,25 @@ def _parse(declared: Any) -> Any:
     return _from_python(declared)
 
 
-def _inner(declared: Any) -> pa.DataType:
+def _inner(declared: TypeLike) -> pa.DataType:
     parsed = _parse(declared)
     if parsed is OBJECT:
         raise _refuse(declared, "object stands alone, not inside another type")
     return parsed
 
 
-def _list(element: Any) -> pa.DataType:
+def _list(element: TypeLike) -> pa.DataType:
     return pa.list_(pa.field("element", _inner(element)))
 
 
-def _map(key: Any, value: Any) -> pa.DataType:
+def _map(key: TypeLike, value: TypeLike) -> pa.DataType:
     key_type = _inner(key)
     if contains_map(key_type):
         raise _refuse(key, "a map cannot be a map's key")
     return pa.map_(key_type, pa.field("value", _inner(value)))
 
 
-def _struct(fields: Iterable[tuple[str, Any, bool]]) -> pa.DataType:
+def _struct(fields: Iterable[tuple[str, TypeLike, bool]]) -> pa.DataType:
     built = [pa.field(name, _inner(type), nullable) for name, type, nullable in fields]
     counts = collections.Counter(field.name for field in built)
     twice = [name for name, count in counts.items() if count > 1]
@@ -216,7 +216,7 @@ def _decimal(precision: int, scale: int) -> pa.DataType:
 
 
 def all_nullable(type: pa.DataType) -> pa.DataType:
-    """The type with every NOT NULL in it taken away."""
+    """Return the type without any NOT NULL in it."""
     if pa.types.is_struct(type):
         return pa.struct([pa.field(field.name, all_nullable(field.type)) for field in type])
     if pa.types.is_map(type):
@@ -227,7 +227,7 @@ def all_nullable(type: pa.DataType) -> pa.DataType:
 
 
 def contains_map(type: pa.DataType) -> bool:
-    """Whether a map sits anywhere in the type; such values have no hash and no order."""
+    """True if there is a map anywhere in the type: such values have no hash and no order."""
     if pa.types.is_map(type):
         return True
     return any(contains_map(type.field(i).type) for i in range(type.num_fields))
@@ -257,7 +257,7 @@ def _from_arrow(type: pa.DataType) -> pa.DataType:
 
 
 def _from_spark(value: Any) -> pa.DataType:
-    # What jsonValue() gives: a name for atomic types, a tree of dicts for the rest.
+    """Return the type of a `jsonValue()`: a name for atomic types, else a tree of dicts."""
     if isinstance(value, str):
         return _Ddl(value).whole_type()
     kind = value.get("type")
@@ -273,21 +273,21 @@ def _from_spark(value: Any) -> pa.DataType:
     raise _refuse(kind, "it is a user-defined Spark type")
 
 
-def _from_python(declared: Any) -> pa.DataType:
+def _from_python(declared: TypeLike) -> pa.DataType:
     try:
         if declared in _PYTHON:
             return _PYTHON[declared]
     except TypeError:
         raise _refuse(declared, f"found a {type(declared).__name__}") from None
-    origin, args = typing.get_origin(declared), typing.get_args(declared)
-    if origin in (typing.Union, types.UnionType):
+    generic, args = typing.get_origin(declared), typing.get_args(declared)
+    if generic in (typing.Union, types.UnionType):
         some = [arg for arg in args if arg is not type(None)]
         if len(some) == 1:
             return _inner(some[0])
         raise _refuse(declared, "a value has one type")
-    if origin is list or (origin is tuple and len(args) == 2 and args[1] is Ellipsis):
+    if generic is list or (generic is tuple and len(args) == 2 and args[1] is Ellipsis):
         return _list(args[0])
-    if origin is dict:
+    if generic is dict:
         return _map(*args)
     if isinstance(declared, type):
         if dataclasses.is_dataclass(declared):
@@ -314,7 +314,7 @@ _END = ("", "")
 
 
 class _Ddl:
-    """A recursive-descent reader of the part of Spark's DDL that describes data."""
+    """A recursive-descent parser of the part of Spark's DDL that describes data."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -325,7 +325,7 @@ class _Ddl:
         ]
         self.at = 0
 
-    def whole_type(self) -> Any:
+    def whole_type(self) -> pa.DataType:
         parsed = OBJECT if self.text.strip().lower() == "object" else self.type()
         return parsed if self.at == len(self.tokens) or parsed is OBJECT else self.fail("the end")
 
@@ -339,11 +339,11 @@ class _Ddl:
         word = self.word("a type")
         name = _ALIASES.get(word, word)
         if name == "array":
-            return self.bracketed(lambda: _list(self.type()))
+            return self.in_brackets(lambda: _list(self.type()))
         if name == "map":
-            return self.bracketed(lambda: _map(*self.pair()))
+            return self.in_brackets(lambda: _map(*self.pair()))
         if name == "struct":
-            return self.bracketed(self.struct_fields)
+            return self.in_brackets(self.struct_fields)
         if name == "interval":
             return self.interval()
         if name in ("decimal", "dec", "numeric"):
@@ -405,7 +405,7 @@ class _Ddl:
             self.need(")")
         return found
 
-    def bracketed(self, inside: Any) -> pa.DataType:
+    def in_brackets(self, inside: Callable[[], pa.DataType]) -> pa.DataType:
         self.need("<")
         parsed = inside()
         self.need(">")
@@ -432,7 +432,7 @@ class _Ddl:
         self.at += 1
         return part.lower()
 
-    def fail(self, expected: str) -> Any:
+    def fail(self, expected: str) -> NoReturn:
         found = self.peek()[1] or "the end"
         raise _refuse(self.text, f"expected {expected}, found {found!r}")
 
@@ -440,14 +440,16 @@ class _Ddl:
 # --- rows -------------------------------------------------------------------------------------
 
 _ROW_PREFIX = "Row_"
+Row = tuple[Any, ...]
+"""A row: an instance of a `row_class`, or a plain tuple of its columns."""
 _KEPT = {"_fields", "_make", "_replace", "_asdict", "_field_defaults"}
 
 
-def row_class(fields: Any) -> type[tuple[Any, ...]]:
-    """The named-tuple class of a schema, a struct type or a sequence of field names.
+def row_class(fields: pa.Schema | pa.StructType | Sequence[str]) -> type[Row]:
+    """Return the named-tuple class of a schema, a struct type or a sequence of field names.
 
     Columns are attributes, `row["order id"]` works for every name, and a column
-    called `count` or `asdict` wins over the method. Equal names give one class.
+    called `count` or `asdict` wins over the method. Equal names share one class.
     """
     if isinstance(fields, pa.Schema | pa.StructType):
         return _row_class(tuple(field.name for field in fields))
@@ -455,9 +457,9 @@ def row_class(fields: Any) -> type[tuple[Any, ...]]:
 
 
 @functools.cache
-def _row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
+def _row_class(names: tuple[str, ...]) -> type[Row]:
     namedtuple: Any = collections.namedtuple  # untyped: mypy wants the names as a literal
-    base = namedtuple("Row", names, rename=True)
+    parent = namedtuple("Row", names, rename=True)
     positions = {name: position for position, name in enumerate(names)}
     tuple_item = tuple.__getitem__
 
@@ -467,11 +469,11 @@ def _row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
         try:
             return tuple_item(self, positions[key])
         except KeyError:
-            raise KeyError(f"no column {key!r}; there are {', '.join(names)}") from None
+            raise KeyError(f"no column {key!r}; the columns are {', '.join(names)}") from None
 
     def __repr__(self: Any) -> str:
-        pairs = zip(names, self, strict=True)
-        return "Row(" + ", ".join(f"{_shown(name)}={value!r}" for name, value in pairs) + ")"
+        shown = (name if name.isidentifier() else repr(name) for name in names)
+        return f"Row({', '.join(f'{n}={value!r}' for n, value in zip(shown, self, strict=True))})"
 
     def asdict(self: Any) -> dict[str, Any]:
         return dict(zip(names, self, strict=True))
@@ -480,7 +482,7 @@ def _row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
         values = asdict(self) | changes
         if len(values) > len(names):
             unknown = [name for name in changes if name not in positions]
-            raise ValueError(f"no column {unknown[0]!r}; there are {', '.join(names)}")
+            raise ValueError(f"no column {unknown[0]!r}; the columns are {', '.join(names)}")
         return self._make(values.values())
 
     namespace: dict[str, Any] = {
@@ -497,15 +499,11 @@ def _row_class(names: tuple[str, ...]) -> type[tuple[Any, ...]]:
         "_replace": _replace,
         "_fields": names,
     }
-    # namedtuple's own C getters, also under the names it found odd.
+    # namedtuple's own C getters, also under names that it would not accept.
     for name, position in positions.items():
         if name not in _KEPT and not (name.startswith("__") and name.endswith("__")):
-            namespace[name] = base.__dict__[base._fields[position]]
-    return type("Row", (base,), namespace)
-
-
-def _shown(name: str) -> str:
-    return name if name.isidentifier() else repr(name)
+            namespace[name] = parent.__dict__[parent._fields[position]]
+    return type("Row", (parent,), namespace)
 
 
 if not TYPE_CHECKING:  # hidden from mypy, which would take every name for present

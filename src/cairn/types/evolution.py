@@ -1,21 +1,22 @@
-"""State whose declared type has changed since it was stored: may it be read, and how.
+"""Read state whose declared type has changed since it was stored.
 
 `compare` decides before anything runs, from the types alone; `reshape` then turns stored
-rows of the old type into rows of the declared one while they are read. What needs no
+rows of the old type into rows of the declared one while they are read. These changes need no
 help, at any depth: nullable fields added, fields dropped and moved, numbers widened
-without loss, NOT NULL taken away. All else takes the declaration's `migrate=`.
+without loss, NOT NULL removed. Every other change needs the declaration's `migrate=`.
 
 Always true here:
-- what `compare` lets pass without migrate=, `reshape` converts without loss, whatever the
-  values, and without a step per row;
+- `reshape` converts everything that `compare` accepts without migrate=, without loss and
+  without a step per row;
 - keys and map entries are never converted: they would hash and order differently;
-- a row that deletes goes on deleting, and rows keep their number and order.
+- a row that deletes still deletes afterwards, and rows keep their number and order.
 """
 
 from __future__ import annotations
 
 import reprlib
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,8 @@ from cairn.errors import FunctionError
 from cairn.state import TTL, Declaration
 from cairn.types import OBJECT, parse_type, type_ddl
 from cairn.types.codec import codec
-from cairn.types.codec.stamped import joined, list_parts, split
+from cairn.types.codec.core import Values
+from cairn.types.codec.stamped import join_stamps, list_parts, split_stamps
 from cairn.user_code import raised_at
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 200
 _MESSAGE_CHARS_MAX: Final = 1000
 
-# Each holds every value of the type before it. Of integers, a double holds bigint not exactly.
-_WIDER: Final[dict[Any, set[Any]]] = {
+# Wider types hold every value of the narrower one. A double does not hold every bigint.
+_WIDER: Final[dict[pa.DataType, set[pa.DataType]]] = {
     pa.int8(): {pa.int16(), pa.int32(), pa.int64(), pa.float64()},
     pa.int16(): {pa.int32(), pa.int64(), pa.float64()},
     pa.int32(): {pa.int64(), pa.float64()},
@@ -44,7 +46,7 @@ _WIDER: Final[dict[Any, set[Any]]] = {
 
 
 class IncompatibleError(Exception):
-    """Stored state cannot become the declared one: why, and what to do."""
+    """Stored state cannot be read as it is declared now."""
 
     def __init__(self, reason: str, next_step: str) -> None:
         super().__init__(reason)
@@ -52,11 +54,8 @@ class IncompatibleError(Exception):
         self.next_step = next_step
 
 
-# May it be read?
-
-
 def compare(held: StateDecl, declaration: Declaration) -> Literal["same", "migrate"]:
-    """What is to be done with stored state; IncompatibleError where there is no way."""
+    """Return whether stored state must be converted; IncompatibleError if it cannot be."""
     stored, wanted = _layout(held.kind), _layout(declaration.kind)
     if stored != wanted:
         raise IncompatibleError(
@@ -67,7 +66,7 @@ def compare(held: StateDecl, declaration: Declaration) -> Literal["same", "migra
         parse_type(held.entry_type), declaration.entry_type
     ):
         raise IncompatibleError(
-            "the keys of a map are told apart and ordered by their type, which cannot change",
+            "the type of map keys decides how they hash and sort, so it cannot change",
             f"declare the map keys as {held.entry_type}, or give the state a new name",
         )
     old = parse_type(held.type)
@@ -81,15 +80,15 @@ def compare(held: StateDecl, declaration: Declaration) -> Literal["same", "migra
     return "migrate"
 
 
-def is_wider(old: Any, new: Any) -> bool:
-    """Whether every number of the one type is one of the other."""
+def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
+    """True if the new type holds every number of the old one."""
     return new in _WIDER.get(old, ())
 
 
 def revives(held: StateDecl, declaration: Declaration) -> bool:
-    """Whether values that have expired as they were declared would live again.
+    """True if values that expired under the old ttl would live again under the new one.
 
-    They may be gone from one slot and not from another, so they must be left out.
+    Some slots may have removed them and others not, so they must be left out.
     """
     old, new = TTL.of(held.ttl), declaration.ttl
     return old is not None and (new is None or new.clock != old.clock or new.ms > old.ms)
@@ -99,17 +98,17 @@ def _layout(kind: str) -> str:
     return "value" if kind in ("reducing", "aggregating") else kind
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _equal(left: pa.DataType, right: pa.DataType) -> bool:
     return left is right or type_ddl(left) == type_ddl(right)
 
 
 _MIGRATE: Final = "pass migrate= to the declaration, or give the state a new name"
 
 
-def _check(old: Any, new: Any, path: str) -> None:
-    """Raise unless every value of the old type is one of the new type."""
+def _check(old: pa.DataType, new: pa.DataType, path: str) -> None:
+    """Raise unless the new type holds every value of the old one."""
     if old is OBJECT or new is OBJECT:
-        raise _refused(old, new, path, "only Python code can turn one into the other")
+        raise _refuse(old, new, path, "only Python code can turn one into the other")
     if _equal(old, new) or is_wider(old, new):
         return
     types = pa.types
@@ -119,15 +118,15 @@ def _check(old: Any, new: Any, path: str) -> None:
         _check(old.value_type, new.value_type, f"{path}[]")
     elif types.is_map(old) and types.is_map(new):
         if not _equal(old.key_type, new.key_type):
-            raise _refused(old.key_type, new.key_type, f"{path}{{key}}", "map keys cannot change")
+            raise _refuse(old.key_type, new.key_type, f"{path}{{key}}", "map keys cannot change")
         _check(old.item_type, new.item_type, f"{path}{{}}")
     elif types.is_decimal(old) and types.is_decimal(new):
         whole = new.precision - new.scale >= old.precision - old.scale
         if not (whole and new.scale >= old.scale):
-            raise _refused(old, new, path, "digits would be lost")
+            raise _refuse(old, new, path, "digits would be lost")
     else:
         why = "values could be lost" if _is_number(old) and _is_number(new) else ""
-        raise _refused(old, new, path, why)
+        raise _refuse(old, new, path, why)
 
 
 def _check_struct(old: pa.DataType, new: pa.DataType, path: str) -> None:
@@ -138,19 +137,19 @@ def _check_struct(old: pa.DataType, new: pa.DataType, path: str) -> None:
         if before is None:
             if not field.nullable:
                 raise IncompatibleError(
-                    f"{_place(where)} is new and NOT NULL: stored values have nothing to put there",
-                    f"let {field.name!r} be null (of a class: `| None`), or {_MIGRATE}",
+                    f"{_place(where)} is new and NOT NULL, but stored values have no value for it",
+                    f"make {field.name!r} nullable (`| None` in a class), or {_MIGRATE}",
                 )
         elif before.nullable and not field.nullable:
             raise IncompatibleError(
                 f"{_place(where)} may be null in stored values and is declared NOT NULL",
-                f"let {field.name!r} be null (of a class: `| None`), or {_MIGRATE}",
+                f"make {field.name!r} nullable (`| None` in a class), or {_MIGRATE}",
             )
         else:
             _check(before.type, field.type, where)
 
 
-def _refused(old: Any, new: Any, path: str, why: str) -> IncompatibleError:
+def _refuse(old: pa.DataType, new: pa.DataType, path: str, why: str) -> IncompatibleError:
     reason = f"{_place(path)} cannot go from {type_ddl(old)} to {type_ddl(new)} by itself"
     return IncompatibleError(f"{reason}: {why}" if why else reason, _MIGRATE)
 
@@ -164,9 +163,6 @@ def _is_number(type: pa.DataType) -> bool:
     return bool(types.is_integer(type) or types.is_floating(type) or types.is_decimal(type))
 
 
-# Reading it
-
-
 def reshape(
     batch: pa.RecordBatch,
     declaration: Declaration,
@@ -176,11 +172,11 @@ def reshape(
     held: StateDecl | None = None,
     stamp_ms: int = 0,
 ) -> pa.RecordBatch:
-    """Stored rows, of the layout of the state's kind, as rows of the declared type.
+    """Return stored rows, in the layout of the state's kind, as rows of the declared type.
 
-    `held` is what the epoch says of the state. Without it the old type is read off the
-    rows, where pickled objects look like plain binary, and nothing is taken to expire.
-    Values that are to expire from now on, or by another clock, count as written at `stamp_ms`.
+    `held` is the epoch's record of the state. Without it the old type is that of the
+    rows, where pickled objects look like plain binary, and values do not expire.
+    Values that expire from now on, or by another clock, count as written at `stamp_ms`.
     """
     is_stamped = declaration.ttl is not None
     at: pa.Array | None = None
@@ -189,15 +185,15 @@ def reshape(
         keeps_times = declaration.ttl is not None and declaration.ttl.clock == old.clock
         if keeps_times and _equal(parse_type(held.type), declaration.type):
             return batch
-        times, plain = split(batch["value"])
-        # Times of one clock say nothing by the other: an event of long ago was written just now.
+        times, plain = split_stamps(batch["value"])
+        # Times of one clock mean nothing by the other: an old event may have been written just now.
         at = times if keeps_times else None
         batch = batch.set_column(batch.schema.names.index("value"), "value", plain)
-    rows = _reshaped(batch, declaration, key_type, operator, held)
+    rows = _reshape_values(batch, declaration, key_type, operator, held)
     if not is_stamped:
         return rows
     at = _same_stamp(rows["value"], stamp_ms) if at is None else at
-    stamped = joined(at, rows["value"], rows["live"])
+    stamped = join_stamps(at, rows["value"], rows["live"])
     return rows.set_column(rows.schema.names.index("value"), "value", stamped)
 
 
@@ -209,14 +205,14 @@ def _same_stamp(values: pa.Array, stamp_ms: int) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, stamps, mask=nulls)
 
 
-def _reshaped(
+def _reshape_values(
     batch: pa.RecordBatch,
     declaration: Declaration,
     key_type: pa.DataType,
     operator: str,
     held: StateDecl | None,
 ) -> pa.RecordBatch:
-    """Rows of plain values, in the declared type."""
+    """Return rows of plain values, in the declared type."""
     values = batch["value"]
     items = values.type.value_type if declaration.kind == "list" else values.type
     old = parse_type(items if held is None else held.type)
@@ -225,7 +221,7 @@ def _reshaped(
         return batch
     columns = {name: batch[name] for name in batch.schema.names}
     if declaration.migrate is not None:
-        columns |= _migrated(batch, old, declaration, key_type, operator)
+        columns |= _migrate_values(batch, old, declaration, key_type, operator)
     elif declaration.kind == "list":
         columns["value"] = _cast(values, pa.list_(new_arrow))
     else:
@@ -234,7 +230,7 @@ def _reshaped(
 
 
 def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
-    """Into a type that `_check` has let pass."""
+    """Cast to a type that `_check` has accepted."""
     types = pa.types
     if array.type == type:
         return array
@@ -272,41 +268,45 @@ def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
     return array.cast(type)
 
 
-def _migrated(
-    batch: pa.RecordBatch, old: Any, declaration: Declaration, key_type: pa.DataType, operator: str
-) -> dict[str, pa.Array]:
-    """The columns that change when each value goes through the user's function."""
-    values = batch["value"]
-    if declaration.kind != "list":
-        rows = range(len(batch))
-        found = _called(batch, values, rows, old, declaration, key_type, operator)
-        live = batch["live"].to_numpy(zero_copy_only=False)
-        was = values.is_valid().to_numpy(zero_copy_only=False)
-        dropped = np.fromiter((value is None for value in found), bool, len(found)) & was
-        # Of a map, a stored None is a value and stays one.
-        return {"value": _encoded(found, declaration), "live": pa.array(live & ~dropped)}
-    offsets, items, nulls = list_parts(values)
-    lengths = np.diff(offsets.to_numpy())
-    owners = np.repeat(np.arange(len(batch)), lengths).tolist()
-    found = _called(batch, items, owners, old, declaration, key_type, operator)
-    encoded = _encoded(found, declaration)
-    return {"value": pa.ListArray.from_arrays(offsets, encoded, mask=nulls)}
-
-
-def _called(
+def _migrate_values(
     batch: pa.RecordBatch,
-    values: pa.Array,
-    rows: Any,
-    old: Any,
+    old: pa.DataType,
     declaration: Declaration,
     key_type: pa.DataType,
     operator: str,
-) -> list[Any]:
-    """The function's answers, checked; None for what it drops and for what was None."""
+) -> dict[str, pa.Array]:
+    """Return the columns that change when the user's function converts each value."""
+    values, new = batch["value"], codec(declaration.type)
+    if declaration.kind != "list":
+        rows = range(len(batch))
+        found = _call_migrate(batch, values, rows, old, declaration, key_type, operator)
+        live = batch["live"].to_numpy(zero_copy_only=False)
+        was = values.is_valid().to_numpy(zero_copy_only=False)
+        dropped = np.fromiter((value is None for value in found), bool, len(found)) & was
+        # In a map a stored None is a value and stays one.
+        return {"value": new.encode(found), "live": pa.array(live & ~dropped)}
+    offsets, items, nulls = list_parts(values)
+    lengths = np.diff(offsets.to_numpy())
+    owners = np.repeat(np.arange(len(batch)), lengths).tolist()
+    found = _call_migrate(batch, items, owners, old, declaration, key_type, operator)
+    encoded = new.encode(found)
+    return {"value": pa.ListArray.from_arrays(offsets, encoded, mask=nulls)}
+
+
+def _call_migrate(
+    batch: pa.RecordBatch,
+    values: pa.Array,
+    rows: Sequence[int],
+    old: pa.DataType,
+    declaration: Declaration,
+    key_type: pa.DataType,
+    operator: str,
+) -> Values:
+    """Return the function's results, checked; None for dropped values and for None."""
     migrate, new, before = declaration.migrate, codec(declaration.type), codec(old)
     assert migrate is not None
     is_list = declaration.kind == "list"
-    answers: list[Any] = []
+    answers: Values = []
     for row, stored in zip(rows, before.decode(values), strict=True):
         if stored is None:
             answers.append(None)
@@ -324,12 +324,8 @@ def _called(
     return answers
 
 
-def _encoded(values: list[Any], declaration: Declaration) -> pa.Array:
-    return codec(declaration.type).encode(values)
-
-
 def _migration_error(
-    error: Exception, declaration: Declaration, operator: str, key: Any, value: Any
+    error: Exception, declaration: Declaration, operator: str, key: object, value: object
 ) -> FunctionError:
     state = declaration.name
     facts = {"key": _REPR.repr(key), "value": _REPR.repr(value)}

@@ -1,1 +1,1 @@
-"""What a browser, a client or Prometheus sees of a job: HTTP, pages, Arrow Flight."""
+"""The web server of a job: HTTP API, dashboard, Prometheus, Arrow Flight."""

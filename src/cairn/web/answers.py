@@ -1,13 +1,12 @@
-"""What goes out is JSON, and what comes in with a request is checked.
+"""JSON answers, and checks of the parameters and bodies of requests.
 
 Always true here:
-- a parameter that does not fit is an ApiError of 400 that names it, never an exception of
-  another kind.
+- an invalid parameter raises an ApiError with status 400 that names it, never another exception.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, overload
+from typing import Annotated, Any, Final, TypeVar, overload
 
 import msgspec
 from starlette.requests import Request
@@ -17,12 +16,15 @@ from cairn.web.errors import ApiError
 
 EPOCH_MAX: Final = 10**12 - 1
 """The log numbers its records with 12 digits."""
+EpochNumber = Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
+
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 
 
-def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(_encode(data), status, headers, media_type="application/json")
+def json_response(data: object, status: int = 200) -> Response:
+    return Response(_encode(data), status, media_type="application/json")
 
 
 @overload
@@ -34,7 +36,7 @@ def query_int(
 def query_int(
     request: Request, name: str, *, default: int | None, least: int, most: int
 ) -> int | None:
-    """A whole number of the query, within bounds."""
+    """Return a whole number of the query, within bounds."""
     text = query_text(request, name, chars_max=20)
     return default if text is None else _int(name, text, least, most)
 
@@ -48,7 +50,7 @@ def query_epoch(request: Request, name: str = "epoch") -> int | None:
 
 
 def query_text(request: Request, name: str, *, chars_max: int = 1000) -> str | None:
-    """A text of the query, given at most once; None when it is not there."""
+    """Return a text of the query, given at most once; None if it is missing."""
     found = request.query_params.getlist(name)
     if len(found) > 1:
         raise ApiError(400, "bad-request", f"{name} is given {len(found)} times", "give it once")
@@ -58,7 +60,7 @@ def query_text(request: Request, name: str, *, chars_max: int = 1000) -> str | N
 
 
 def _int(name: str, text: str, least: int, most: int) -> int:
-    # int() takes "１", " 1 " and "1_000" too.
+    # int() also accepts "１", " 1 " and "1_000".
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdecimal() and len(digits) <= 16 and least <= int(text) <= most:
         return int(text)
@@ -67,8 +69,8 @@ def _int(name: str, text: str, least: int, most: int) -> int:
     )
 
 
-async def json_body(request: Request, shape: type[Any]) -> Any:
-    """The body as a value of a msgspec type; 415 and 400 when it is none."""
+async def json_body(request: Request, shape: type[T]) -> T:
+    """Return the body as a value of a msgspec type, or raise an ApiError with 415 or 400."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
@@ -77,4 +79,11 @@ async def json_body(request: Request, shape: type[Any]) -> Any:
     try:
         return msgspec.json.decode(await request.body(), type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, "bad-request", f"The body does not fit: {error}") from None
+        raise ApiError(400, "bad-request", f"The body is invalid: {error}") from None
+
+
+def body_schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON schema of a body without nested structs."""
+    _, schemas = msgspec.json.schema_components([shape])
+    schema: dict[str, Any] = schemas[shape.__name__]
+    return schema

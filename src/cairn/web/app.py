@@ -1,4 +1,4 @@
-"""The application: all routes of a site, behind its guards."""
+"""The ASGI application: all routes of a site, behind its guards."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from cairn.web.parameters import check_parameters
 from cairn.web.site import Site
 
 _PARTS: Final = (login, states, control, events, overview, pages, prometheus)
-"""Each has `routes(site)`; those that are more than pages have DOCS."""
+"""Each has `routes(site)`; those with an API have DOCS."""
 
 
 def make_app(site: Site) -> Starlette:
-    """What an ASGI server runs."""
+    """Return the application for an ASGI server."""
     routes = [route for part in _PARTS for route in part.routes(site)]
     routes.append(Route("/api/openapi.json", lambda request: _openapi(request, site)))
     check_parameters(routes, description(site)["paths"])
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
-    # The last one added is the first to see a request.
+    # The last one added sees a request first.
     app.add_middleware(Bodies)
     app.add_middleware(Guard, site=site)
     app.add_middleware(Limits, site=site)
@@ -56,6 +56,6 @@ def _openapi(request: Request, site: Site) -> Response:
 
 
 def description(site: Site) -> dict[str, Any]:
-    """The API of a site, as OpenAPI."""
+    """Return the OpenAPI document of a site."""
     docs = [DOCS, *(getattr(part, "DOCS", {}) for part in _PARTS)]
     return openapi.described(docs, version="1", has_token=site.settings.token is not None)

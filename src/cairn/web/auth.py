@@ -1,15 +1,15 @@
-"""Who may ask: the host that was meant, a token or a session, no other site's page.
+"""Access control: host names, tokens, sessions, and no requests from pages of other sites.
 
-    Host       on a loopback address only its own names: a page of elsewhere whose name was
-               made to point here (DNS rebinding) is refused
+    Host       on a loopback address, only loopback names: this refuses pages of other sites
+               whose name points here (DNS rebinding)
     token      `Authorization: Bearer ...`, or the session cookie of a browser that logged in
-    control    its own token, in the header, always: a cookie is not enough to change a job
-    Origin     what is not a GET must come from a page of ours, or from no page at all
+    control    a token of its own, always in the header: a cookie is not enough to change a job
+    Origin     every request but GET must come from our own page, or from no page at all
 
 Always true here:
 - tokens are compared in constant time, and never logged or answered;
 - headers of a proxy count only if `public_url` is set;
-- what needs no token is /login and /static/, which hold no facts.
+- only /login and /static/ need no token; they contain nothing about the job.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PUBLIC: Final = ("/login", "/static/")
 
 
 class Guard:
-    """ASGI middleware: lets through who may ask."""
+    """ASGI middleware: refuses requests without access."""
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self._app = app
@@ -56,12 +56,15 @@ class Guard:
             return error_response(
                 421,
                 "wrong-host",
-                "This server answers to a loopback name only",
-                "ask for 127.0.0.1 or localhost; behind a proxy, set Serve(public_url=...)",
+                "This server listens on a loopback address, and the Host is another name",
+                "use 127.0.0.1 or localhost; behind a proxy, set Serve(public_url=...)",
             )
         if scope["method"] not in ("GET", "HEAD") and not self._is_own_page(headers):
             return error_response(
-                403, "other-origin", "A page of another site may not do this", "use a page of ours"
+                403,
+                "other-origin",
+                "The request comes from a page of another site",
+                "use the dashboard of this server",
             )
         path: str = scope["path"]
         if is_public(path) or may_read(self._site, scope):
@@ -76,7 +79,7 @@ class Guard:
         return is_public_name or _is_local_host(host)
 
     def _is_own_page(self, headers: Headers) -> bool:
-        """True if a page of ours sent this, or a program that is not a browser."""
+        """True if our own page sent the request, or a program that is not a browser."""
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = headers.get("origin")
@@ -109,7 +112,7 @@ def is_https(site: Site, request: HTTPConnection) -> bool:
 
 
 def is_public(path: str) -> bool:
-    """Whether no token is needed."""
+    """True if the path needs no token."""
     return path == _PUBLIC[0] or path.startswith(_PUBLIC[1])
 
 
@@ -117,43 +120,43 @@ def no_token() -> Response:
     return error_response(
         401,
         "no-token",
-        "A token is needed, and this request has none that fits",
+        "The request has no token, or a wrong one",
         "send the header Authorization: Bearer TOKEN, or log in at /login",
         {"WWW-Authenticate": "Bearer"},
     )
 
 
 def may_read(site: Site, scope: Scope) -> bool:
-    """Whether a request may see what is served."""
+    """True if a request has a valid token or session, or needs none."""
     if site.settings.token is None:
         return True
     request = HTTPConnection(scope)
     given = bearer(request.headers)
-    # Both are compared, whatever comes of the first.
+    # Compare both, so that the time does not depend on the result of the first.
     reads, controls = is_token(given, site.settings.token), is_control(site, given)
     return reads or controls or session_of(site, request) is not None
 
 
 def session_of(site: Site, request: HTTPConnection) -> str | None:
-    """The session a browser has logged in with, while it lasts."""
+    """Return the session of a browser that has logged in, until it expires."""
     session = request.cookies.get(cookie_name(request))
-    return session if site.sessions.knows(session) else None
+    return session if site.sessions.is_open(session) else None
 
 
 def check_control(site: Site, request: HTTPConnection) -> None:
-    """ApiError unless the request may change the job."""
+    """Raise ApiError unless the request has the control token."""
     if site.settings.control_token is None:
         raise ApiError(
             403,
             "control-off",
-            "What changes the job is switched off",
+            "The server was started without a control token",
             "start the job with serve=cairn.Serve(control_token=...)",
         )
     if not is_control(site, bearer(request.headers)):
         raise ApiError(
             401,
             "no-token",
-            "The control token is needed, and this request does not have it",
+            "The request does not have the control token",
             "send the header Authorization: Bearer CONTROL_TOKEN",
             {"WWW-Authenticate": "Bearer"},
         )
@@ -165,7 +168,7 @@ def is_control(site: Site, given: str) -> bool:
 
 
 def is_token(given: str, token: str) -> bool:
-    """In a time that says nothing about either."""
+    """Compare in constant time."""
     return hmac.compare_digest(_digest(given), _digest(token))
 
 
@@ -174,13 +177,13 @@ def _digest(text: str) -> bytes:
 
 
 def bearer(headers: Headers) -> str:
-    """The token a request brings, or nothing."""
+    """Return the bearer token of a request, or an empty string."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def cookie_name(request: HTTPConnection) -> str:
-    """A browser sends cookies to all ports of a host: each server has a name of its own."""
+    """Return a name with the port: a browser sends cookies to all ports of a host."""
     server = request.scope.get("server") or ("", 0)
     return f"cairn_session_{server[1]}"
 

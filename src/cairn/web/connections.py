@@ -1,10 +1,14 @@
-"""Connections: how many there are, and how long one may take without doing anything.
+"""Limits on connections: how many there are, and how long an idle one stays.
+
+uvicorn limits neither: its `limit_concurrency` answers 503 but leaves idle connections open, and
+its keep-alive timeout starts only after the first answer. So the socket counts connections as it
+accepts them, and the protocol has a timer for the head of each request.
 
 Always true here:
-- file descriptors are left for the job: one connection too many is closed as it comes, before
-  anything is read, and so are those that wait for TLS to begin;
-- a request's head comes within HEAD_S seconds, slow or not, or the connection is closed;
-- a client that takes nothing of its answer for STALLED_S seconds is cut off.
+- file descriptors are left for the job: a connection beyond the limit is closed as it comes,
+  before anything is read. Connections that wait for the TLS handshake count too;
+- the head of a request arrives within HEAD_S seconds, or the connection is closed;
+- on Linux, a client that reads nothing of its answer for STALLED_S seconds is disconnected.
 """
 
 from __future__ import annotations
@@ -24,22 +28,27 @@ STALLED_S: Final = 30.0
 
 
 def connections_max() -> int:
-    """At most a quarter of what the process may open."""
+    """Return the limit: at most a quarter of the files that the process may open."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS_MAX if files_max < 0 else max(8, min(CONNECTIONS_MAX, files_max // 4))
 
 
 class BoundedSocket(socket.socket):
-    """Listens, and accepts so many at once."""
+    """A TCP socket that keeps at most `connections_max()` accepted connections open."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, family: int) -> None:
+        # asyncio switches off Nagle's algorithm (40 ms per answer) if the protocol is given.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._most = connections_max()
         self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Accepted sockets inherit it. The kernel counts from the last byte the client took.
+            stalled_ms = int(STALLED_S * 1000)
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stalled_ms)
 
     def accept(self) -> tuple[socket.socket, Any]:
         accepted, address = super().accept()
-        # Those that were closed have no number any more.
+        # A closed socket has no file descriptor.
         if sum(each.fileno() >= 0 for each in self._accepted) >= self._most:
             accepted.close()
             raise BlockingIOError("too many connections")
@@ -48,10 +57,9 @@ class BoundedSocket(socket.socket):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with somebody who may be slow, on purpose or not."""
+    """uvicorn's HTTP/1.1, with a time limit for the head of each request."""
 
     _head: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,38 +67,21 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # Also after an answer: half a head has ended the waiting for the next request.
+        # Half a head has cancelled uvicorn's own keep-alive timer.
         if self.conn.their_state is h11.IDLE:
             self._expect_head()
-        elif self._head is not None:
-            self._head.cancel()
-            self._head = None
+        else:
+            self._stop_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._head, self._stalled):
-            if timer is not None:
-                timer.cancel()
+        self._stop_timer()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._expect_less(self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-        super().resume_writing()
 
     def _expect_head(self) -> None:
         if self._head is None:
             self._head = self.loop.call_later(HEAD_S, self.transport.abort)
 
-    def _expect_less(self, size: int) -> None:
-        self._stalled = self.loop.call_later(STALLED_S, self._look, size)
-
-    def _look(self, size: int) -> None:
-        left = self.transport.get_write_buffer_size()
-        if left >= size:
-            self.transport.abort()
-        else:
-            self._expect_less(left)
+    def _stop_timer(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None

@@ -1,8 +1,8 @@
-"""Errors as answers: one JSON shape, `{"error": {"code", "message", "next"}}`.
+"""Errors as JSON answers: `{"error": {"code", "message", "next"}}`.
 
 Always true here:
-- what nobody foresaw is logged and answered without a word about it;
-- a message of ours is one that a client may read: it names things of the checkpoint only.
+- an unexpected error is logged, and the answer has no details of it;
+- a message never shows anything but facts of the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cairn.errors import (
 from cairn.logs import logger
 
 _HTTP: Final = {
-    400: ("bad-request", "The request is not as described"),
-    404: ("not-found", "There is nothing here"),
-    405: ("method-not-allowed", "That cannot be done here"),
+    400: ("bad-request", "The request is invalid"),
+    404: ("not-found", "This path does not exist"),
+    405: ("method-not-allowed", "This path does not take that method"),
 }
-# The first that fits: subclasses come before what they are made from.
+# The first match counts: subclasses come before their base class.
 _OURS: Final[tuple[tuple[type[CairnError], int, str], ...]] = (
     (StateNotFoundError, 404, "not-found"),
     (NoEpochError, 503, "no-epoch"),
@@ -47,7 +47,7 @@ _SEE: Final = "see /api/openapi.json"
 
 
 class ApiError(Exception):
-    """What a client did that cannot be answered, and what it can do instead."""
+    """A request that is refused: the reason, and the next step for the client."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ def error_response(
     return Response(body, status, headers, media_type="application/json")
 
 
-def of_cairn(error: CairnError) -> tuple[int, str, str, str]:
-    """(status, code, message, next) of an error of ours."""
+def describe(error: CairnError) -> tuple[int, str, str, str]:
+    """Return (status, code, message, next)."""
     status, code = next(
         ((status, code) for kind, status, code in _OURS if isinstance(error, kind)),
         (500, "internal"),
@@ -91,20 +91,20 @@ def api_error(request: Request, error: Exception) -> Response:
 
 def cairn_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CairnError)
-    status, code, message, step = of_cairn(error)
+    status, code, message, step = describe(error)
     if status == 500:
-        return unforeseen(request, error)
+        return answer_unexpected(request, error)
     return error_response(status, code, message, step)
 
 
 def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code, message = _HTTP.get(error.status_code, ("error", "That did not work"))
+    code, message = _HTTP.get(error.status_code, ("error", "The request failed"))
     headers = dict(error.headers) if error.headers else None
     return error_response(error.status_code, code, message, headers=headers)
 
 
-def unforeseen(request: Request, error: Exception) -> Response:
+def answer_unexpected(request: Request, error: Exception) -> Response:
     logger.error("a request failed: %s %s", request.method, request.url.path, exc_info=error)
     return error_response(
         500, "internal", "The server failed on this request", "see the log of the server"

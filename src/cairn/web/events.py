@@ -1,14 +1,14 @@
-"""What happens, as it happens: server-sent events.
+"""Server-sent events: committed epochs and changes of status.
 
-    event: epoch     an epoch was committed; its figures, as run.metrics() has them
-    event: status    the run pauses, goes on, ends; sent at the beginning too
+    event: epoch     an epoch was committed; its figures, as in run.metrics()
+    event: status    the run pauses, continues, ends; also sent first to every listener
 
-One watcher looks for what is new, of the run or in the log, and only while somebody listens.
+One task polls the run or the log, and only while there are listeners.
 
 Always true here:
-- a listener hears of every epoch once, in order, or, when it is too slow, is let go: the
-  browser comes back and says which it heard last;
-- listeners are bounded, and end with the server, or when they may not read any more.
+- a listener gets every epoch once, in order. One that is too slow is disconnected: the browser
+  reconnects with the id of the last epoch it got;
+- the number of listeners is limited. They end with the server, or when their session ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cairn.web.site import Site, StatusFacts
 
 LISTENERS_MAX: Final = 64
 MISSED_MAX: Final = 100
-"""Epochs sent to one who comes back; and kept for one who is slow."""
+"""Epochs sent to a listener that reconnects, and queued for one that is slow."""
 HEARTBEAT_S: Final = 15.0
 LIVE_S: Final = 0.25
 POLL_S: Final = 1.0
@@ -44,7 +44,7 @@ class _Event(NamedTuple):
     text: bytes
 
 
-_GOODBYE: Final = _Event(None, b"")
+_END: Final = _Event(None, b"")
 _HEARTBEAT: Final = _Event(None, b": still here\n\n")
 
 
@@ -54,13 +54,13 @@ def routes(site: Site) -> list[Route]:
 
     async def events(request: Request) -> Response:
         if watch.listeners >= LISTENERS_MAX:
-            raise ApiError(429, "too-many", "Too many listen already", "poll /api/epochs instead")
+            raise ApiError(429, "too-many", "Too many listeners", "poll /api/epochs instead")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         last = request.headers.get("last-event-id", "")
-        heard = int(last) if last.isascii() and last.isdecimal() and len(last) < 13 else None
+        known = int(last) if last.isascii() and last.isdecimal() and len(last) < 13 else None
         return StreamingResponse(
-            watch.listen(heard, lambda: may_read(site, request.scope)),
+            watch.listen(known, lambda: may_read(site, request.scope)),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
@@ -69,7 +69,7 @@ def routes(site: Site) -> list[Route]:
 
 
 class Watch:
-    """Looks for what is new, and tells the listeners."""
+    """Polls for new epochs, and queues them for every listener."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -78,9 +78,9 @@ class Watch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = False
         self._turn = asyncio.Lock()
-        """Who joins and who looks, one at a time: all that is told comes in one order."""
+        """Held to add a listener and to poll: all listeners get the same order."""
         self._newest: int | None = None
-        """The epoch that listeners were told of last; None while nobody listens."""
+        """The last epoch that was sent; None without listeners."""
         self._status: StatusFacts | None = None
 
     @property
@@ -88,21 +88,21 @@ class Watch:
         return len(self._queues)
 
     def close(self) -> None:
-        """From any thread: all listeners are let go."""
+        """Disconnect all listeners. Any thread may call it."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._let_go)
+            self._loop.call_soon_threadsafe(self._end)
 
-    def _let_go(self) -> None:
+    def _end(self) -> None:
         self._is_over = True
         last = _Event(None, _text("status", self._site.status()))
         for queue in self._queues:
-            _tell(queue, last)
-            _tell(queue, _GOODBYE)
+            _put(queue, last)
+            _put(queue, _END)
 
     async def listen(
-        self, heard: int | None, may_hear: Callable[[], bool] = lambda: True
+        self, known: int | None, may_read: Callable[[], bool] = lambda: True
     ) -> AsyncIterator[bytes]:
-        """What one listener is told, from the state of things on, while it may hear it."""
+        """Yield the events of one listener, from the current status on, while it may read."""
         if self._is_over or self._site.closing.is_set():
             return
         self._loop = asyncio.get_running_loop()
@@ -111,12 +111,12 @@ class Watch:
             async with self._turn:
                 if len(self._queues) >= LISTENERS_MAX:
                     return
-                told = await run_in_threadpool(self._first, heard)
+                first = await run_in_threadpool(self._first, known)
                 if self._is_over:
                     return
                 self._queues.add(queue)
                 self._watch()
-            for event in told:
+            for event in first:
                 yield event.text
             while True:
                 try:
@@ -124,7 +124,7 @@ class Watch:
                         event = await queue.get()
                 except TimeoutError:
                     event = _HEARTBEAT
-                if event is _GOODBYE or not may_hear():
+                if event is _END or not may_read():
                     return
                 yield event.text
         finally:
@@ -132,9 +132,9 @@ class Watch:
 
     def _watch(self) -> None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._look())
+            self._task = asyncio.get_running_loop().create_task(self._poll())
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             while True:
                 async with self._turn:
@@ -142,15 +142,15 @@ class Watch:
                         return
                     for event in await run_in_threadpool(self._new):
                         for queue in self._queues:
-                            _tell(queue, event)
+                            _put(queue, event)
                 await asyncio.sleep(LIVE_S if self._site.run is not None else POLL_S)
         finally:
             self._newest = self._task = None
 
-    # In a thread of the pool: these read files
+    # These run in a thread of the pool: they read files.
 
-    def _first(self, heard: int | None) -> list[_Event]:
-        """How things are, for one who joins: as of what the others were told."""
+    def _first(self, known: int | None) -> list[_Event]:
+        """Return the first events of a new listener, up to the epoch that others have got."""
         status = self._site.status()
         if self._newest is None:
             self._status = status
@@ -160,27 +160,27 @@ class Watch:
                 self._newest_epoch() if self._newest is None else self._site.log.epoch(self._newest)
             )
             missed = [] if newest is None else [newest]
-            if newest is not None and heard is not None:
-                missed = self._between(heard, newest)
+            if newest is not None and known is not None:
+                missed = self._between(known, newest)
             events += [self._epoch_event(epoch) for epoch in missed]
         except Exception:
-            return events  # The next look sees it, or the log is gone.
+            return events  # The next poll finds it, unless the log is gone.
         if self._newest is None:
             self._newest = 0 if newest is None else newest.number
         return events
 
     def _new(self) -> list[_Event]:
-        """What came since the last look."""
+        """Return the events since the last poll."""
         events: list[_Event] = []
         try:
             newest = self._newest_epoch()
             if newest is not None and newest.number != self._newest:
                 found = [] if self._newest is None else self._between(self._newest, newest)
-                # After a rollback the newest epoch is one of before.
+                # After a rollback the newest epoch is an older one.
                 events = [self._epoch_event(epoch) for epoch in found or [newest]]
                 self._newest = newest.number
         except Exception:
-            pass  # Records may be removed while they are read; the next look sees the rest.
+            pass  # Records may be removed while they are read; the next poll finds the rest.
         status = self._site.status()
         if status != self._status:
             self._status = status
@@ -188,16 +188,16 @@ class Watch:
         return events
 
     def _newest_epoch(self) -> Epoch | None:
-        """Of a run the newest whose output is published too."""
+        """Return the newest epoch; of a run, the newest whose output is published."""
         run = self._site.run
         number = None if run is None else run.metrics().get("epoch")
         return self._site.log.newest_epoch() if number is None else self._site.log.epoch(number)
 
-    def _between(self, heard: int, newest: Epoch) -> list[Epoch]:
-        """The epochs after one, up to the newest, oldest first; the last MISSED_MAX of them."""
+    def _between(self, known: int, newest: Epoch) -> list[Epoch]:
+        """Return the epochs after a known one, oldest first, at most the last MISSED_MAX."""
         found: list[Epoch] = []
         epoch: Epoch | None = newest
-        while epoch is not None and epoch.number > heard and len(found) < MISSED_MAX:
+        while epoch is not None and epoch.number > known and len(found) < MISSED_MAX:
             found.append(epoch)
             epoch = self._parent(epoch)
         return found[::-1]
@@ -206,7 +206,7 @@ class Watch:
         try:
             return None if epoch.parent is None else self._site.log.epoch(epoch.parent)
         except CairnError:
-            return None  # Not kept any more.
+            return None  # It is retired.
 
     def _epoch_event(self, epoch: Epoch) -> _Event:
         facts = summary(epoch)
@@ -222,12 +222,12 @@ def _text(name: str, data: dict[str, Any] | StatusFacts, number: int | None = No
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def _tell(queue: asyncio.Queue[_Event], event: _Event) -> None:
+def _put(queue: asyncio.Queue[_Event], event: _Event) -> None:
     if queue.full():
-        # Too slow: it ends, and comes back for what it missed.
+        # The listener is too slow: it is disconnected, and reconnects for what it missed.
         while not queue.empty():
             queue.get_nowait()
-        event = _GOODBYE
+        event = _END
     queue.put_nowait(event)
 
 

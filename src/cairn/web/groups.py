@@ -1,11 +1,11 @@
-"""How the keys of an operator spread over its key groups and subtasks.
+"""The distribution of an operator's keys over its key groups and subtasks.
 
-Rows that came in are what the epoch measured; rows that are stored come from the indexes of the
-epoch's files, without reading the files: deltas may have a key twice, so they are an upper bound.
+The rows that came in were measured in the epoch. The stored rows are counted from the indexes of
+its files, without reading the files. They are an upper bound: deltas may have a key twice.
 
 Always true here:
-- a value stands for one key group, or for as many as `step` says;
-- a skew is the largest share divided by the mean one: 1.0 is even, None is nothing to compare.
+- a value stands for `step` key groups;
+- a skew is the largest share divided by the mean: 1.0 is even, None stands for no rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cairn.errors import CairnError, StateNotFoundError
 from cairn.slot.heat import bucket_groups, bucket_rows
 from cairn.storage.files import open_segment
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState
 from cairn.storage.store import Store
 
 Facts = dict[str, Any]
@@ -28,7 +28,7 @@ FILES_READ_MAX: Final = 400
 
 
 def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int) -> Facts:
-    """Of one keyed operator (default: the one with most keys): its groups, its subtasks."""
+    """Return the groups and subtasks of a keyed operator, by default the one with most keys."""
     keyed = {uid: entry for uid, entry in epoch.operators.items() if entry.scope == "keyed"}
     facts: Facts = {"epoch": epoch.number, "operators": sorted(keyed), "operator": operator}
     if operator is None:
@@ -38,7 +38,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
     if operator not in keyed:
         known = ", ".join(sorted(keyed)) or "none"
         raise StateNotFoundError(
-            f"there is no keyed operator {operator!r} in epoch {epoch.number}\n"
+            f"epoch {epoch.number} has no keyed operator {operator!r}\n"
             f"  found: {known}\n  next: /api/groups without operator= lists them",
             operator=operator,
         )
@@ -57,7 +57,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
         }
         for index, part in enumerate(parts)
     ]
-    stored, is_exact = _stored_rows(store, parts, group_count)
+    stored, is_exact = _count_stored_rows(store, parts, group_count)
     return {
         **facts,
         "operator": operator,
@@ -78,19 +78,19 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
 
 
 def skew(shares: Sequence[float]) -> float | None:
-    """Largest by mean."""
+    """Return the largest share divided by the mean."""
     total = sum(shares)
     return round(max(shares) * len(shares) / total, 2) if total > 0 else None
 
 
-def _entries(entry: OperatorEntry) -> int:
+def _entries(entry: EpochOperator) -> int:
     return sum(part.state_entries for part in entry.ranges)
 
 
-def _stored_rows(
+def _count_stored_rows(
     store: Store, parts: Sequence[RangeState], group_count: int
 ) -> tuple[npt.NDArray[np.float64], bool]:
-    """Rows per key group, and whether every file has said so itself."""
+    """Return the rows per key group, and True if they come from the index of every file."""
     counts = np.zeros(group_count)
     is_exact, read = True, 0
     for part in parts:
@@ -106,7 +106,8 @@ def _stored_rows(
                                     counts[group] += rows
                     continue
                 except (CairnError, KeyError, OSError):
-                    pass  # Removed meanwhile; its rows are told as if they were spread evenly.
+                    pass  # The file was removed meanwhile.
+            # Without an index: as if the rows were spread evenly.
             is_exact = False
             for group in mine:
                 counts[group] += ref.rows / len(mine)

@@ -1,8 +1,8 @@
-"""The server of a run: there before the run, gone with it, and nothing at all unless asked for.
+"""The server of a run: its port is taken before the run starts, and closed with it.
 
 Always true here:
-- without `serve` no library of a server is loaded, and nothing listens;
-- a server that fails to start ends the run it was asked for, and says so.
+- without `serve` no server library is loaded, and nothing listens;
+- a run whose server fails to start ends with that error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Web:
-    """What a run has of the web."""
+    """The server of one run, or none."""
 
     def __init__(self, settings: Serve | None) -> None:
-        """The port is taken. PlanError when it cannot be."""
+        """Take the port, or raise PlanError."""
         self._settings = settings
         self._listening: Listening | None = None
         self._served: Served | None = None
@@ -39,7 +39,7 @@ class Web:
             self.url = self._listening.url
 
     @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
+    def close_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -47,7 +47,7 @@ class Web:
             raise
 
     def open(self, run: LiveRun, store: Store) -> None:
-        """Answer requests from now on."""
+        """Start to answer requests."""
         if self._settings is None or self._listening is None:
             return
         from cairn.web.server import serve

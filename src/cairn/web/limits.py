@@ -1,10 +1,10 @@
-"""How much may be asked: sizes, rates, requests at once; and what every answer carries.
+"""Limits on requests (sizes, rates, how many at once) and the headers of every answer.
 
 Always true here:
-- a request that is refused for its size, or has no token, has not been read;
-- requests without a token have a rate of their own, so they take nothing from those with one;
-- a client that stalls in the middle of its body is let go after BODY_S seconds;
-- an answer, also one to an error that nobody foresaw, has the headers that keep a browser safe.
+- the body of a request that is refused for its size or its missing token is not read;
+- requests without a token have a rate of their own: they never use up the rate of clients with one;
+- a client that stalls in the middle of its body gets an error after BODY_S seconds;
+- every answer, also one to an unexpected error, has the headers that keep a browser safe.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.web.auth import is_public, may_read
-from cairn.web.errors import error_response, unforeseen
+from cairn.web.errors import answer_unexpected, error_response
 
 if TYPE_CHECKING:
     from cairn.web.site import Site
@@ -30,13 +30,13 @@ URL_BYTES_MAX: Final = 8 << 10
 BODY_S: Final = 10.0
 AT_ONCE_MAX: Final = 128
 OPEN_BODIES_MAX: Final = 8
-"""Bodies that are read at once of those who need no token: forms of /login."""
+"""Bodies read at once on paths that need no token: forms of /login."""
 STRANGERS_SHARE: Final = 0.1
 """Share of `requests_per_s` for requests without a valid token or session: pages of /login."""
 STRANGERS_PER_S_MIN: Final = 20.0
-"""So that a browser can load the login page with all its parts, however low the rate is."""
+"""Enough for a browser to load the login page with all its files, however low the rate is."""
 LASTING: Final = "/api/events"
-"""Bounded by a number of its own, and never done."""
+"""Streams of events never end, and have a limit of their own."""
 
 _SAFE: Final = {
     "Content-Security-Policy": (
@@ -73,7 +73,7 @@ class Rate:
 
 
 class Limits:
-    """ASGI middleware, the outermost one: rates, and the last word on errors."""
+    """ASGI middleware, the outermost one: limits rates, and answers unexpected errors."""
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self._app = app
@@ -91,12 +91,12 @@ class Limits:
             refusal = self._refusal(scope)
             await (refusal or self._app)(scope, receive, answer)
         except Exception as error:
-            response = unforeseen(Request(scope), error)
+            response = answer_unexpected(Request(scope), error)
             if not answer.has_begun:
                 await response(scope, receive, answer)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        # The token first: which rate a request takes from depends on it.
+        # The token first: it decides which rate applies.
         rate = self._rate if may_read(self._site, scope) else self._strangers
         if not rate.take():
             return _too_many()
@@ -107,78 +107,73 @@ class Limits:
             return error_response(
                 414,
                 "url-too-long",
-                f"The URL has {url_bytes} bytes, at most {URL_BYTES_MAX} are taken",
+                f"The URL has {url_bytes} bytes, the limit is {URL_BYTES_MAX}",
                 "send many or long keys with POST .../lookup",
             )
         return None
 
 
 class Bodies:
-    """ASGI middleware, behind the guard: bodies are read whole, and requests counted."""
+    """ASGI middleware, behind the guard: limits requests at once, and reads bodies whole."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._at_once = 0
-        self._open_bodies = 0
+        self._at_once = asyncio.Semaphore(AT_ONCE_MAX)
+        self._open_bodies = asyncio.Semaphore(OPEN_BODIES_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == LASTING:
             await self._app(scope, receive, send)
-        elif is_public(scope["path"]):
-            await self._public(scope, receive, send)
-        elif self._at_once >= AT_ONCE_MAX:
+            return
+        has_body = _has_body(Headers(scope=scope))
+        places = self._at_once
+        if is_public(scope["path"]):
+            if not has_body:
+                await self._app(scope, receive, send)
+                return
+            places = self._open_bodies
+        if places.locked():
             await _too_many()(scope, receive, send)
-        else:
-            self._at_once += 1
-            try:
-                await self._answered(scope, receive, send)
-            finally:
-                self._at_once -= 1
-
-    async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _has_body(Headers(scope=scope)):
+            return
+        async with places:
+            if has_body:
+                body = await _read_body(scope, receive)
+                if isinstance(body, Response):
+                    await body(scope, receive, send)
+                    return
+                receive = _replay(body, receive)
             await self._app(scope, receive, send)
-        elif self._open_bodies >= OPEN_BODIES_MAX:
-            await _too_many()(scope, receive, send)
-        else:
-            self._open_bodies += 1
-            try:
-                await self._answered(scope, receive, send)
-            finally:
-                self._open_bodies -= 1
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = await self._bounded(scope, receive, send)
-        if refusal is not None:
-            await refusal(scope, receive, send)
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> Response | None:
-        """Run the request with its body, read whole; or what is wrong with the body."""
-        headers = Headers(scope=scope)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
-            return _too_large()
-        if not _has_body(headers):
-            await self._app(scope, receive, send)
-            return None
-        body = b""
-        try:
-            async with asyncio.timeout(BODY_S):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        return None  # The client is gone.
-                    body += message.get("body", b"")
-                    if len(body) > BODY_BYTES_MAX:
-                        return _too_large()
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError:
-            return error_response(
-                408, "too-slow", f"The body did not come within {BODY_S:.0f} s", "send it again"
-            )
-        await self._app(scope, _Again(body, receive), send)
-        return None
+async def _read_body(scope: Scope, receive: Receive) -> bytes | Response:
+    """Return the body, or the response that refuses it."""
+    length = Headers(scope=scope).get("content-length", "0")
+    if not length.isdecimal() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
+        return _too_large()
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in Request(scope, receive).stream():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    return _too_large()
+    except ClientDisconnect:
+        return Response(status_code=400)  # Nobody reads it.
+    except TimeoutError:
+        return error_response(
+            408, "too-slow", f"The body did not arrive within {BODY_S:.0f} s", "send it again"
+        )
+    return body
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields a body which has been read already."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
 
 
 def _has_body(headers: Headers) -> bool:
@@ -186,7 +181,7 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _too_many() -> Response:
-    return error_response(429, "too-many", "Too many requests", "come again in a moment")
+    return error_response(429, "too-many", "Too many requests", "try again in a moment")
 
 
 def _too_large() -> Response:
@@ -194,26 +189,12 @@ def _too_large() -> Response:
         413,
         "too-large",
         f"A body may have at most {BODY_BYTES_MAX} bytes",
-        "ask for fewer things at once",
+        "send fewer keys, or a shorter query",
     )
 
 
-class _Again:
-    """Receives a body that has been read already."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-
 class _Answer:
-    """Sends an answer, with the headers that are on all of them."""
+    """Sends an answer with the common headers."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send

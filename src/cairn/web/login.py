@@ -1,9 +1,9 @@
-"""Log in with a browser: the token once, then a cookie; and log out again.
+"""Log in with a browser: the token once, then a session cookie.
 
 Always true here:
-- the answer to a wrong token is the same whatever the token;
-- after logging in, only paths of this server are gone to;
-- after logging out, the cookie is worth nothing, wherever a copy of it may be.
+- every wrong token gets the same answer;
+- the redirect after a login stays on this server;
+- after a logout the session is gone, so a copy of the cookie is useless.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAGE: Final = """<!doctype html>
 <body class="login">
 <main>
 <h1>cairn</h1>
-<p role="status">{says}</p>
+<p role="status">{message}</p>
 <form method="post" action="/login">
 <input type="hidden" name="next" value="{next}">
 <label for="token">Token</label>
@@ -56,12 +56,12 @@ def routes(site: Site) -> list[Route]:
         try:
             fields = parse_qs(body, max_num_fields=10)
         except ValueError:
-            fields = {}  # More than any form of ours has.
+            fields = {}  # Our form has two fields.
         given, next = (fields.get(name, [""])[0] for name in ("token", "next"))
         token = site.settings.token
-        fits = token is None or is_token(given, token)
-        if not (is_control(site, given) or fits):
-            return _page("That token does not fit.", next, 401)
+        is_valid = token is None or is_token(given, token)
+        if not (is_control(site, given) or is_valid):
+            return _page("This token is wrong.", next, 401)
         response = RedirectResponse(_own_path(next), 303)
         _set_cookie(response, request, site, site.sessions.open(), int(SESSION_S))
         return response
@@ -93,15 +93,15 @@ def _set_cookie(response: Response, request: Request, site: Site, session: str, 
 
 
 def _own_path(path: str) -> str:
-    """Where to go next: never to another server, which //name and /\\name would."""
+    """Return the path, or "/" if it leads to another server, as //name and /\\name do."""
     is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if is_own else "/"
 
 
-def _page(says: str, next: str, status: int = 200) -> Response:
-    # A form is sent with its origin only when the page may be named to its own server.
+def _page(message: str, next: str, status: int = 200) -> Response:
+    # Without this policy a browser leaves the origin out of the form it sends.
     return HTMLResponse(
-        _PAGE.format(says=escape(says), next=escape(_own_path(next))),
+        _PAGE.format(message=escape(message), next=escape(_own_path(next))),
         status,
         {"Referrer-Policy": "same-origin"},
     )

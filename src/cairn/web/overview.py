@@ -23,13 +23,13 @@ from cairn.errors import RestoreError, StaleEpochError
 from cairn.protocol.letters import LetterSample
 from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
 from cairn.query.health import newest_takeover
+from cairn.report.drawing import dashboard_svg
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import read_failures
-from cairn.storage.graphs import newest_graph
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Restore, Takeover
+from cairn.storage.notes import newest_graph, read_savepoint_notes
 from cairn.storage.removal import branches_of
-from cairn.storage.saved import saved_points
 from cairn.storage.store import Store
 from cairn.web.answers import (
     EPOCH_MAX,
@@ -41,7 +41,6 @@ from cairn.web.answers import (
 )
 from cairn.web.auth import session_of
 from cairn.web.errors import ApiError
-from cairn.web.graph import drawn
 from cairn.web.groups import spread_of
 from cairn.web.openapi import (
     ANYTHING,
@@ -95,7 +94,7 @@ def graph(store: Store) -> Facts:
     if found is None:
         return {"term": None, "graph": None, "drawing": None}
     term, facts = found
-    return {"term": term, "graph": facts, "drawing": drawn(facts)}
+    return {"term": term, "graph": facts, "drawing": dashboard_svg(facts)}
 
 
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> Facts:
@@ -136,7 +135,7 @@ def points(store: Store, log: Log) -> Facts:
     current = {each.number for each in lineage}
     return {
         "origin": None if about is None else job_facts(about)["origin"],  # type: ignore[index]
-        "savepoints": saved_points(store),
+        "savepoints": msgspec.to_builtins(read_savepoint_notes(store)),
         "branches": [
             {"url": hold.url, "objects": len(hold.paths)} for hold in branches_of(store).values()
         ],
@@ -282,7 +281,7 @@ DOCS: Docs = {
         "get": operation(
             "Sources, operators, sinks and what connects them, as of the last start",
             answer=objekt(
-                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(objekt())
+                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(STRING)
             ),
         )
     },

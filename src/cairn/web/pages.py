@@ -1,9 +1,11 @@
-"""The dashboard's pages: files of this package, served as they are.
+"""The files of the dashboard.
+
+They are held in memory: Starlette's StaticFiles needs a thread for each, and while state is read
+all threads may be busy.
 
 Always true here:
-- every file comes from the wheel, none from elsewhere; nothing in them is a fact of a job;
-- a page needs no thread: it comes however busy the readers of state are;
-- only files that lie in the folder when the server starts are served, by their exact names.
+- every file comes from the wheel, and none contains facts of a job;
+- only files that are in the folder when the server starts are served, by their exact names.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def routes(site: Site) -> list[Route]:
     def answer(request: Request, name: str) -> Response:
         file = known.get(name)
         if file is None:
-            raise ApiError(404, "not-found", "There is no such file", "the dashboard is at /")
-        # Asked for again each time, and answered in a line while it is the same.
+            raise ApiError(404, "not-found", "File not found", "the dashboard is at /")
+        # A browser asks again each time, and gets an empty answer while the file is the same.
         headers = {"ETag": file.tag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == file.tag:
             return Response(status_code=304, headers=headers)

@@ -1,8 +1,8 @@
-"""Parameters of a query that nobody has described are refused.
+"""Refuse query parameters that the OpenAPI document does not describe.
 
 Always true here:
-- a route under /api/ is asked only with parameters that its description names: a slip such as
-  ?limt=5 is told, not left aside.
+- a route under /api/ only gets parameters that its description names: a typo such as ?limt=5 is
+  an error, and is not ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cairn.web.openapi import Docs
 
 
 def check_parameters(routes: Iterable[Route], paths: Docs) -> None:
-    """Let routes be asked only as they are described."""
+    """Put a check in front of every route under /api/."""
     for route in routes:
         described = paths.get(re.sub(r":\w+}", "}", route.path), {})
         if route.path.startswith("/api/"):
@@ -32,7 +32,7 @@ def _names(operation: dict[str, list[dict[str, str]]]) -> list[str]:
 
 
 class _Checked:
-    """A route, behind a look at its parameters."""
+    """A route behind the check of its parameters."""
 
     def __init__(self, app: ASGIApp, known: dict[str, list[str]]) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class _Checked:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = "get" if scope["method"] == "HEAD" else scope["method"].lower()
-        # None: it cannot be done here, which the route itself says.
+        # None: the route refuses the method itself.
         known = self._known.get(method)
         given = () if known is None else Request(scope).query_params.keys()
         unknown = next((name for name in given if name not in (known or ())), None)
@@ -48,7 +48,7 @@ class _Checked:
             raise ApiError(
                 400,
                 "bad-request",
-                f"There is no parameter {unknown[:100]!r} here",
-                f"it takes {', '.join(known)}" if known else "it takes none",
+                f"Unknown parameter {unknown[:100]!r}",
+                f"known parameters: {', '.join(known)}" if known else "leave it out",
             )
         await self._app(scope, receive, send)

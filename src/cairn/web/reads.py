@@ -1,14 +1,13 @@
-"""State, read from the checkpoint for an answer: a page of rows, single keys.
+"""Read state from the checkpoint: pages of rows, and single keys.
 
-Scans and bulk are read from the files of one committed epoch, however long they take, and
-the slots are left alone. A scan goes through the key groups in order: its cursor names the
-epoch, the key group and how many of its rows have been seen, so pages fit together though
-the job goes on meanwhile.
+Scans read the files of one committed epoch, not the slots. They go through the key groups in
+order. A cursor names the epoch, the key group and the number of its rows that were returned, so
+the pages belong together although the job continues.
 
 Always true here:
-- a page is of the epoch of the page before it, or it is an error: epochs are not mixed;
-- a page reads few key groups more than it shows;
-- a cursor that was tampered with is refused, or shows another page: it reaches nothing else.
+- all pages of a scan are of one epoch, or there is an error;
+- a page reads only few key groups more than it returns;
+- a forged cursor is refused, or returns another page; it gives access to nothing else.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _OF_ITEMS: Final = ("list", "operator-list", "feedback")
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a scan goes on."""
+    """The position at which a scan continues."""
 
     epoch: int
     group: int
@@ -46,7 +45,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
 
 
-def cursor_of(text: str) -> Cursor:
+def parse_cursor(text: str) -> Cursor:
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         found = msgspec.msgpack.decode(data, type=Cursor)
@@ -54,7 +53,7 @@ def cursor_of(text: str) -> Cursor:
         found = None
     if found is None or found.epoch < 1 or found.group < 0 or found.seen < 0:
         raise ApiError(
-            400, "bad-request", "after is no place of a scan", "pass `after` of the page before"
+            400, "bad-request", "after is not a cursor", "pass `after` of the previous page"
         )
     return found
 
@@ -65,7 +64,7 @@ class Page(NamedTuple):
 
 
 def page(table: StateTable, epoch: int, start: Cursor | None, limit: int) -> Page:
-    """The next rows of a scan, at most `limit`, and where it goes on."""
+    """Return at most `limit` rows of a scan, and the cursor for the next page."""
     found: list[pa.RecordBatch] = []
     count = 0
     group, seen = (table.groups.start, 0) if start is None else (start.group, start.seen)
@@ -76,7 +75,6 @@ def page(table: StateTable, epoch: int, start: Cursor | None, limit: int) -> Pag
         count += part.num_rows
         last = groups[part.num_rows - 1].as_py()
         in_last = pc.sum(pc.equal(groups.slice(0, part.num_rows), last)).as_py()
-        # Batches of one group follow each other.
         group, seen = (last, seen + in_last) if last == group else (last, in_last)
         if count == limit:
             return Page(found, Cursor(epoch, group, seen))
@@ -84,7 +82,7 @@ def page(table: StateTable, epoch: int, start: Cursor | None, limit: int) -> Pag
 
 
 def _rows_from(table: StateTable, group: int, seen: int) -> Iterator[pa.RecordBatch]:
-    """Rows behind those seen. Ever more groups at a time: many states have few rows in each."""
+    """Yield the rows after those seen. Read more groups each time: many have few rows."""
     stop, step = table.groups.stop, 1
     while group < stop:
         groups = range(group, min(group + step, stop))
@@ -100,7 +98,7 @@ def _rows_from(table: StateTable, group: int, seen: int) -> Iterator[pa.RecordBa
 
 
 def value_type(table: StateTable) -> pa.DataType:
-    """Of what a look-up finds: all that a key has."""
+    """Return the type of the value that a lookup returns."""
     schema = table.schema
     if table.kind == "timers":
         return pa.list_(schema.field("time").type)
@@ -110,8 +108,8 @@ def value_type(table: StateTable) -> pa.DataType:
     return pa.list_(held) if table.kind in _OF_ITEMS else held
 
 
-def key_of_json(table: StateTable, given: Any) -> Key:
-    """A key as a client gives it: its value, or an array with a value per column."""
+def parse_json_key(table: StateTable, given: Any) -> Key:
+    """Return a key from JSON: its value, or an array with a value per column."""
     from cairn.types.codec.json_values import python_value
 
     types = table.key_types
@@ -119,14 +117,14 @@ def key_of_json(table: StateTable, given: Any) -> Key:
     if len(types) > 1 and not is_whole:
         raise QueryError(
             f"a key of this state has {len(types)} columns: {', '.join(table.key_names)}\n"
-            "  next: give an array with a value for each"
+            "  next: send an array with a value for each"
         )
     parts = given if is_whole else [given]
     return tuple(python_value(part, type) for part, type in zip(parts, types, strict=True))
 
 
 def look_up(table: StateTable, keys: Sequence[Key]) -> list[Any]:
-    """What each key has, or ABSENT."""
+    """Return the value of each key, or ABSENT."""
     found: dict[Any, Any] = {}
     for batch in table.batches(keys=keys):
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
@@ -143,10 +141,10 @@ def look_up(table: StateTable, keys: Sequence[Key]) -> list[Any]:
 
 
 def is_live(table: StateTable, keys: Sequence[Key]) -> bool:
-    """Whether slots are asked for it.
+    """True if slots can answer.
 
-    Not for pickled objects, which only the job's own code may open; nor for timers and records
-    on their way back, which have a form of their own there.
+    They cannot for pickled objects, which only the job's own code may open, nor for timers and
+    feedback, which slots store in another form.
     """
     decl = table.columns.decl
     if table.kind in ("timers", "feedback") or "object" in (decl.type, decl.entry_type):
@@ -155,10 +153,10 @@ def is_live(table: StateTable, keys: Sequence[Key]) -> bool:
 
 
 def _hashable(value: Any) -> Any:
-    """A key as rows have it and as it was asked for, in one form."""
+    """Return one form for keys from rows and keys from requests."""
     if isinstance(value, dict):
         return tuple(_hashable(part) for part in value.values())
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
-    # NaN is not equal to itself; as a key it is.
+    # As a key, NaN equals itself.
     return "NaN" if isinstance(value, float) and value != value else value

@@ -1,12 +1,12 @@
 """The servers of a site: HTTP and Arrow Flight, on threads of the driver.
 
-    listen    the port is taken and the certificate read: what cannot work is refused early
-    serve     requests are answered
-    close     what is under way may finish, for a moment; what lasts is told to end
+    listen    take the port and read the certificate: bad settings are refused early
+    serve     answer requests
+    close     let requests finish, for a moment; end the streams
 
 Always true here:
-- a port that was asked for is ours before anything of the job is started, or it is a PlanError;
-- a server that cannot go on takes nothing of the job with it.
+- the port is taken before the job starts, or there is a PlanError;
+- a server that fails does not stop the job.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ KEEP_ALIVE_S: Final = 30
 
 
 class Listening:
-    """A port that is ours, where nobody answers yet."""
+    """A port that is taken, and does not answer yet."""
 
     def __init__(self, settings: Serve) -> None:
         _check_certificate(settings)
         host, port = settings.host_port()
-        self.socket = _bound(host, port, "serve")
+        self.socket = _bind(host, port, "serve")
         try:
             if settings.flight:
-                # Taken again in a moment: whether it is free is known now.
-                _bound(host, settings.flight_port, "serve: flight_port").close()
+                # Flight takes the port itself, later: here we only check that it is free.
+                _bind(host, settings.flight_port, "serve: flight_port").close()
         except PlanError:
             self.socket.close()
             raise
 
         port = int(self.socket.getsockname()[1])
         scheme = "http" if settings.tls is None else "https"
-        self.url = f"{scheme}://{_shown(host)}:{port}"
+        self.url = f"{scheme}://{_url_host(host)}:{port}"
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Served:
-    """A site that is being served."""
+    """A running server."""
 
     def __init__(self, site: Site, listening: Listening) -> None:
         settings = site.settings
-        host = _shown(settings.host_port()[0])
+        host = _url_host(settings.host_port()[0])
         self._site = site
         self._flight: FlightSite | None = None
         if settings.flight:
@@ -83,7 +83,6 @@ class Served:
             ws="none",
             proxy_headers=False,
             server_header=False,
-            # Those of our own, whatever else is installed: they have the bounds.
             http=BoundedProtocol,
             loop="asyncio",
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -101,7 +100,7 @@ class Served:
         try:
             self._server.run(sockets=[listening])
         except BaseException:
-            logger.exception("the web server has ended; the job goes on without it")
+            logger.exception("the web server has failed; the job continues without it")
         finally:
             listening.close()
 
@@ -121,7 +120,7 @@ class Served:
 
 
 def serve(site: Site, listening: Listening | None = None) -> Served:
-    """Answer requests until closed."""
+    """Start a server; it answers requests until it is closed."""
     listening = listening or Listening(site.settings)
     try:
         return Served(site, listening)
@@ -130,20 +129,18 @@ def serve(site: Site, listening: Listening | None = None) -> Served:
         raise
 
 
-def _bound(host: str, port: int, what: str) -> socket.socket:
+def _bind(host: str, port: int, what: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Told that it is TCP, asyncio switches off Nagle's waiting: 40 ms with every answer.
-    found = BoundedSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found = BoundedSocket(family)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
-        # From here on nobody else can take it, and who connects waits.
         found.listen(128)
     except OSError as error:
         found.close()
         raise PlanError(
             f"{what}: cannot listen on {host}:{port}: {error.strerror or error}\n"
-            "  next: give another address, or port 0 for any that is free"
+            "  next: use another address, or port 0 for any free one"
         ) from None
     return found
 
@@ -155,13 +152,13 @@ def _check_certificate(settings: Serve) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*settings.tls)
     except (OSError, ssl.SSLError) as error:
         raise PlanError(
-            f"serve: the certificate and key cannot be used: {error}\n"
+            f"serve: cannot load the certificate and key: {error}\n"
             "  expected: tls=(certificate, key), two PEM files that belong together"
         ) from None
 
 
-def _shown(host: str) -> str:
-    """A name to reach it by: one that stands for all addresses is none."""
+def _url_host(host: str) -> str:
+    """Return a name to connect to: the machine's name if the host stands for all addresses."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -1,7 +1,7 @@
-"""Who has logged in with a browser: random ids in a cookie, in place of the token.
+"""Sessions of browsers that have logged in: random ids in a cookie, instead of the token.
 
 Always true here:
-- a cookie holds nothing that a token could be made from;
+- a cookie contains nothing that leads to the token;
 - sessions are bounded in number and in time, and end when they are closed or with the server.
 """
 
@@ -35,11 +35,11 @@ class Sessions:
         return session
 
     def close(self, session: str) -> None:
-        """Whoever still holds it has nothing any more."""
+        """End the session: its cookie is refused from now on."""
         with self._lock:
             self._ends_at.pop(session, None)
 
-    def knows(self, session: str | None) -> bool:
-        # Found by its hash, so the time it takes says nothing about how much of it fits.
+    def is_open(self, session: str | None) -> bool:
+        # A lookup by hash takes the same time for every wrong id.
         with self._lock:
             return session is not None and self._ends_at.get(session, 0.0) > self._clock()

@@ -1,10 +1,12 @@
-"""What `cairn.web.states` serves, as OpenAPI says it."""
+"""Bodies of requests for state, their limits, and the OpenAPI description of the routes."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Any, Final
 
-from cairn.web.answers import EPOCH_MAX
+import msgspec
+
+from cairn.web.answers import EPOCH_MAX, EpochNumber, body_schema
 from cairn.web.openapi import (
     ANYTHING,
     BOOLEAN,
@@ -26,13 +28,25 @@ SQL_CHARS_MAX: Final = 20_000
 DIFF_ROWS_MAX: Final = 1000
 KEY_CHARS_MAX: Final = 4096
 
+
+class Lookup(msgspec.Struct, forbid_unknown_fields=True):
+    keys: Annotated[list[Any], msgspec.Meta(max_length=KEYS_MAX)]
+    epoch: EpochNumber | None = None
+
+
+class Sql(msgspec.Struct, forbid_unknown_fields=True):
+    sql: Annotated[str, msgspec.Meta(min_length=1, max_length=SQL_CHARS_MAX)]
+    epoch: EpochNumber | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=SQL_ROWS_MAX)] = 1000
+
+
 _EPOCH: Final = INTEGER | {"minimum": 1, "maximum": EPOCH_MAX}
 _COLUMNS: Final = array(objekt(name=STRING, type=STRING))
 _STATE: Final = [
     path("operator", says="The uid of the operator"),
     path("state", says="The name of the state"),
 ]
-_AT: Final = query("epoch", _EPOCH, "As of this epoch; default: the newest committed one")
+_AT: Final = query("epoch", _EPOCH, "The epoch to read. Default: the newest committed one")
 _READ: Final = (400, 404, 409, 410, 503)
 
 
@@ -60,12 +74,12 @@ DOCS: Final[Docs] = {
     },
     "/api/state/{operator}/{state}": {
         "get": operation(
-            "Rows of a state, page by page, all of one epoch",
+            "Rows of a state in pages, all of one epoch",
             parameters=[
                 *_STATE,
                 _AT,
                 _limit(100, SCAN_ROWS_MAX),
-                query("after", STRING | {"maxLength": 200}, "`after` of the page before"),
+                query("after", STRING | {"maxLength": 200}, "`after` of the previous page"),
             ],
             answer=objekt(
                 operator=STRING, state=STRING, kind=STRING, epoch=INTEGER, columns=_COLUMNS,
@@ -76,7 +90,7 @@ DOCS: Final[Docs] = {
     },
     "/api/state/{operator}/{state}/{key}": {
         "get": operation(
-            "What a key has: as of the last committed epoch, answered by the slots of a run",
+            "The value of a key as of the last committed epoch, answered by the slots of a run",
             parameters=[
                 *_STATE,
                 path("key", STRING | {"maxLength": KEY_CHARS_MAX},
@@ -93,17 +107,9 @@ DOCS: Final[Docs] = {
     },
     "/api/state/{operator}/{state}/lookup": {
         "post": operation(
-            "What many keys have, all as of one epoch",
+            "The values of many keys, all as of one epoch",
             parameters=_STATE,
-            body={
-                "type": "object",
-                "required": ["keys"],
-                "additionalProperties": False,
-                "properties": {
-                    "keys": array(ANYTHING) | {"maxItems": KEYS_MAX},
-                    "epoch": nullable(_EPOCH),
-                },
-            },
+            body=body_schema(Lookup),
             answer=objekt(
                 operator=STRING, state=STRING, kind=STRING, epoch=INTEGER, source=STRING,
                 type=nullable(STRING),
@@ -114,17 +120,8 @@ DOCS: Final[Docs] = {
     },
     "/api/sql": {
         "post": operation(
-            "A query over the states of an epoch; each is a table \"operator.state\"",
-            body={
-                "type": "object",
-                "required": ["sql"],
-                "additionalProperties": False,
-                "properties": {
-                    "sql": STRING | {"minLength": 1, "maxLength": SQL_CHARS_MAX},
-                    "epoch": nullable(_EPOCH),
-                    "limit": INTEGER | {"minimum": 1, "maximum": SQL_ROWS_MAX, "default": 1000},
-                },
-            },
+            "An SQL query over the states of an epoch; each is a table \"operator.state\"",
+            body=body_schema(Sql),
             answer=objekt(
                 epoch=INTEGER, columns=_COLUMNS, rows=array(array(ANYTHING)), truncated=BOOLEAN
             ),
@@ -133,7 +130,7 @@ DOCS: Final[Docs] = {
     },
     "/api/diff/{operator}/{state}": {
         "get": operation(
-            "What differs in a state between two epochs",
+            "The differences of a state between two epochs",
             parameters=[
                 *_STATE,
                 query("from", _EPOCH, required=True),

@@ -1,12 +1,12 @@
-"""State over HTTP: what there is, look-ups, scans, SQL, differences.
+"""State over HTTP: lists, lookups, scans, SQL, differences.
 
-A look-up is answered by the run, when that is here and no epoch was asked for: at the last
-committed epoch, which is in the answer. All else is read from the checkpoint, at one epoch.
+If the run is in this process and the request names no epoch, the run answers lookups, as of the
+last committed epoch. Everything else is read from the checkpoint, as of one epoch.
 
 Always true here:
-- an answer names the epoch it is of, and all of it is of that epoch;
-- no answer has a value that could still be rolled back;
-- look-ups have threads of their own: while slots do not answer, all else is still served.
+- an answer names its epoch, and all of it is of that epoch;
+- an answer contains committed values only;
+- lookups have threads of their own: other requests are served while slots do not answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio.to_thread
-import msgspec
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -25,9 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.errors import EpochError, StaleEpochError
-from cairn.types.codec.loose_json import loose_json
+from cairn.types.codec.json_values import loose_json
 from cairn.web.answers import (
-    EPOCH_MAX,
     json_body,
     json_response,
     query_epoch,
@@ -35,16 +33,24 @@ from cairn.web.answers import (
     query_text,
 )
 from cairn.web.errors import ApiError
-from cairn.web.reads import ABSENT, Key, cursor_of, is_live, key_of_json, look_up, page, value_type
+from cairn.web.reads import (
+    ABSENT,
+    Key,
+    is_live,
+    look_up,
+    page,
+    parse_cursor,
+    parse_json_key,
+    value_type,
+)
 from cairn.web.site import Site
 from cairn.web.state_docs import (
     DIFF_ROWS_MAX,
     DOCS,
     KEY_CHARS_MAX,
-    KEYS_MAX,
     SCAN_ROWS_MAX,
-    SQL_CHARS_MAX,
-    SQL_ROWS_MAX,
+    Lookup,
+    Sql,
 )
 
 if TYPE_CHECKING:
@@ -55,19 +61,8 @@ __all__ = ["DOCS", "routes"]
 SQL_S: Final = 10.0
 DIFF_S: Final = 10.0
 LOOK_UPS_MAX: Final = 24
-"""At once; as many again wait for their turn."""
+"""Lookups at once; as many again may wait."""
 NAME_CHARS_MAX: Final = 200
-
-
-class _Lookup(msgspec.Struct, forbid_unknown_fields=True):
-    keys: list[Any]
-    epoch: int | None = None
-
-
-class _Sql(msgspec.Struct, forbid_unknown_fields=True):
-    sql: str
-    epoch: int | None = None
-    limit: int = 1000
 
 
 def routes(site: Site) -> list[Route]:
@@ -84,7 +79,7 @@ def routes(site: Site) -> list[Route]:
 
 
 class _Shape(NamedTuple):
-    """What is known of a state without reading it, as of an epoch."""
+    """The schema of a state, as of an epoch."""
 
     epoch: int
     table: StateTable
@@ -107,7 +102,7 @@ class _States:
         with self._site.open_state(query_epoch(request)) as source:
             return json_response(
                 {
-                    **_of(source),
+                    **_source_facts(source),
                     "job": source.job,
                     "max_parallelism": source.max_parallelism,
                     "flight_port": self._site.flight_port,
@@ -131,11 +126,14 @@ class _States:
 
         limit = query_int(request, "limit", default=100, least=1, most=SCAN_ROWS_MAX)
         after = query_text(request, "after", chars_max=200)
-        start = None if after is None else cursor_of(after)
+        start = None if after is None else parse_cursor(after)
         epoch = query_epoch(request)
         if start is not None and epoch not in (None, start.epoch):
             raise ApiError(
-                400, "bad-request", f"after is of epoch {start.epoch}, not of {epoch}", "leave one"
+                400,
+                "bad-request",
+                f"after belongs to epoch {start.epoch}, but epoch is {epoch}",
+                "leave epoch out",
             )
         epoch = epoch if start is None else start.epoch
         with self._site.heavy(), self._site.open_state(epoch) as source:
@@ -143,16 +141,16 @@ class _States:
             rows, goes_on = page(table, source.epoch, start, limit)
             return json_response(
                 {
-                    **_of(source),
-                    **_named(table),
+                    **_source_facts(source),
+                    **_name_facts(table),
                     **json_table(table.schema, rows),
                     "after": None if goes_on is None else goes_on.text(),
                 }
             )
 
-    async def _looked_up(self, look_up: Callable[..., Response], *args: Any) -> Response:
+    async def _run_look_up(self, look_up: Callable[..., Response], *args: object) -> Response:
         if self._looking_up >= 2 * LOOK_UPS_MAX:
-            raise ApiError(429, "busy", "Too many look-ups are under way", "try again in a moment")
+            raise ApiError(429, "busy", "Too many lookups at once", "try again in a moment")
         self._looking_up += 1
         try:
             return await anyio.to_thread.run_sync(look_up, *args, limiter=self._look_ups)
@@ -160,7 +158,7 @@ class _States:
             self._looking_up -= 1
 
     async def look_up(self, request: Request) -> Response:
-        return await self._looked_up(self._look_up_one, request)
+        return await self._run_look_up(self._look_up_one, request)
 
     def _look_up_one(self, request: Request) -> Response:
         text = request.path_params["key"]
@@ -173,7 +171,7 @@ class _States:
         (value,) = answer.values
         return json_response(
             {
-                **_named(answer.table),
+                **_name_facts(answer.table),
                 "epoch": answer.epoch,
                 "source": answer.source,
                 "key": _key_json(answer.table, key),
@@ -185,19 +183,16 @@ class _States:
         )
 
     async def look_up_many(self, request: Request) -> Response:
-        asked: _Lookup = await json_body(request, _Lookup)
-        if len(asked.keys) > KEYS_MAX:
-            raise ApiError(400, "bad-request", f"At most {KEYS_MAX} keys at once are looked up")
-        _check_epoch(asked.epoch)
-        return await self._looked_up(self._look_up_many, request, asked)
+        asked = await json_body(request, Lookup)
+        return await self._run_look_up(self._look_up_many, request, asked)
 
-    def _look_up_many(self, request: Request, asked: _Lookup) -> Response:
+    def _look_up_many(self, request: Request, asked: Lookup) -> Response:
         table = self._table(request, asked.epoch)
-        keys = [key_of_json(table, given) for given in asked.keys]
+        keys = [parse_json_key(table, given) for given in asked.keys]
         answer = self._look_up(table, keys, asked.epoch)
         return json_response(
             {
-                **_named(answer.table),
+                **_name_facts(answer.table),
                 "epoch": answer.epoch,
                 "source": answer.source,
                 "type": answer.type_name,
@@ -214,17 +209,12 @@ class _States:
         )
 
     async def sql(self, request: Request) -> Response:
-        asked: _Sql = await json_body(request, _Sql)
-        _check_epoch(asked.epoch)
-        if not 1 <= asked.limit <= SQL_ROWS_MAX:
-            raise ApiError(400, "bad-request", f"limit must be from 1 to {SQL_ROWS_MAX}")
-        if not asked.sql.strip() or len(asked.sql) > SQL_CHARS_MAX:
-            raise ApiError(
-                400, "bad-request", f"sql must be a query of at most {SQL_CHARS_MAX} characters"
-            )
+        asked = await json_body(request, Sql)
+        if not asked.sql.strip():
+            raise ApiError(400, "bad-request", "sql is empty", "send a query")
         return await run_in_threadpool(self._sql, asked)
 
-    def _sql(self, asked: _Sql) -> Response:
+    def _sql(self, asked: Sql) -> Response:
         from cairn.query.json_values import json_column, json_columns
         from cairn.query.sql import is_truncated
         from cairn.query.sql_apart import run_sql_apart
@@ -234,7 +224,7 @@ class _States:
             columns = [json_column(column) for column in shown.columns]
             return json_response(
                 {
-                    **_of(source),
+                    **_source_facts(source),
                     "columns": json_columns(shown.schema),
                     "rows": list(zip(*columns, strict=True)),
                     "truncated": is_truncated(shown),
@@ -247,13 +237,13 @@ class _States:
         limit = query_int(request, "limit", default=100, least=0, most=DIFF_ROWS_MAX)
         before, after = query_epoch(request, "from"), query_epoch(request, "to")
         if before is None or after is None:
-            raise ApiError(400, "bad-request", "from and to are needed: two epochs", "give both")
+            raise ApiError(400, "bad-request", "from or to is missing", "give two epochs")
         operator, state = _names(request)
         for number in (before, after):
             self._check_kept(number)
-        # Plain Python, which the job's own threads wait for.
+        # It is plain Python, and holds up the threads of the job.
         if not self._diffing.acquire(blocking=False):
-            raise ApiError(429, "busy", "Another difference is under way", "try again in a moment")
+            raise ApiError(429, "busy", "Another diff is running", "try again in a moment")
         try:
             diffs = diff_epochs(
                 self._site.store,
@@ -299,7 +289,7 @@ class _States:
         self._site.open_state(number).close()
 
     def _table(self, request: Request, epoch: int | None) -> StateTable:
-        """What is known of the state that a request names."""
+        """Return the schema of the state that a request names."""
         operator, state = _names(request)
         shape = self._shapes.get((operator, state))
         if shape is not None and (epoch == shape.epoch or (epoch is None and self._is_live)):
@@ -314,7 +304,7 @@ class _States:
         with self._site.open_state(epoch) as source:
             shape = _Shape(source.epoch, source.table(operator, state))
         with self._lock:
-            # Names that are not there are not kept: a client can think of any number of them.
+            # Only names that exist: a client could send any number of others.
             self._shapes[operator, state] = shape
         return shape
 
@@ -325,7 +315,7 @@ class _States:
             try:
                 answers = run.query_many(table.operator, table.state, plain)
             except EpochError:
-                pass  # Before its first epoch, or past its end: the checkpoint knows.
+                pass  # Before its first epoch, or after its end: read the checkpoint.
             else:
                 table = self._as_of(answers.epoch, table)
                 values = [answers.values.get(key, ABSENT) for key in plain]
@@ -336,26 +326,26 @@ class _States:
             return _Answer(table, source.epoch, "checkpoint", look_up(table, keys), False)
 
     def _as_of(self, epoch: int, table: StateTable) -> StateTable:
-        """What is known of a state as of an epoch: an upgrade may have given it another type."""
+        """Return the schema as of an epoch: an upgrade may have changed the type."""
         shape = self._shapes.get((table.operator, table.state))
         if shape is not None and shape.epoch == epoch:
             return shape.table
         try:
             return self._shape(table.operator, table.state, epoch).table
         except StaleEpochError:
-            return table  # The job was faster: it has retired the epoch by now.
+            return table  # The job has retired the epoch meanwhile.
 
 
 class _Answer(NamedTuple):
-    """What keys have, as of one epoch."""
+    """The values of keys, as of one epoch."""
 
     table: StateTable
     epoch: int
     source: str
     values: list[Any]
-    """In the order of the keys; ABSENT where there is none."""
+    """In the order of the keys; ABSENT for keys without a value."""
     is_result: bool
-    """Made by a function of the job: of no declared type."""
+    """Computed by a function of the job: it has no declared type."""
 
     @property
     def form(self) -> str:
@@ -383,7 +373,9 @@ class _Answer(NamedTuple):
 def _names(request: Request) -> tuple[str, str]:
     operator, state = request.path_params["operator"], request.path_params["state"]
     if len(operator) > NAME_CHARS_MAX or len(state) > NAME_CHARS_MAX:
-        raise ApiError(404, "not-found", "There is no state of such a long name", "GET /api/state")
+        raise ApiError(
+            404, "not-found", "The name of the operator or state is too long", "see /api/state"
+        )
     return operator, state
 
 
@@ -391,11 +383,11 @@ def _table(source: StateSource, request: Request) -> StateTable:
     return source.table(*_names(request))
 
 
-def _of(source: StateSource) -> dict[str, Any]:
+def _source_facts(source: StateSource) -> dict[str, Any]:
     return {"epoch": source.epoch, "wall_ms": source.wall_ms, "source": "checkpoint"}
 
 
-def _named(table: StateTable) -> dict[str, Any]:
+def _name_facts(table: StateTable) -> dict[str, Any]:
     return {"operator": table.operator, "state": table.state, "kind": table.kind}
 
 
@@ -413,13 +405,8 @@ def _deadline(seconds: float) -> Callable[[], None]:
             raise ApiError(
                 400,
                 "too-large",
-                f"The difference takes longer than {seconds:g} s",
-                "use cairn.diff_state, or epochs nearer to each other",
+                f"The diff takes longer than {seconds:g} s",
+                "use cairn.diff_state, or epochs closer to each other",
             )
 
     return check
-
-
-def _check_epoch(epoch: int | None) -> None:
-    if epoch is not None and not 1 <= epoch <= EPOCH_MAX:
-        raise ApiError(400, "bad-request", f"epoch must be from 1 to {EPOCH_MAX}")

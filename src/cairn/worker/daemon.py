@@ -1,9 +1,9 @@
-"""Spark's Python daemon with what forwarders need already loaded: its workers are forks of it.
+"""Spark's Python daemon, with the modules of forwarders loaded before it forks workers.
 
     python -m cairn.worker.daemon pyspark.worker          Spark's setting spark.python.daemon.module
 
-A worker would load pyarrow, pandas and cairn at its first task, nearly a second of work in each
-of them. Nothing else is different from Spark's own daemon.
+Otherwise each worker would load pyarrow, pandas and cairn at its first task, for nearly a second.
+Nothing else differs from Spark's own daemon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.daemon import manager
 import cairn.worker.forward  # noqa: F401
 
 if __name__ == "__main__":
-    # Modules loaded by now stay: the collector of a worker need not look through them.
+    # Workers need not collect the modules loaded so far.
     gc.collect()
     gc.freeze()
     manager()

@@ -1,12 +1,12 @@
 """The forwarder: the function Spark runs for each subtask, between Spark and the slot.
 
-It finds the slot (or starts one), begins the attempt, sends the rows of this level
-in and yields what comes out. Rows of lanes on their way to a later level, and the
-acknowledgements of earlier ones, pass by the slot.
+It finds or starts the slot, begins the execution, sends the rows of this level to the slot and
+yields the slot's output. Rows for later levels, and acknowledgements of earlier ones, bypass the
+slot.
 
 Always true here:
-- input is written and output is read on threads of their own with a bounded queue
-  between: one thread doing both would deadlock when output outgrows the transport;
+- input is written and output is read on two threads, with a bounded queue between: one thread
+  doing both would deadlock when the output is larger than the transport's window;
 - the subtask is taken from the data (the pin column), never from the partition number;
 - it holds no state: any worker can forward any epoch.
 """
@@ -17,7 +17,7 @@ import functools
 import gc
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -37,10 +37,10 @@ SLOTS_TRIED_MAX = 3
 
 @functools.cache
 def _spare_collector() -> None:
-    """Once in a worker: what is loaded by now is of no interest to Python's garbage collector.
+    """Exclude all loaded modules from garbage collection, once per worker.
 
-    Spark has workers collect after every task, and the next task waits for it: 40 ms, nearly
-    all of it spent on the modules of pyarrow, pandas and Spark.
+    Spark makes workers collect after every task, and the next task waits for it: 40 ms, nearly
+    all of it for the modules of pyarrow, pandas and Spark.
     """
     gc.freeze()
 
@@ -78,19 +78,19 @@ class Forward:
         task = TaskContext.get()
         assert task is not None, "forwarders run in Spark tasks"
         text = task.getLocalProperty(BEGIN_PROPERTY)
-        assert text is not None, "the driver says what begins"
+        assert text is not None, "the driver sets the begin message"
         begin = begin_decoder.decode(text)
         first = next(batches)
         subtask = first["pin"][0].as_py()
         home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
-        token = (begin.term, begin.epoch, begin.step, task.taskAttemptId())
+        token = begin.token(task.taskAttemptId())
         call = Call(token, self.spec_id, self.level, subtask, stage=task.stageId())
         try:
             yield from self._forward(self._begin(home, call, begin), call, first, batches)
         except flight.FlightError as error:
             lost = Failure(
                 "EpochError",
-                f"the slot of subtask {subtask} is gone: {_said(error)}",
+                f"the slot of subtask {subtask} is gone: {_short_text(error)}",
                 {"subtask": subtask, "log": str(home.log), "executor": home.executor_label},
             )
             raise SubtaskError(pack_failure(lost)) from error
@@ -111,11 +111,13 @@ class Forward:
                     answer = self._act(client, "begin", body)
             if answer != ENDED:
                 return client
-            # It was told to end just now, so the next look finds none and starts another.
-        raise RuntimeError(f"slot {home.slot} was told to end again and again")
+            # It has just been ended, so the next look finds none and starts another.
+        raise RuntimeError(
+            f"slot {home.slot} was ended {SLOTS_TRIED_MAX} times before it could begin"
+        )
 
     def _connect(self, home: SlotHome) -> flight.FlightClient:
-        # A worker is reused for many tasks; so is its connection, while the slot lives.
+        # A worker runs many tasks, and keeps its connection while the slot lives.
         location = (home.find() or home.start()).location
         client = self._clients.get(location)
         if client is None:
@@ -126,7 +128,7 @@ class Forward:
         (result,) = client.do_action(flight.Action(kind, body))
         answer: bytes = result.body.to_pybytes()
         if answer[:1] == FAILED:
-            raise _failed(answer)
+            raise _failure_of(answer)
         return answer
 
     def _forward(
@@ -139,83 +141,57 @@ class Forward:
         writer, reader = client.do_exchange(
             flight.FlightDescriptor.for_command(msgspec.msgpack.encode(call))
         )
-        out: queue.Queue[Any] = queue.Queue(QUEUE_BATCHES)
-        stopped = threading.Event()
-
-        def put(item: Any) -> None:
-            while not stopped.is_set():
-                try:
-                    out.put(item, timeout=0.5)
-                    return
-                except queue.Full:
-                    continue
-
-        def write() -> None:
-            try:
-                names = ["group", "lane", *map(lane_name, self.lanes)]
-                if "time" in first.schema.names:
-                    names.append("time")
-                writer.begin(first.select(names).schema)
-                batch: pa.RecordBatch | None = first
-                while batch is not None and not stopped.is_set():
-                    mine, passing = self._split(batch)
-                    if passing is not None:
-                        put(passing)
-                    if mine.num_rows:
-                        writer.write_batch(mine.select(names))
-                    batch = next(batches, None)
-                writer.done_writing()
-                put(None)
-            except BaseException as error:
-                put(error)
-
-        def read() -> None:
-            try:
-                while True:
-                    try:
-                        chunk = reader.read_chunk()
-                    except StopIteration:
-                        break
-                    said = chunk.app_metadata
-                    if said is not None and said.size:
-                        said = said.to_pybytes()
-                        if said[:1] == FAILED:
-                            raise _failed(said)
-                        self.reports.add([said[len(DONE) :]])
-                    if chunk.data is not None:
-                        put(chunk.data)
-                put(None)
-            except BaseException as error:
-                put(error)
-
-        threads = [threading.Thread(target=work, daemon=True) for work in (read, write)]
-        for thread in threads:
-            thread.start()
-        errors: list[BaseException] = []
+        works = [
+            lambda out: self._read(reader, out),
+            lambda out: self._write(writer, first, batches, out),
+        ]
+        output = _Output(works)
         try:
-            done = 0
-            while done < len(threads):
-                item = out.get()
-                if item is None:
-                    done += 1
-                elif isinstance(item, BaseException):
-                    done += 1
-                    errors.append(item)
-                    # The other thread may wait for input that will not come, from the slot or
-                    # from Spark. When it is the slot that is lost, both learn of it.
-                    if not isinstance(item, flight.FlightError):
-                        break
-                else:
-                    yield item
-            if errors:
-                raise next((e for e in errors if isinstance(e, SubtaskError)), errors[0])
+            yield from output.items()
         finally:
-            stopped.set()
-            if done < len(threads) or errors:
+            output.stop()
+            if not output.is_complete:
                 reader.cancel()
 
+    def _write(
+        self,
+        writer: flight.FlightStreamWriter,
+        batch: pa.RecordBatch | None,
+        batches: Iterator[pa.RecordBatch],
+        out: _Output,
+    ) -> None:
+        """Send rows of this level to the slot, and the others directly to the output."""
+        assert batch is not None, "there is at least the row of the pin table"
+        names = ["group", "lane", *map(lane_name, self.lanes)]
+        if "time" in batch.schema.names:
+            names.append("time")
+        writer.begin(batch.select(names).schema)
+        while batch is not None and not out.is_stopped:
+            mine, passing = self._split(batch)
+            if passing is not None:
+                out.put(passing)
+            if mine.num_rows:
+                writer.write_batch(mine.select(names))
+            batch = next(batches, None)
+        writer.done_writing()
+
+    def _read(self, reader: flight.FlightStreamReader, out: _Output) -> None:
+        """Put batches of the slot into the output, and its report into the accumulator."""
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            if chunk.app_metadata is not None and chunk.app_metadata.size:
+                message = chunk.app_metadata.to_pybytes()
+                if message[:1] == FAILED:
+                    raise _failure_of(message)
+                self.reports.add([message[len(DONE) :]])
+            if chunk.data is not None:
+                out.put(chunk.data)
+
     def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """(rows for the slot, rows that pass by); the row of an empty subtask is neither."""
+        """Return rows for the slot and rows that bypass it; the row of the pin table is neither."""
         lanes = batch["lane"]
         mine = pc.is_in(lanes, pa.array(self.lanes, pa.int32()))
         count = mine.true_count
@@ -236,14 +212,70 @@ class Forward:
         )
 
 
-def _said(error: flight.FlightError) -> str:
-    """What is wrong, without what the transport adds for its own authors."""
+class _Output:
+    """A bounded queue of batches, filled by threads: one per work."""
+
+    def __init__(self, works: Sequence[Callable[[_Output], None]]) -> None:
+        self._queue: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(QUEUE_BATCHES)
+        self._stopped = threading.Event()
+        self._running = len(works)
+        self._errors: list[BaseException] = []
+        for work in works:
+            threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all threads have ended without an error."""
+        return not self._running and not self._errors
+
+    def put(self, item: pa.RecordBatch | BaseException | None) -> None:
+        while not self.is_stopped:
+            try:
+                self._queue.put(item, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self, work: Callable[[_Output], None]) -> None:
+        try:
+            work(self)
+            self.put(None)
+        except BaseException as error:
+            self.put(error)
+
+    def items(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches until all threads have ended; raise their error."""
+        while self._running:
+            item = self._queue.get()
+            if isinstance(item, pa.RecordBatch):
+                yield item
+                continue
+            self._running -= 1
+            if item is not None:
+                self._errors.append(item)
+                # The other thread may wait for input that will not come, from the slot or
+                # from Spark. If the slot is lost, both threads fail.
+                if not isinstance(item, flight.FlightError):
+                    break
+        if self._errors:
+            raise next((e for e in self._errors if isinstance(e, SubtaskError)), self._errors[0])
+
+
+def _short_text(error: flight.FlightError) -> str:
+    """Return the error without the debug context of the transport."""
     return str(error).partition(" gRPC client debug context:")[0].splitlines()[0][:300]
 
 
-def _failed(answer: bytes) -> SubtaskError:
+def _failure_of(answer: bytes) -> SubtaskError:
     failure = msgspec.msgpack.decode(answer[len(FAILED) :], type=Failure)
-    # First, as the message has words of the user's: the first failure in the text is taken.
+    # First: the driver takes the first failure in the text, and the message has the user's words.
     return SubtaskError(f"{pack_failure(failure)}\n{failure.message}")
 
 

@@ -30,12 +30,19 @@ class Ledger(KeyedProcess[Any]):
     total = state.Reducing("bigint", operator.add)
     last = state.List("bigint")
     by_size = state.Map("bigint", "bigint")
+    trap = ""
+    hold = ""
+
+    def __init__(self) -> None:
+        # What the driver is told, and not its slots: they may have been started by others.
+        self.trap = os.environ.get("TRAP", "")
+        self.hold = os.environ.get("HOLD", "")
 
     def open(self, ctx: Any) -> None:
-        hold()
+        hold(self.hold)
 
     def process(self, row: Any, ctx: Any) -> Any:
-        trap(row)
+        trap(row, self.trap)
         self.count.set(self.count.get() + 1)
         self.total.add(row.amount)
         self.last.append(row.id)
@@ -64,9 +71,9 @@ class Ledger2(Ledger):
     """The same function to those who look at its output: for an upgrade on the way."""
 
 
-def trap(row: Any) -> None:
+def trap(row: Any, trouble: str) -> None:
     """Trouble on demand, from the environment: TRAP="sleep 5 0.1" at id 5, "fail 7 2 file"."""
-    what, *arguments = os.environ.get("TRAP", "").split() or [""]
+    what, *arguments = trouble.split() or [""]
     if not what or arguments[0] not in ("*", str(row.id)):
         return
     if what == "sleep":
@@ -80,12 +87,12 @@ def trap(row: Any) -> None:
             raise RuntimeError(f"trapped at {row.id}")
 
 
-def hold() -> None:
+def hold(where: str) -> None:
     """Make a slot stay at a crash point, the first that comes there: HOLD="slot.restored 3 file".
 
     The file tells its process id.
     """
-    point, seconds, mark = os.environ.get("HOLD", "").split() or ("", "0", "")
+    point, seconds, mark = where.split() or ("", "0", "")
 
     def stay(name: str) -> None:
         if name == point and not Path(mark).exists():
@@ -132,7 +139,7 @@ def change_between_epochs(changes: list[str]) -> None:
     """Ask for "2:rescale=4" when two epochs of this run are committed, before the third."""
     from cairn.run import Run
 
-    commit_epoch = Run._commit_epoch
+    run_batch = Run._run_batch
     done = 0
 
     def changing(run: Any, position: Any, rows: Any, **more: Any) -> None:
@@ -140,11 +147,11 @@ def change_between_epochs(changes: list[str]) -> None:
         while changes and done >= int(changes[0].partition(":")[0]):
             change(run, changes.pop(0).partition(":")[2])
         newest = run._coordinator.newest
-        commit_epoch(run, position, rows, **more)
+        run_batch(run, position, rows, **more)
         # An epoch may have several batches.
         done += run._coordinator.newest is not newest
 
-    Run._commit_epoch = changing  # type: ignore[method-assign]
+    Run._run_batch = changing  # type: ignore[method-assign]
 
 
 def change(run: Any, what: str) -> None:

@@ -12,8 +12,8 @@ from cairn import state
 from cairn.backends import Backend, BaseTarget, make_backend
 from cairn.backends.files import open_rows
 from cairn.backends.overlay import Table, make_table
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import FileRef
-from cairn.storage.pack import Stored
 from cairn.storage.store import Store, open_store
 
 GROUP_COUNT = 8
@@ -96,24 +96,8 @@ class Slot:
     def target(self, known: tuple[FileRef, ...] = (), inline_bytes_max: int = 0) -> BaseTarget:
         return BaseTarget(self.store, 3, "op", 7, self.scratch, inline_bytes_max, known)
 
-    def ref(self, stored: Stored) -> FileRef:
-        assert stored.path is not None
-        return FileRef(
-            id=stored.id,
-            path=stored.path,
-            offset=0,
-            length=stored.length,
-            kind="base",
-            tier=0,
-            rows=stored.rows,
-            first_epoch=0,
-            last_epoch=7,
-            first_group=self.groups.start,
-            group_count=len(self.groups),
-            format=stored.format,
-            objects=list(stored.objects),
-            objects_bytes=stored.objects_bytes,
-        )
+    def ref(self, stored: StateFile) -> FileRef:
+        return stored.list_for(self.groups, first_epoch=0, last_epoch=7)
 
     def close(self) -> None:
         self.backend.close()

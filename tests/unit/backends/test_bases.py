@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.backends import BACKENDS, BaseCancelledError
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.heap import backend as heap_module
 from tests.unit.backends.bases import GROUP_COUNT, Slot, no_pace, stored
 

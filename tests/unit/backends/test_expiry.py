@@ -12,12 +12,12 @@ import pytest
 from cairn import state
 from cairn.backends import BACKENDS
 from cairn.backends import expiry as expiry_module
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.expiry import Expiry, leave_out_expired
 from cairn.backends.heap.backend import HeapMapRows
 from cairn.backends.overlay import Table
 from cairn.backends.rocksdb.backend import RocksBackend
-from cairn.types.codec.stamped import stamped_codec
+from cairn.types.codec.stamped import stamp_codec
 from tests.unit.backends.bases import GROUP_COUNT, Slot, stored
 
 TTL_MS = 1_000
@@ -289,7 +289,7 @@ def test_the_few_rows_that_are_left_are_packed_and_stay_what_they_were(
     value, items = slot.tables["value"], slot.tables["items"]
     assert [expiry(table).is_emptied() for table in (value, items)] == [True, True]
     assert expiry(value).is_sparse()
-    expiry(value).tidied(is_packed=True)
+    expiry(value).note_tidied(is_packed=True)
     assert not expiry(value).is_emptied() and not expiry(value).is_sparse()
     slot.tables["value"].changes[0][0] = (1_100, "running")
     rows = list(value.rows)
@@ -325,7 +325,7 @@ def test_entries_are_counted_without_a_walk_through_the_keys(
         with monkeypatch.context() as patched:
             for walk in ("__iter__", "items", "keys", "values"):
                 patched.setattr(HeapMapRows, walk, None, raising=False)
-            return table.held().entries
+            return table.count_held().entries
 
     begin(slot, 0)
     reclaim(slot)
@@ -353,7 +353,7 @@ def test_entries_are_counted_without_a_walk_through_the_keys(
 
 
 def batch(at: list[int | None]) -> pa.RecordBatch:
-    values = stamped_codec("long").encode([None if a is None else (a, 7) for a in at])
+    values = stamp_codec("long").encode([None if a is None else (a, 7) for a in at])
     return pa.RecordBatch.from_pydict(
         {
             "group": pa.array([0] * len(at), pa.int32()),
@@ -372,4 +372,4 @@ def test_of_a_base_expired_rows_are_left_out_and_of_a_delta_they_delete() -> Non
     deleting = leave_out_expired(rows, "value", 150, keep_rows=True)
     assert deleting["key"].to_pylist() == [0, 1, 2, 3]
     assert deleting["live"].to_pylist() == [False, True, False, False]
-    assert stamped_codec("long").decode(deleting["value"]) == [None, (200, 7), None, None]
+    assert stamp_codec("long").decode(deleting["value"]) == [None, (200, 7), None, None]

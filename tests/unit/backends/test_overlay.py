@@ -79,8 +79,8 @@ def test_set_and_cleared_within_an_epoch_leaves_nothing(bound: Bound) -> None:
     bound.handle.clear()
     delta = bound.commit()
     assert not read(bound.handle)
-    assert bound.table.held().entries == 0
-    assert bound.loaded(delta).table.held().entries == 0
+    assert bound.table.count_held().entries == 0
+    assert bound.loaded(delta).table.count_held().entries == 0
 
 
 def test_rollback_leaves_exactly_the_last_epoch(bound: Bound) -> None:
@@ -97,7 +97,7 @@ def test_rollback_leaves_exactly_the_last_epoch(bound: Bound) -> None:
     assert (read(bound.at(1)), read(bound.at(2))) == before
     assert not read(bound.at(3))
     assert bound.commit() is None
-    assert bound.table.held().entries == 2
+    assert bound.table.count_held().entries == 2
 
 
 def test_the_same_changes_after_a_rollback_give_the_same_delta(bound: Bound) -> None:
@@ -208,10 +208,10 @@ def test_key_groups_given_away_are_forgotten_and_come_back_empty(bound: Bound) -
     bound.commit()
     fill(bound.at(7, 1), 7)
     bound.table.assign(range(1, 3))
-    assert bound.table.held().entries == 3
+    assert bound.table.count_held().entries == 3
     bound.table.rollback()
     bound.table.assign(range(0, 4))
-    assert bound.table.held().entries == 2
+    assert bound.table.count_held().entries == 2
     assert read(bound.at(1, 1)) and not read(bound.at(0, 0))
 
 
@@ -219,15 +219,15 @@ def test_counts_include_what_the_running_epoch_changes(bound: Bound) -> None:
     fill(bound.at(1), 1)
     fill(bound.at(2), 2)
     bound.commit()
-    assert (bound.table.keys_changed(), bound.table.held().entries) == (0, 2)
+    assert (bound.table.keys_changed(), bound.table.count_held().entries) == (0, 2)
     fill(bound.at(1), 1)
     bound.at(2).clear()
     fill(bound.at(3), 3)
     fill(bound.at(4), 3)
     bound.at(4).clear()
-    assert bound.table.held().entries == 2
+    assert bound.table.count_held().entries == 2
     assert bound.commit() is not None
-    assert (bound.table.keys_changed(), bound.table.held().entries) == (0, 2)
+    assert (bound.table.keys_changed(), bound.table.count_held().entries) == (0, 2)
 
 
 # Lists
@@ -311,9 +311,9 @@ def test_a_map_emptied_entry_by_entry_is_gone() -> None:
     for entry in bound.handle:
         del bound.handle[entry]
     second = bound.commit()
-    assert bound.table.held().entries == 0
+    assert bound.table.count_held().entries == 0
     assert list(bound.table.dump()) == []
-    assert bound.loaded(first, second).table.held().entries == 0
+    assert bound.loaded(first, second).table.count_held().entries == 0
 
 
 # Keys
@@ -342,7 +342,7 @@ def test_keys_of_any_type_and_null_survive_storage(
     second = bound.commit()
     for files in ([first, second], [bound.table.merge([first, second])], bound.table.dump()):
         again = bound.loaded(*files)
-        assert again.table.held().entries == len(keys) - 1
+        assert again.table.count_held().entries == len(keys) - 1
         for key in keys:
             # The key as a row would bring it: decoded from a column.
             (found,) = bound.table.keys.decode_keys(bound.table.keys.encode([key]))
@@ -354,7 +354,7 @@ def test_every_nan_is_one_key() -> None:
     keys = bound.table.keys.decode_keys(pa.array([math.nan, -math.nan, -0.0, 0.0]))
     for number, key in enumerate(keys):
         bound.at(key).set(number)
-    assert bound.table.held().entries == 2
+    assert bound.table.count_held().entries == 2
 
 
 def test_in_order_puts_none_first_and_nan_last_at_any_depth() -> None:
@@ -403,7 +403,7 @@ def test_a_table_without_key_groups_holds_nothing() -> None:
     table.assign(range(2, 2))
     assert table.delta() is None
     assert list(table.dump()) == []
-    assert table.held().entries == 0
+    assert table.count_held().entries == 0
     table.promote()
     table.rollback()
     table.forget(table.groups)

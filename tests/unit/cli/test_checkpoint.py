@@ -17,25 +17,21 @@ import pytest
 
 import cairn
 from cairn.errors import FunctionError
-from cairn.storage import (
+from cairn.storage.failures import Failures
+from cairn.storage.files import encode_segment
+from cairn.storage.log import Log, create_or_open_job, new_nonce
+from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
-    FileRef,
-    Log,
-    OperatorEntry,
+    EpochOperator,
     RangeState,
     Restore,
     SparkPosition,
     StateDecl,
-    StatePart,
-    create_or_open_job,
-    encode_segment,
-    new_nonce,
-    open_store,
-    write_pack,
 )
-from cairn.storage.endings import write_ending
-from cairn.storage.failures import Failures
+from cairn.storage.notes import write_ending
+from cairn.storage.pack import write_pack
+from cairn.storage.store import open_store
 from tests.unit.cli.command_line import call, json_of
 
 NOW_MS = 1_700_000_000_000
@@ -45,27 +41,15 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
     """One more epoch: as many rows in its delta as its number says."""
     number = (log.last or 0) + 1
     batch = pa.record_batch({"group": np.zeros(number, np.int32), "v": [7] * number})
-    segment = encode_segment("delta", "count", [StatePart("n", batch)], first_epoch=number)
-    (place,) = write_pack(log.store, [segment.data], term)
-    file = FileRef(
-        id=segment.id,
-        path=place.path,
-        offset=place.offset,
-        length=place.length,
-        kind="delta",
-        tier=0,
-        rows=number,
-        first_epoch=number,
-        last_epoch=number,
-        first_group=0,
-        group_count=8,
-    )
+    segment = encode_segment("delta", "count", {"n": batch}, first_epoch=number)
+    (packed,) = write_pack(log.store, [segment], term)
+    file = packed.list_for(range(8), first_epoch=number, last_epoch=number)
     before = [] if parent is None else log.epoch(parent).operators["count"].ranges[0].files
     state = RangeState(
         first_group=0, group_count=8, version=EMPTY_VERSION, files=[*before, file],
         state_keys=40, state_entries=60, state_bytes=2048,
     )  # fmt: skip
-    entry = OperatorEntry(
+    entry = EpochOperator(
         uid="count",
         function_version="f" * 32,
         key_types={"k": "bigint"},
@@ -81,7 +65,7 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         "rows_out": 900,
         "state_keys": 40,
         "state_entries": 60,
-        "delta_bytes": place.length,
+        "delta_bytes": file.length,
         "alignment_ms": 4,
     }
     return log.append(
@@ -156,7 +140,7 @@ def test_an_error_with_control_characters_does_not_steer_the_terminal(tmp_path: 
     create_or_open_job(store, "shop", 8)
     term = Log(store).take_over(host="somewhere", pid=17, wall_ms=1).term
     error = FunctionError("raised ValueError: \x1b[2Jgone", key="\x1b]0;title\x07", row="\x9b2J")
-    Failures(store, "shop").ended(error, 2)
+    Failures(store, "shop").note_end(error, 2)
     write_ending(store, term, "failed", error)
     for command in ("show", "ls"):
         shown = call(command, tmp_path / "new").stdout
@@ -172,7 +156,7 @@ def test_show_of_a_job_that_failed_before_its_first_epoch_says_with_what(tmp_pat
         "process() of operator 'score' raised ValueError: bad\n  at: job.py:12 in process",
         operator="score", key="7", row="Row(k=7)",
     )  # fmt: skip
-    Failures(store, "shop").ended(error, 2)
+    Failures(store, "shop").note_end(error, 2)
     write_ending(store, 1, "failed", error)
     for command in ("show", "ls"):
         result = call(command, tmp_path / "new")
@@ -326,9 +310,9 @@ def build(spark, where):
     ("target", "args", "said"),
     [
         ("job.py", [], "path/to/job.py:build"),
-        ("nothing.py:build", [], "there is no file"),
+        ("nothing.py:build", [], "does not exist"),
         ("job.py:bild", [], "found: build"),
-        ("job.py:build", [], "build(spark, where) does not fit"),
+        ("job.py:build", [], "build(spark, where) cannot be called"),
         ("job.py:build", ["a", "b"], "given: a b"),
     ],
 )

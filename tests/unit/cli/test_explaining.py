@@ -74,6 +74,6 @@ def test_explain_draws_into_a_file(program: str, tmp_path: Path) -> None:
 def test_explain_says_what_is_wrong_with_the_command(program: str, tmp_path: Path) -> None:
     missing = call(f"{program}:build", "--svg", str(tmp_path / "no" / "x.svg"), "--", "shop")
     assert missing.exit_code != 0
-    assert "there is no folder for" in missing.stderr
+    assert "the folder of" in missing.stderr
     assert Session.stopped == 0, "found before Spark starts"
     assert "expected a cairn.Job" in call(f"{program}:nothing").stderr

@@ -16,9 +16,10 @@ from cairn.cli.checkpoint import split_epoch
 from cairn.snapshots import write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
-from cairn.storage import Log, Store, open_store, read_job
-from cairn.storage.saved import note_savepoint
+from cairn.storage.log import Log, read_job
+from cairn.storage.notes import SavepointNote, write_savepoint_note
 from cairn.storage.spark_log import lay_out_from
+from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from tests.unit.cli.command_line import call, json_of
 from tests.unit.storage.leading import Driver, lay_spark_folder, new_store
@@ -244,7 +245,7 @@ def test_verify_tells_stale_holds_and_what_to_do(store: Store, tmp_path: Path) -
 
 def test_verify_shows_damaged_and_stale_notes(store: Store, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    note_savepoint(store, id="a", url=gone, epoch=2, created_ms=3, bytes=4)
+    write_savepoint_note(store, SavepointNote(id="a", url=gone, epoch=2, created_ms=3, bytes=4))
     result = call("verify", store.url)
     assert result.exit_code == 0
     note = "savepoints/0000000000003-a.json"

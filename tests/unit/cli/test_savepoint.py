@@ -6,20 +6,16 @@ import datetime as dt
 import math
 import subprocess
 import sys
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cairn.cli.checkpoint import split_epoch
-from cairn.cli.diff import plain
 from cairn.snapshots import open_savepoint
 from cairn.storage.store import open_store
-from cairn.types import row_class
-from cairn.types.codec import FrozenMap
 from tests.unit.cli.command_line import call, json_of
-from tests.unit.snapshots.checkpoints import GONE, Checkpoint, same_state, state_of
+from tests.unit.snapshots.checkpoints import GONE, UID, Checkpoint, same_state, state_of, value
 from tests.unit.snapshots.savepoints import OBJECTS
 
 
@@ -151,7 +147,7 @@ def test_diff_counts_and_shows_examples(checkpoint: Checkpoint, tmp_path: Path) 
         "removed": [{"key": 2, "before": 2}],
     }
     assert by_state["items"]["examples"]["added"] == [{"key": 1, "after": ["a"]}]
-    assert by_state["last"]["examples"]["added"] == [{"key": 1, "entry": "y", "after": "nan"}]
+    assert by_state["last"]["examples"]["added"] == [{"key": 1, "entry": "y", "after": "NaN"}]
     assert by_state["o"]["added"] == 0
 
 
@@ -165,7 +161,7 @@ def test_diff_for_people_has_a_line_per_state_and_per_example(
     assert lines[1].split() == ["state", "added", "changed", "removed"]
     assert lines[2].split() == ["count.n", "1", "1", "1"]
     assert lines[3:6] == ["  + 3: 3", "  ~ 1: 1 → 10", "  - 2: 2"]
-    assert "  + 1 [y]: nan" in lines
+    assert "  + 1 [y]: NaN" in lines
     assert "\x1b" not in result.stdout
 
 
@@ -194,14 +190,17 @@ class Trap:
         return pytest.fail, ("a stored object was unpickled",)
 
 
-def test_values_are_shown_as_json_has_them() -> None:
-    row = row_class(("a", "b c"))
-    assert plain(row._make([1, None])) == {"a": 1, "b c": None}  # type: ignore[attr-defined]
-    assert plain((b"\x00\xff", dt.date(2024, 2, 29))) == ["00ff", "2024-02-29"]
-    assert plain(dt.datetime(2024, 1, 1, tzinfo=dt.UTC)) == "2024-01-01T00:00:00+00:00"
-    assert plain(Decimal("1.50")) == "1.50"
-    assert plain(FrozenMap({1: math.inf})) == [[1, "inf"]]
-    assert plain(FrozenMap(a=(1, 2))) == {"a": [1, 2]}
+def test_values_have_the_form_that_other_commands_print(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "ckpt"))
+    checkpoint = Checkpoint({"b": value("binary"), "at": value("timestamp")}, store=store)
+    checkpoint.commit({})
+    checkpoint.commit({"b": {1: b"\x00\xff"}, "at": {1: dt.datetime(2024, 1, 1, tzinfo=dt.UTC)}})
+    compared = json_of("diff", store.url, 2, 3)["states"]
+    after = {each["state"]: each["examples"]["added"][0]["after"] for each in compared}
+    assert after == {"b": "AP8=", "at": "2024-01-01T00:00:00Z"}
+    for name, shown in after.items():
+        (row,) = json_of("state", store.url, UID, name)["rows"]
+        assert row["value"] == shown
 
 
 def test_text_that_a_terminal_would_obey_is_escaped(checkpoint: Checkpoint, tmp_path: Path) -> None:

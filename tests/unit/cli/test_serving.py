@@ -33,7 +33,7 @@ def test_addresses_are_of_this_machine_unless_said_otherwise(
     assert serve_settings("0.0.0.0:8080").token == TOKEN
     assert TOKEN not in repr(serve_settings("0.0.0.0:8080"))
     monkeypatch.setenv("CAIRN_TLS_KEY", "key.pem")
-    with pytest.raises(PlanError, match="go together"):
+    with pytest.raises(PlanError, match="must both be set"):
         serve_settings("0.0.0.0:8080")
 
 

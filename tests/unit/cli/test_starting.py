@@ -37,7 +37,7 @@ def test_a_new_project_has_a_job_a_test_that_passes_and_how_to_run_it(tmp_path: 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("mine")
     result = call(tmp_path)
-    assert result.exit_code == 2 and "exists already" in result.stderr
+    assert result.exit_code == 2 and "already exists" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["job.py"]
     assert (tmp_path / "job.py").read_text() == "mine"
     result = call(tmp_path / "job.py")
@@ -49,5 +49,5 @@ def test_a_name_that_cannot_be_a_jobs_is_refused_before_anything_is_written(
     name: str, tmp_path: Path
 ) -> None:
     result = call(tmp_path / name)
-    assert result.exit_code == 2 and "cannot name a job" in result.stderr
+    assert result.exit_code == 2 and "is not a name for a job" in result.stderr
     assert not (tmp_path / name).exists()

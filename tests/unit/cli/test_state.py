@@ -138,10 +138,10 @@ def test_sql_is_asked_over_all_states(ckpt: str) -> None:
         (["count", "n", "--key", "x"], 1, "expected: bigint"),
         (["--epoch", "99"], 1, "no epoch 99"),
         (["--sql", "select * from '/etc/passwd'"], 1, "there is no table"),
-        (["--sql", "select 1", "--key", "1"], 2, "leave OPERATOR STATE and --key out"),
+        (["--sql", "select 1", "--key", "1"], 2, "name the states in the query"),
         (["--key", "1"], 2, "OPERATOR STATE"),
         (["--csv"], 2, "--csv prints rows"),
-        (["count", "n", "--csv", "--json"], 2, "give one of them"),
+        (["count", "n", "--csv", "--json"], 2, "use one of them"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_next_step(

@@ -30,5 +30,5 @@ def test_the_first_epoch_is_announced_once_and_when_it_is_committed(
     said: list[str] = []
     monkeypatch.setattr(progress, "say", said.append)
     for batch in range(1, 7):
-        run._commit_epoch(POSITION, None)
+        run._run_batch(POSITION, None)
         assert said == (["the first epoch is committed: 2"] if batch >= said_after else [])

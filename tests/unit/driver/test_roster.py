@@ -10,11 +10,16 @@ import pytest
 
 from cairn.driver import roster
 from cairn.driver.roster import Roster, SlotInfo
-from cairn.protocol.lookups import DoorSpec, Told, this_host
-from cairn.protocol.messages import End, Report
+from cairn.protocol.lookups import DoorSpec, LookupReply, this_host
+from cairn.protocol.messages import End, Report, Token
+from cairn.sinks.base import Execution
 from cairn.slot.door import Door, open_door
 
 KEY = b"k" * 32
+
+
+def token(epoch: int, attempt: int = 0) -> Token:
+    return Token(1, epoch, Execution(attempt=attempt))
 
 
 class Slot:
@@ -24,9 +29,11 @@ class Slot:
         (folder / slot_id).mkdir()
         spec = DoorSpec(KEY, host or this_host(), "127.0.0.1")
         self.slot_id = slot_id
-        self.begun = (1, 1, 0)
+        self.begun = token(1)
         self.orders: list[End] = []
-        self.door: Door = open_door(spec, str(folder / slot_id), lambda ask: Told(None), self.end)
+        self.door: Door = open_door(
+            spec, str(folder / slot_id), lambda ask: LookupReply(None), self.end
+        )
 
     def end(self, order: End) -> bool:
         self.orders.append(order)
@@ -76,13 +83,13 @@ class Scan:
 def test_slot_that_a_subtask_has_moved_away_from_is_told_to_end_once(slots: Any, host: str) -> None:
     known, scan = Roster(KEY), Scan()
     stays, before, after = slots("a"), slots("b", host=host), slots("c")
-    known.update([stays.report(0), before.report(1)], (), (1, 2, 0))
+    known.update([stays.report(0), before.report(1)], (), token(2))
     known.end_left_behind(scan)
     assert not known.has_left_behind
-    known.update([stays.report(0), after.report(1)], (), (1, 3, 0))
+    known.update([stays.report(0), after.report(1)], (), token(3))
     known.end_left_behind(scan)
     known.end_left_behind(scan)
-    assert before.orders == [End((1, 3, 0))]
+    assert before.orders == [End(token(3))]
     assert stays.orders == after.orders == [] and not scan.calls
     assert known.slots == [SlotInfo(0, "host:1", "/logs/a"), SlotInfo(1, "host:1", "/logs/c")]
 
@@ -90,7 +97,7 @@ def test_slot_that_a_subtask_has_moved_away_from_is_told_to_end_once(slots: Any,
 def test_slots_of_other_levels_of_the_same_subtask_are_in_use(slots: Any) -> None:
     known, scan = Roster(KEY), Scan()
     first, second = slots("a"), slots("b")
-    known.update([first.report(0), second.report(0, level=1)], (), (1, 2, 0))
+    known.update([first.report(0), second.report(0, level=1)], (), token(2))
     known.end_left_behind(scan)
     assert first.orders == second.orders == []
 
@@ -98,30 +105,30 @@ def test_slots_of_other_levels_of_the_same_subtask_are_in_use(slots: Any) -> Non
 def test_slot_of_an_attempt_that_failed_elsewhere_is_left_behind(slots: Any) -> None:
     known, scan = Roster(KEY), Scan()
     failed, used = slots("a"), slots("b")
-    known.update([used.report(0)], [failed.report(0), used.report(0)], (1, 2, 1))
+    known.update([used.report(0)], [failed.report(0), used.report(0)], token(2, 1))
     known.end_left_behind(scan)
-    assert failed.orders == [End((1, 2, 1))] and used.orders == []
+    assert failed.orders == [End(token(2, 1))] and used.orders == []
 
 
 def test_slot_that_has_begun_something_since_stays_and_is_asked_nothing_more(slots: Any) -> None:
     known, scan = Roster(KEY), Scan()
     moved, other = slots("a"), slots("b")
-    known.update([moved.report(0)], (), (1, 2, 0))
-    known.update([other.report(0)], (), (1, 3, 0))
-    moved.begun = (1, 4, 0)
+    known.update([moved.report(0)], (), token(2))
+    known.update([other.report(0)], (), token(3))
+    moved.begun = token(4)
     known.end_left_behind(scan)
-    known.update([moved.report(0)], (), (1, 4, 0))
+    known.update([moved.report(0)], (), token(4))
     known.end_left_behind(scan)
-    assert moved.orders == [End((1, 3, 0))]
-    assert other.orders == [End((1, 4, 0))]
+    assert moved.orders == [End(token(3))]
+    assert other.orders == [End(token(4))]
 
 
 def test_slot_that_is_gone_is_forgotten(slots: Any, tmp_path: Path) -> None:
     known, scan = Roster(KEY), Scan()
     gone, other = slots("a"), slots("b")
     gone.door.close()
-    known.update([gone.report(0)], (), (1, 2, 0))
-    known.update([other.report(0)], (), (1, 3, 0))
+    known.update([gone.report(0)], (), token(2))
+    known.update([other.report(0)], (), token(3))
     known.end_left_behind(scan)
     assert not known.has_left_behind and not scan.calls
 
@@ -129,11 +136,11 @@ def test_slot_that_is_gone_is_forgotten(slots: Any, tmp_path: Path) -> None:
 def test_slot_without_a_door_is_looked_for_a_few_times_and_left_to_its_lease(slots: Any) -> None:
     known, scan = Roster(KEY), Scan()
     silent, other = slots("a"), slots("b")
-    known.update([silent.report(0, door="")], (), (1, 2, 0))
+    known.update([silent.report(0, door="")], (), token(2))
     for number in range(3, 3 + 2 * roster.TRIES_MAX):
-        known.update([other.report(0)], (), (1, number, 0))
+        known.update([other.report(0)], (), token(number))
         known.end_left_behind(scan)
-    tries = [(frozenset({"b"}), (1, 3 + at, 0)) for at in range(roster.TRIES_MAX)]
+    tries = [(frozenset({"b"}), token(3 + at)) for at in range(roster.TRIES_MAX)]
     assert scan.calls == tries and not known.has_left_behind
 
 
@@ -145,9 +152,9 @@ def test_a_search_that_fails_is_repeated_a_few_times_only(slots: Any) -> None:
     calls: list[Any] = []
     known = Roster(KEY)
     silent, other = slots("a"), slots("b")
-    known.update([silent.report(0, door="")], (), (1, 2, 0))
+    known.update([silent.report(0, door="")], (), token(2))
     for number in range(3, 3 + 2 * roster.TRIES_MAX):
-        known.update([other.report(0)], (), (1, number, 0))
+        known.update([other.report(0)], (), token(number))
         if known.has_left_behind:
             with pytest.raises(ConnectionError):
                 known.end_left_behind(scan)
@@ -157,8 +164,8 @@ def test_a_search_that_fails_is_repeated_a_few_times_only(slots: Any) -> None:
 def test_at_the_end_every_slot_is_told(slots: Any) -> None:
     known = Roster(KEY)
     first, second = slots("a"), slots("b")
-    known.update([first.report(0)], (), (1, 2, 0))
-    known.update([second.report(0)], (), (1, 3, 0))
-    second.begun = (1, 9, 0)
+    known.update([first.report(0)], (), token(2))
+    known.update([second.report(0)], (), token(3))
+    second.begun = token(9)
     known.end_all()
     assert first.orders == second.orders == [End()]

@@ -25,9 +25,9 @@ from cairn.errors import (
 from cairn.plan.graph import Graph
 from cairn.run import Run
 from cairn.sinks.base import SinkContext
-from cairn.storage.endings import ending_of
 from cairn.storage.failures import Failures, read_failures
 from cairn.storage.log import Log, create_or_open_job
+from cairn.storage.notes import ending_of
 from cairn.storage.store import open_store
 from tests.unit.plan.programs import process, source
 
@@ -90,7 +90,7 @@ def test_a_start_while_a_target_is_away_says_so_and_leaves_the_job_that_runs_alo
     graph = graph_of(seen, "a", "b")
     monkeypatch.setattr(graph.sinks[1].sink, "open", refuse)
     with pytest.raises(
-        CommitError, match=r"sink 'sink-1' cannot be reached[\s\S]*no route[\s\S]*next: bring"
+        CommitError, match=r"sink 'sink-1' cannot be reached[\s\S]*no route[\s\S]*next: repair"
     ) as away:
         start(graph, options)
     assert away.value.sink == "sink-1"

@@ -14,7 +14,7 @@ from cairn.driver.options import Options
 from cairn.driver.start import start
 from cairn.errors import PlanError, RestoreError, StateSchemaError
 from cairn.storage.log import Log, new_nonce
-from cairn.storage.manifest import Epoch, OperatorEntry, SparkPosition, StateDecl
+from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition, StateDecl
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.store import Store, open_store
 from tests.unit.driver.coordinator.manifests import entry, epoch
@@ -30,7 +30,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return Options(str(tmp_path))
 
 
-def commit(store: Store, operator: OperatorEntry, source: str = "s") -> Epoch:
+def commit(store: Store, operator: EpochOperator, source: str = "s") -> Epoch:
     """An epoch that another driver commits behind whatever is there."""
     position = SparkPosition(folder="spark/1", batch_id=0, offsets=OFFSETS, sources=[source])
     return Log(store).append(
@@ -65,7 +65,7 @@ OTHER = entry(uid="another", states={"n": StateDecl(kind="value", type="bigint")
     ],
 )
 def test_epochs_of_another_program_committed_before_the_takeover_are_refused(
-    operator: OperatorEntry,
+    operator: EpochOperator,
     source: str,
     error: type[Exception],
     text: str,

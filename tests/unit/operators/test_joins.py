@@ -253,7 +253,7 @@ def test_a_hot_key_costs_each_row_what_it_finds_and_no_more() -> None:
     side.rows, side.panes = Counting(), {}  # type: ignore[assignment]
     for ms in range(100_000):
         side.keep(ms * 1000, ("row",), Ctx(), is_matched=False)
-    assert len(side.meet(50_000_000, 50_020_000)) == 21
+    assert len(side.match(50_000_000, 50_020_000)) == 21
     assert counted <= 3 * 21
 
 

@@ -96,9 +96,9 @@ def test_a_window_function_gives_rows_of_any_form(result: Any) -> None:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"c": 1}, "gave a row with 'c'; declared are a"),
-        (5, "gave 5; expected a tuple, dict or row"),
-        ("text", "gave 'text'; expected a tuple, dict or row"),
+        ({"c": 1}, "returned a row with 'c'; the declared columns are a"),
+        (5, "returned 5; expected a tuple, dict or row"),
+        ("text", "returned 'text'; expected a tuple, dict or row"),
     ],
 )
 def test_what_is_no_row_is_refused(result: Any, message: str) -> None:
@@ -160,7 +160,7 @@ class Empty(WindowFunction):
     ("function", "message"),
     [
         (Listed, r"give an object, Listed\(\), not the class"),
-        (total, "total is no WindowFunction"),
+        (total, "total is not a WindowFunction"),
         (Empty(), "Empty has no process"),
         (Stateful(), "declares state count"),
     ],
@@ -173,8 +173,8 @@ def test_what_cannot_run_over_windows_is_refused(function: Any, message: str) ->
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"early_rows": 0}, "early_every_rows of windows is 0"),
-        ({"early_ms": 0}, "early_every of windows is 0 ms"),
+        ({"early_rows": 0}, "early_every_rows of windows must be positive, found 0"),
+        ({"early_ms": 0}, "early_every of windows must be positive, found 0 ms"),
     ],
 )
 def test_triggers_that_make_no_sense_are_refused(plan: Any, message: str) -> None:

@@ -16,9 +16,9 @@ from cairn.operators.rows import FilterRows, FlatMapRows, MapRows, RowFunction
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explained
 from cairn.plan.graph import RowsNode, Watermark
-from cairn.protocol.entry import entries_of
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.protocol.messages import find_failure
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.testing import Harness
 from cairn.types import parse_schema
 from cairn.worker.forward import SubtaskError
@@ -162,7 +162,7 @@ def test_functions_are_explained_by_their_name_or_place(job: Job) -> None:
 def test_an_operator_without_state_may_leave_the_program(job: Job) -> None:
     process(source(job, "s"), "a")
     (operator,) = (op for level in spec(job).levels for op in level.operators)
-    entries = {each.uid: each for each in entries_of(operator)}
+    entries = {each.uid: each for each in states_by_scope(operator)}
     newest = epoch(1, entry(uid="a"), entry(uid="a.map"))
     check_resume(newest, entries, job_name="j", url="c", allow_dropped_state=False)
 

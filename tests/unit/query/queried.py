@@ -19,7 +19,7 @@ from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.protocol.lookups import Ask, Told, ask_decoder, told_decoder
+from cairn.protocol.lookups import LookupReply, LookupRequest, reply_decoder, request_decoder
 from cairn.protocol.messages import Begin
 from cairn.query.live import LiveState
 from cairn.sinks import Collect
@@ -157,14 +157,14 @@ class Asked:
         self._cluster = cluster
         self.are_silent = False
 
-    def ask(self, asked: Mapping[int, Ask]) -> dict[int, Told]:
+    def ask(self, asked: Mapping[int, LookupRequest]) -> dict[int, LookupReply]:
         told = {}
         slots = self._coordinator.slots
         for subtask, ask in asked.items():
             slot = self._cluster.slots.get(slots[subtask]) if subtask < len(slots) else None
             if slot is not None and not self.are_silent:
-                sent = ask_decoder.decode(msgspec.msgpack.encode(ask))
-                told[subtask] = told_decoder.decode(msgspec.msgpack.encode(slot.look_up(sent)))
+                sent = request_decoder.decode(msgspec.msgpack.encode(ask))
+                told[subtask] = reply_decoder.decode(msgspec.msgpack.encode(slot.look_up(sent)))
         return told
 
 
@@ -213,7 +213,7 @@ class Queried(LedJob):
         """From the next epoch on; state of `rewrite` gets another form in it."""
         spec = self.coordinator.spec.with_function(uid, cloudpickle.dumps(function))
         self.coordinator.deploy(spec, rewrite=rewrite)
-        self.cluster.spec_id, pickled = spec.pickled()
+        self.cluster.spec_id, pickled = spec.pickle()
         for slot in self.cluster.slots.values():
             slot.load(self.cluster.spec_id, pickled)
 

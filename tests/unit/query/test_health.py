@@ -12,10 +12,9 @@ from cairn.errors import EpochError, FunctionError
 from cairn.process_identity import identify, pid_namespace
 from cairn.query.health import checkpoint_health
 from cairn.report.status import Ending
-from cairn.storage.endings import ending_of, write_ending
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log
+from cairn.storage.notes import ending_of, write_ending, write_graph
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 
 
@@ -47,7 +46,7 @@ def failed(made: Checkpoint, epoch: int, *, ended: bool) -> None:
     for attempt in range(1, 5):
         failures.note(error, epoch, attempt)
     if ended:
-        failures.ended(error, epoch)
+        failures.note_end(error, epoch)
     failures.settle()
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from cairn.errors import QueryError
 from cairn.query.json_values import json_rows, json_table
 from cairn.types import OBJECT, parse_type
-from cairn.types.codec.json_values import json_value, python_value
-from cairn.types.codec.loose_json import loose_json
+from cairn.types.codec.json_values import json_value, loose_json, python_value
 
 UTC = dt.UTC
 MOST = dt.timedelta(days=100_000_000)

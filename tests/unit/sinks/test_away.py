@@ -11,7 +11,7 @@ import pytest
 from cairn.errors import CommitError, EpochError
 from cairn.protocol.spec import JobSpec, SinkSpec
 from cairn.sinks import Delta, Files
-from cairn.sinks.base import Sink, SinkContext, attempt_of, reached_at_start
+from cairn.sinks.base import Execution, Sink, SinkContext, refuse_if_away
 from cairn.slot.sink import SinkRuntime
 from tests.places import SCHEMA, batch
 
@@ -29,7 +29,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("cairn.storage.store.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("cairn.storage.store.backoff_s", lambda failures: 0.001)
     yield
 
 
@@ -43,7 +43,7 @@ def test_a_start_without_the_store_of_a_delta_table_says_that_it_is_away() -> No
     sink = Delta(URL)
     with (
         pytest.raises(CommitError, match="sink 'out' cannot be reached") as away,
-        reached_at_start("out", sink),
+        refuse_if_away("out", sink),
     ):
         sink.open(SinkContext("job", "j", "out", SCHEMA))
     assert away.value.is_away
@@ -53,7 +53,7 @@ def test_a_start_without_the_store_of_files_says_that_it_is_away() -> None:
     sink = Files(URL)
     with (
         pytest.raises(CommitError, match="sink 'out' cannot be reached"),
-        reached_at_start("out", sink),
+        refuse_if_away("out", sink),
     ):
         sink.open(SinkContext("job", "j", "out", SCHEMA))
         sink.recover(2)
@@ -61,7 +61,7 @@ def test_a_start_without_the_store_of_files_says_that_it_is_away() -> None:
 
 def test_a_slot_that_cannot_write_files_is_told_to_wait_for_the_store(tmp_path: Path) -> None:
     slot = in_slot(Files(URL), tmp_path)
-    slot.writer = slot.sink.writer(2, 0, attempt_of(0, 0))
+    slot.writer = slot.sink.writer(2, 0, Execution())
     with pytest.raises(EpochError, match="sink 'out' could not be written") as away:
         slot.write(batch((1, "a")))
         slot.prepare()

@@ -18,7 +18,7 @@ import pytest
 
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Redis
-from cairn.sinks.base import SinkContext, attempt_of
+from cairn.sinks.base import Execution, SinkContext
 from cairn.sinks.text_forms import json_of, text_of
 from cairn.testing import SimulatedCrash, simulated_crash
 from cairn.types import parse_schema
@@ -96,7 +96,7 @@ def test_keys_expire_when_asked_to(tmp_path: Path, server: Any, kind: Any) -> No
 def test_the_last_row_of_a_key_stays(tmp_path: Path, server: Any) -> None:
     sink = opened(tmp_path, server, chunk_rows=2)
     first = prepared(sink, 2, *((1, str(n)) for n in range(5)))
-    second = prepared(sink, 2, (1, "last"), attempt=attempt_of(0, 1))
+    second = prepared(sink, 2, (1, "last"), round=1)
     sink.commit(2, [second, first])
     assert text(server) == {"row:1": {"s": "last"}}
 
@@ -113,7 +113,7 @@ def test_large_rows_are_sent_in_smaller_chunks(
     monkeypatch.setattr("cairn.sinks.redis.CHUNK_BYTES_MAX", 3000)
     sink = opened(tmp_path, server)
     rows = [(n, "x" * 1000) for n in range(10)]
-    writer = sink.writer(2, 0, 0)
+    writer = sink.writer(2, 0, Execution())
     writer.write(batch(*rows))
     with simulated_crash("driver.sink.piece", 3), pytest.raises(SimulatedCrash):
         sink.commit(2, [found := writer.prepare()])
@@ -273,7 +273,7 @@ def test_a_server_that_lost_published_epochs_is_told_of_once(
         again.commit(epoch, [prepared(again, epoch, (epoch, "x"))])
     (warning,) = (record.getMessage() for record in caplog.records)
     assert "'out': Redis has lost rows" in warning
-    assert "at epoch 2, part 0, row 1\n  expected: epoch 5, part 0" in warning
+    assert "at epoch 2, batch 0, row 1\n  expected: epoch 5, batch 0" in warning
 
 
 def test_a_sink_of_another_job_expects_nothing_of_the_one_before(
@@ -297,7 +297,7 @@ def test_a_server_that_lost_the_end_of_an_epoch_or_all_is_told_of(
     server.flushall()
     sink.commit(4, [prepared(sink, 4, (1, "x"))])
     partly, whole = (record.getMessage() for record in caplog.records)
-    assert "row 1\n  expected: epoch 2, part 0, row 2" in partly
+    assert "row 1\n  expected: epoch 2, batch 0, row 2" in partly
     assert "at no epoch\n  expected: epoch 3" in whole
 
 
@@ -341,7 +341,7 @@ def test_a_server_that_is_gone_and_returns_gets_the_rows(tmp_path: Path, server:
     found = prepared(sink, 2, (1, "a"), (2, "b"))
     proxy.stop()
     for _ in range(2):
-        with pytest.raises(CommitError, match="did not take all of epoch 2"):
+        with pytest.raises(CommitError, match="did not accept all of epoch 2"):
             sink.commit(2, [found])
     proxy.start()
     sink.commit(2, [found])
@@ -399,7 +399,7 @@ def test_a_null_in_the_key_fails_the_epoch_with_the_row(tmp_path: Path, server: 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"key": "row"}, "names no column"),
+        ({"key": "row"}, "without a column"),
         ({"key": "row:{}"}, "no name"),
         ({"key": "row:{k"}, "cannot be used"),
         ({"key": "row:{k:>5}"}, "no format"),
@@ -407,8 +407,8 @@ def test_a_null_in_the_key_fails_the_epoch_with_the_row(tmp_path: Path, server: 
         ({"kind": "string", "value": ["k", "s"]}, "one value"),
         ({"chunk_rows": 0}, "at least 1"),
         ({"ttl": "soon"}, "ttl"),
-        ({"key": "row:{z}"}, "no column 'z'"),
-        ({"value": "z"}, "no column 'z'"),
+        ({"key": "row:{z}"}, "not have column 'z'"),
+        ({"value": "z"}, "not have column 'z'"),
         ({"key": "{k}{s}"}, "has no field"),
     ],
 )
@@ -427,7 +427,7 @@ def test_the_url_can_come_from_the_environment_and_is_never_shown(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Redis("env:MY_REDIS", key="row:{k}")
-    with pytest.raises(PlanError, match="MY_REDIS is not set"):
+    with pytest.raises(PlanError, match="MY_REDIS, which is not set"):
         sink.open(context(tmp_path, "job", "out", None))
     monkeypatch.setenv("MY_REDIS", "http://:hunter22@host")
     with pytest.raises(PlanError, match="the url is not valid") as raised:

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.errors import CommitError, CorruptFileError
 from cairn.sinks import Foreach, PublishedEpoch
-from cairn.sinks.base import attempt_of
+from cairn.sinks.base import Execution
 from cairn.sinks.staged import Staged, StagedFile
 from cairn.storage.store import open_store
 from cairn.testing import Fault, FaultyStore, SimulatedCrash, simulated_crash
@@ -46,26 +46,23 @@ def test_rows_wait_in_the_checkpoint_and_leave_a_mark(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     found = prepared(sink, 7, (1, "a"), (2, "b"), subtask=3)
     (path,) = there(tmp_path)
-    assert path.startswith("wal/job/out/staged/000000000007-000000000000-00003-00000-")
+    assert path.startswith("wal/job/out/staged/000000000007-0000000-0000000-00003-00000-")
     sink.commit(7, [found])
     assert sink.published == [("job/out/7/0", [(1, "a"), (2, "b")])]
     assert there(tmp_path) == ["wal/job/out/published/000000000007-00000"]
 
 
-def test_rows_come_in_order_of_pass_and_subtask(tmp_path: Path) -> None:
+def test_rows_come_in_order_of_round_and_subtask(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     places = [(1, 0), (0, 1), (0, 0), (1, 1)]
-    found = [
-        prepared(sink, 2, (n, "x"), subtask=subtask, attempt=attempt_of(0, n))
-        for n, subtask in places
-    ]
+    found = [prepared(sink, 2, (n, "x"), subtask=subtask, round=n) for n, subtask in places]
     sink.commit(2, found)
     assert [k for k, _ in sink.published[0][1]] == [0, 0, 1, 1]
 
 
 def test_parts_of_an_epoch_are_published_one_by_one_and_once(tmp_path: Path) -> None:
     sink = opened(tmp_path)
-    found = [prepared(sink, 2, (n, "x"), attempt=attempt_of(0, n)) for n in range(2)]
+    found = [prepared(sink, 2, (n, "x"), round=n) for n in range(2)]
     for part in (0, 0, 1, 1, 0):
         sink.commit(2, [found[part]], part)
     assert [key for key, _ in sink.published] == ["job/out/2/0", "job/out/2/1"]
@@ -90,7 +87,7 @@ def test_files_do_not_depend_on_how_rows_came_in_batches(
     rows = [(n, "x" * n) for n in range(11)]
     one_by_one = prepared(sink, 2, *rows)
     for cuts in ([0, 11], [0, 3, 5, 11], [0, 4, 8, 11]):
-        writer = sink.writer(2, 0, 1)
+        writer = sink.writer(2, 0, Execution(attempt=1))
         for start, end in itertools.pairwise(cuts):
             writer.write(batch(*rows[start:end]))
         assert writer.prepare() == one_by_one
@@ -103,7 +100,7 @@ def test_nothing_is_published_when_a_file_is_gone(tmp_path: Path, gone: int) -> 
     seen: list[Any] = []
     sink = opened(tmp_path, Foreach(lambda row, epoch: seen.append(row)))
     found = [prepared(sink, 2, (s, "x"), subtask=s) for s in range(2)]
-    sink._store.delete([sink.staged_path(found[gone]["files"][0]["name"])])
+    sink._store.delete([sink.staging_path(found[gone]["files"][0]["name"])])
     for _ in range(2):
         with pytest.raises(CommitError, match="nothing is published"):
             sink.commit(2, found)
@@ -115,7 +112,7 @@ def test_what_is_recovered_away_cannot_be_committed(tmp_path: Path) -> None:
     found = prepared(sink, 2, (1, "a"))
     later = prepared(sink, 5, (2, "b"))
     sink.recover(5)
-    with pytest.raises(CommitError, match="gone"):
+    with pytest.raises(CommitError, match="missing"):
         sink.commit(2, [found])
     sink.commit(5, [later])
     assert [key for key, _ in sink.published] == ["job/out/5/0"]
@@ -182,12 +179,12 @@ def test_old_marks_go_and_what_they_stood_for_stays_published(
 def test_the_key_of_an_epoch_survives_pickling_and_it_is_a_number() -> None:
     epoch = PublishedEpoch(7, 2, "job/out/7/2")
     again = pickle.loads(pickle.dumps(epoch))
-    assert (again, again.part, again.key) == (7, 2, "job/out/7/2")
+    assert (again, again.batch, again.key) == (7, 2, "job/out/7/2")
     assert f"{again}" == repr(again) == "7" and again + 1 == 8
 
 
 def test_a_batch_without_rows_is_no_row(tmp_path: Path) -> None:
-    writer = opened(tmp_path).writer(2, 0, 0)
+    writer = opened(tmp_path).writer(2, 0, Execution())
     writer.write(batch((1, "a")).slice(0, 0))
     assert writer.prepare() is None
     assert there(tmp_path) == []

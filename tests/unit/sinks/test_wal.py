@@ -55,7 +55,7 @@ def opened(folder: Path, sink: Any, frame: Frame | None = None) -> Any:
 def test_a_writer_gets_the_rows_and_what_makes_the_epoch_unlike_others(tmp_path: Path) -> None:
     got: list[Any] = []
     frame = Frame()
-    sink = opened(tmp_path, sinks.Wal(lambda df, e: got.append((df, e, e.part, e.key))), frame)
+    sink = opened(tmp_path, sinks.Wal(lambda df, e: got.append((df, e, e.batch, e.key))), frame)
     sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert got == [(frame, 2, 0, "job/out/2/0")]
 
@@ -127,7 +127,7 @@ def test_a_damaged_file_does_not_reach_spark(tmp_path: Path, place: int) -> None
     sink = sinks.Wal(lambda frame, epoch: asked.append(epoch))
     sink.open(replace(context(tmp_path, "job", "out", None), spark=Session()))
     found = prepared(sink, 2, (1, "a"))
-    (file,) = (tmp_path / "checkpoint" / sink.staged_path("")).iterdir()
+    (file,) = (tmp_path / "checkpoint" / sink.staging_path("")).iterdir()
     data = bytearray(file.read_bytes())
     data[place] ^= 1
     file.write_bytes(data)

@@ -12,6 +12,7 @@ from cairn import KeyedProcess
 from cairn.backends import make_backend
 from cairn.protocol.messages import Begin
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.operator import Operator
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.types import parse_schema
@@ -74,7 +75,7 @@ class Driven:
     def begin(self, watermark: int | None = None, now: int = 0, *, draining: bool = False) -> None:
         self.number += 1
         begin = Begin(
-            "run", 1, self.number, 0, None, now, watermark, 1, {}, {}, 0,
+            "run", 1, self.number, Execution(), None, now, watermark, 1, {}, {}, 0,
             passed_ms=None, is_draining=draining,
         )  # fmt: skip
         self.operator.open(begin, 0)

@@ -15,13 +15,14 @@ from cairn.ids import new_id
 from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.protocol.entry import entries_of
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Piece, Token
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.sinks import Collect, Sink
+from cairn.sinks.base import Execution
 from cairn.slot.level import LevelRuntime
 from cairn.slot.runtime import Runtime
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_schema
 from cairn.types.codec import codec
@@ -97,7 +98,7 @@ class Checkpoint:
 
     def slot(self, scratch: Any) -> LevelRuntime:
         runtime = Runtime(scratch=str(scratch), store=self.store, threaded=False)
-        runtime.load(*self.spec.pickled())
+        runtime.load(*self.spec.pickle())
         return runtime.level(0)
 
     @property
@@ -121,7 +122,7 @@ class Checkpoint:
             run_id="run",
             term=self.term,
             epoch=self.log.last + 1,
-            attempt=attempt,
+            execution=Execution(attempt=attempt),
             parent=None if self.newest is None else self.newest.number,
             now_ms=1000,
             watermark_ms=None,
@@ -145,16 +146,16 @@ class Checkpoint:
         by_subtask = {ack.subtask: ack.operators[0] for ack in acks}
         parts = self.ranges()
         for file in compacted:
-            parts = [take_in(part, file, {}) or part for part in parts]
+            parts = [take_in(part, file) or part for part in parts]
         self.settled = [file.stored.id for file in compacted]
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="count",
             function_version="",
             key_types={"k": "bigint"},
-            states=entries_of(self.spec.levels[0].operators[0])[0].decls,
+            states=states_by_scope(self.spec.levels[0].operators[0])[0].decls,
             parallelism=self.parallelism,
             ranges=[
-                advance(part, by_subtask[subtask], begin.epoch, {})
+                advance(part, by_subtask[subtask], begin.epoch)
                 for subtask, part in enumerate(parts)
             ],
         )
@@ -172,7 +173,7 @@ class Checkpoint:
             )
         )
 
-    def run_epoch(
+    def run_batch(
         self,
         slots: list[LevelRuntime],
         rows: list[tuple[int, int | None]],
@@ -194,7 +195,7 @@ class Checkpoint:
 
 
 def token_of(begin: Begin, task_attempt: int = 0) -> Token:
-    return Token(begin.term, begin.epoch, begin.step, task_attempt)
+    return begin.token(task_attempt)
 
 
 def run(

@@ -17,8 +17,8 @@ from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.protocol.entry import shared_uid
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import shared_uid
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
 from cairn.snapshots import EpochReader
@@ -108,7 +108,7 @@ class ScopedJob:
             newest = self.coordinator.newest
         if newest is not None:
             given = {"job_name": "scoped", "url": "", "allow_dropped_state": False, **options}
-            rewrite = check_resume(newest, self.coordinator.entries, **given)
+            rewrite = check_resume(newest, self.coordinator.scoped_states, **given)
             self.coordinator.deploy(spec, rewrite=rewrite)
         self.coordinator.recover()
 
@@ -126,7 +126,7 @@ class ScopedJob:
 
         self.batches += 1
         position = SparkPosition(folder="spark", batch_id=self.batches, offsets="")
-        self.coordinator.run_epoch(position, execute)
+        self.coordinator.run_batch(position, execute)
         self.coordinator.note_published()
         return sorted(self.sink.rows[before:])
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from cairn import KeyedProcess, state
 from cairn.cli import app
 from cairn.errors import FunctionError, PlanError, StateNotFoundError, StateSchemaError
-from cairn.protocol.entry import shared_uid
 from cairn.protocol.messages import Ack
+from cairn.protocol.scoped_state import shared_uid
 from cairn.snapshots import EpochReader
 from cairn.snapshots.diff import diff_epochs
 from cairn.snapshots.rollback import rollback

@@ -14,20 +14,20 @@ from types import SimpleNamespace
 import pytest
 
 from cairn.protocol import lookups
-from cairn.protocol.channel import Channel, knock
-from cairn.protocol.lookups import Ask, DoorSpec, Told, this_host
+from cairn.protocol.channel import Channel, connect
+from cairn.protocol.lookups import DoorSpec, LookupReply, LookupRequest, this_host
 from cairn.query.doors import Doors
 from cairn.slot import door
 from cairn.slot.door import Door, open_door
 
 KEY = b"k" * 32
-ASK = Ask("op", "s", "v", ("value", "bigint", "", ""), [1], [b"\x01"])
+ASK = LookupRequest("op", "s", "v", ("value", "bigint", "", ""), [1], [b"\x01"])
 HERE = DoorSpec(KEY, this_host(), "127.0.0.1")
 ELSEWHERE = DoorSpec(KEY, "another machine", "127.0.0.1")
 
 
-def echo(ask: Ask) -> Told:
-    return Told([key if key != b"none" else None for key in ask.keys], 7)
+def echo(ask: LookupRequest) -> LookupReply:
+    return LookupReply([key if key != b"none" else None for key in ask.keys], 7)
 
 
 @pytest.fixture(params=[HERE, ELSEWHERE], ids=["unix", "tcp"])
@@ -67,24 +67,26 @@ def test_a_guest_with_the_key_is_answered(opened: Door) -> None:
     asked = {at: dataclasses_replaced(ASK, [b"a" * at, b"none"]) for at in (0, 1)}
     for _ in range(3):
         told = doors.ask(asked)
-        assert told == {at: Told([b"a" * at, None], 7) for at in (0, 1)}
+        assert told == {at: LookupReply([b"a" * at, None], 7) for at in (0, 1)}
     doors.close()
 
 
-def dataclasses_replaced(ask: Ask, keys: list[bytes]) -> Ask:
-    return Ask(ask.uid, ask.state, ask.version, ask.form, [0] * len(keys), keys)
+def dataclasses_replaced(ask: LookupRequest, keys: list[bytes]) -> LookupRequest:
+    return LookupRequest(ask.uid, ask.state, ask.version, ask.form, [0] * len(keys), keys)
 
 
 def test_large_questions_and_answers_come_through_whole(opened: Door) -> None:
     keys = [bytes([at % 251]) * 50_000 for at in range(100)]
-    assert doors_to(opened.address).ask({0: dataclasses_replaced(ASK, keys)}) == {0: Told(keys, 7)}
+    assert doors_to(opened.address).ask({0: dataclasses_replaced(ASK, keys)}) == {
+        0: LookupReply(keys, 7)
+    }
 
 
 def test_a_guest_with_a_wrong_key_is_refused(opened: Door) -> None:
     with pytest.raises(OSError):
-        knock(opened.address, b"w" * 32, 5)
+        connect(opened.address, b"w" * 32, 5)
     assert doors_to(opened.address, key=b"").ask({0: ASK}) == {}
-    assert doors_to(opened.address).ask({0: ASK}) == {0: Told([b"\x01"], 7)}
+    assert doors_to(opened.address).ask({0: ASK}) == {0: LookupReply([b"\x01"], 7)}
 
 
 def test_a_slot_without_the_key_is_not_believed(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_a_guest_that_asks_before_it_has_shown_the_key_gets_nothing(opened: Door
     with raw(opened.address) as guest:
         nonce = guest.recv(100)
         assert len(nonce) == 4 + 32
-        question = lookups.ask_encoder.encode(ASK)
+        question = lookups.message_encoder.encode(ASK)
         guest.sendall(struct.pack(">I", len(question)) + question)
         assert guest.recv(100) == b""
 
@@ -113,7 +115,7 @@ def test_nonsense_ends_a_handshake_and_no_other(opened: Door, sent: bytes) -> No
 
 @pytest.mark.parametrize("message", [b"\xc1", b"\x93\x01\x02\x03", b""])
 def test_a_message_that_is_no_question_ends_the_connection(opened: Door, message: bytes) -> None:
-    channel = knock(opened.address, KEY, 5)
+    channel = connect(opened.address, KEY, 5)
     channel.send(message)
     with pytest.raises(OSError):
         channel.receive(100)
@@ -121,8 +123,8 @@ def test_a_message_that_is_no_question_ends_the_connection(opened: Door, message
 
 
 def test_a_frame_beyond_the_largest_size_is_not_read(opened: Door) -> None:
-    channel = knock(opened.address, KEY, 5)
-    channel._socket.sendall(struct.pack(">I", lookups.ASK_BYTES_MAX + 100))
+    channel = connect(opened.address, KEY, 5)
+    channel._socket.sendall(struct.pack(">I", lookups.REQUEST_BYTES_MAX + 100))
     with pytest.raises(OSError):
         channel.receive(100)
     channel.close()
@@ -131,9 +133,9 @@ def test_a_frame_beyond_the_largest_size_is_not_read(opened: Door) -> None:
 def test_an_answer_that_is_too_large_is_no_answer(
     opened: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "TOLD_BYTES_MAX", 100)
+    monkeypatch.setattr(door, "REPLY_BYTES_MAX", 100)
     told = doors_to(opened.address).ask({0: dataclasses_replaced(ASK, [b"x" * 200])})
-    assert told == {0: Told(None)}
+    assert told == {0: LookupReply(None)}
 
 
 def test_a_slot_that_is_gone_or_silent_is_not_waited_for(
@@ -141,12 +143,14 @@ def test_a_slot_that_is_gone_or_silent_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("cairn.query.doors.TIMEOUT_S", 0.1)
     silent = threading.Event()
-    stuck = open_door(HERE, str(tmp_path), lambda ask: Told(None) if silent.wait(5) else Told([]))
+    stuck = open_door(
+        HERE, str(tmp_path), lambda ask: LookupReply(None) if silent.wait(5) else LookupReply([])
+    )
     doors = doors_to(f"unix:{tmp_path}/nobody", stuck.address, "tcp:127.0.0.1:1")
     assert doors.ask({0: ASK, 1: ASK, 2: ASK, 3: ASK}) == {}
     silent.set()
     # The late answer is nobody's: the next question has a connection of its own.
-    assert doors.ask({1: ASK}) == {1: Told(None)}
+    assert doors.ask({1: ASK}) == {1: LookupReply(None)}
     stuck.close()
 
 
@@ -170,12 +174,12 @@ def test_more_guests_than_a_door_takes_wait_outside(
 ) -> None:
     monkeypatch.setattr(door, "GUESTS_MAX", 2)
     crowded = open_door(HERE, str(tmp_path), echo)
-    inside = [knock(crowded.address, KEY, 5) for _ in range(2)]
+    inside = [connect(crowded.address, KEY, 5) for _ in range(2)]
     with pytest.raises(OSError):
-        knock(crowded.address, KEY, 0.1)
+        connect(crowded.address, KEY, 0.1)
     for guest in inside:
         guest.close()
-    knock(crowded.address, KEY, 5).close()
+    connect(crowded.address, KEY, 5).close()
     crowded.close()
 
 
@@ -273,7 +277,7 @@ def test_a_door_stays_open_when_a_thread_cannot_be_started(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(OSError):
-            knock(opened.address, KEY, 5)
+            connect(opened.address, KEY, 5)
     assert 0 in doors_to(opened.address).ask({0: ASK})
     opened.close()
 
@@ -318,13 +322,13 @@ def port(tmp_path: Path) -> Iterator[Door]:
 
 def asked_through(port: Door, change: Callable[[int, bytes], bytes]) -> list[bool]:
     """Three questions over one connection: whether each was answered."""
-    channel = knock(Between(port.address, change).address, KEY, 5)
+    channel = connect(Between(port.address, change).address, KEY, 5)
     answered = []
     for _ in range(3):
         try:
-            channel.send(lookups.ask_encoder.encode(ASK))
-            told = lookups.told_decoder.decode(channel.receive(lookups.TOLD_BYTES_MAX))
-            assert told == Told([b"\x01"], 7)
+            channel.send(lookups.message_encoder.encode(ASK))
+            told = lookups.reply_decoder.decode(channel.receive(lookups.REPLY_BYTES_MAX))
+            assert told == LookupReply([b"\x01"], 7)
             answered.append(True)
         except OSError:
             answered.append(False)
@@ -383,9 +387,9 @@ def test_silent_slots_are_waited_for_together_and_then_left_alone(
         knocks.append(address)
         if len(knocks) <= 4:
             together.wait(5)  # One after the other they would not meet here.
-        return knock(address, key, timeout_s)
+        return connect(address, key, timeout_s)
 
-    monkeypatch.setattr("cairn.query.doors.knock", counted)
+    monkeypatch.setattr("cairn.query.doors.connect", counted)
     # They are connected to, by the system, and say nothing.
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     answering = open_door(HERE, str(tmp_path), echo)
@@ -409,9 +413,9 @@ def test_what_other_slots_have_said_counts_though_one_is_late(
     monkeypatch.setattr("cairn.query.doors.TIMEOUT_S", 0.2)
     go_on = threading.Event()
 
-    def late(ask: Ask) -> Told:
+    def late(ask: LookupRequest) -> LookupReply:
         go_on.wait(5)
-        return Told(None)
+        return LookupReply(None)
 
     made = []
     for at, look_up in enumerate((late, echo, late, echo)):

@@ -14,14 +14,15 @@ from cairn.driver.coordinator.ranges import ranges_for, replaced
 from cairn.errors import EpochError
 from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
-from cairn.protocol.messages import Begin, OperatorAck, Stored
+from cairn.protocol.messages import Begin, OperatorAck
 from cairn.protocol.spec import FeedbackSpec, InletSpec
-from cairn.slot.feedback import RECORDS, Feedback, InFlight, records_entry, take
+from cairn.sinks.base import Execution
+from cairn.slot.feedback import RECORDS, Feedback, InFlight, feedback_state, take
 from cairn.slot.gather import Rows
 from cairn.snapshots.reader import EpochReader
-from cairn.storage.files import encode_segment
+from cairn.storage.files import StateFile, encode_segment
 from cairn.storage.log import Log
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pack import write_segment
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
@@ -58,11 +59,13 @@ def group_of(key: int | None) -> int:
     return key_hasher([pa.int64()])([key]) % GROUPS
 
 
-def begin(versions: list[str], **more: Any) -> Begin:
-    given: dict[str, Any] = {"epoch": 5, "attempt": 0, "parent": None, **more}
+def begin(
+    versions: list[str], *, epoch: int = 5, parent: int | None = None, **execution: int
+) -> Begin:
     return Begin(
         run_id="r", term=1, now_ms=0, watermark_ms=None, parallelism=len(versions),
-        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, **given,
+        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, epoch=epoch,
+        execution=Execution(**execution), parent=parent,
     )  # fmt: skip
 
 
@@ -77,35 +80,34 @@ class Slot:
         self.term = self.log.take_over(host="", pid=0, wall_ms=0).term
         self.scratch = ""
 
-    def send_back(self, sent: list[dict[str, Any]], begun: Begin, cut: int = 4) -> Stored | None:
+    def send_back(self, sent: list[dict[str, Any]], begun: Begin, cut: int = 4) -> StateFile | None:
         gathered = Feedback(self.spec, self.in_flight, GROUPS)
         gathered.begin(begun, 0)
         for start in range(0, len(sent), cut):
             some = sent[start : start + cut]
             groups = [group_of(row["k"]) for row in some]
             gathered.run(pa.array(groups, pa.int32()), pa.array(some, pa.struct(list(ROW))))
-        part = gathered.finish()
-        if part is None:
+        records = gathered.finish()
+        if not records:
             return None
-        segment = encode_segment("base", self.spec.uid, [part], first_epoch=5, last_epoch=5)
-        path = write_segment(self.store, segment, self.term).path
+        segment = encode_segment("base", self.spec.uid, records, first_epoch=5, last_epoch=5)
         gathered.finished(segment.id, begun)
-        return Stored(segment.id, len(segment.data), segment.rows, path=path)
+        return write_segment(self.store, segment, self.term)
 
-    def publish(self, stored: Stored) -> Epoch:
+    def publish(self, stored: StateFile) -> Epoch:
         """An epoch of one subtask that has sent these back."""
         whole = RangeState(
             first_group=0, group_count=GROUPS, version=EMPTY_VERSION, files=[], state_keys=0,
             state_bytes=0,
         )  # fmt: skip
         ack = OperatorAck("loop:op", 0, 0, 0, stored)
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="loop:op",
             function_version="",
             key_types=self.spec.key_types,
-            states=records_entry(self.spec).decls,
+            states=feedback_state(self.spec).decls,
             parallelism=1,
-            ranges=[replaced(whole, ack, 5, {})],
+            ranges=[replaced(whole, ack, 5)],
             scope="feedback",
         )
         return self.log.append(

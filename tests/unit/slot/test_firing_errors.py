@@ -10,6 +10,7 @@ import pytest
 from cairn import KeyedProcess, Process
 from cairn.errors import FunctionError
 from cairn.protocol.messages import Begin
+from cairn.sinks.base import Execution
 from cairn.testing import Harness
 from cairn.types.durations import MAX_MS
 from tests.unit.slot.driven import Asked, Chain, Driven
@@ -164,6 +165,6 @@ def test_timers_outside_a_key_are_refused() -> None:
         driven.begin(now=0)
     driven.begin(now=1)
     driven.end()
-    begin = Begin("run", 1, 9, 0, 8, 1, None, 1, {}, {}, 0)
+    begin = Begin("run", 1, 9, Execution(), 8, 1, None, 1, {}, {}, 0)
     with pytest.raises(FunctionError, match="no key is at hand"):
         driven.operator.open(begin, 0)

@@ -14,7 +14,7 @@ import pytest
 
 from cairn import state
 from cairn.backends import make_backend
-from cairn.backends.base import BaseCancelledError, BaseTarget
+from cairn.backends.contract import BaseCancelledError, BaseTarget
 from cairn.backends.handles import make_batch_handle, make_handle
 from cairn.backends.packing import form_of, pack_held, packing_of, unpack_held
 from cairn.key_groups import key_hasher
@@ -373,7 +373,7 @@ def test_a_lookup_stops_when_it_is_too_large_or_nobody_waits_any_more(
 
     monkeypatch.setattr(slot_holding, "pack_held", pack)
     version = written.committed[0]
-    for name, limit in (("TOLD_BYTES_MAX", 10), ("ANSWER_S", 0.0)):
+    for name, limit in (("REPLY_BYTES_MAX", 10), ("ANSWER_S", 0.0)):
         with monkeypatch.context() as patch:
             patch.setattr(slot_holding, name, limit)
             packed.clear()

@@ -17,6 +17,7 @@ from cairn.backends import make_backend
 from cairn.errors import CairnError, CorruptFileError, FunctionError
 from cairn.protocol.messages import Begin, Piece
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
+from cairn.sinks.base import Execution
 from cairn.slot.holding import INCOMPLETE
 from cairn.slot.operator import Operator
 from cairn.storage.manifest import EMPTY_VERSION
@@ -65,7 +66,7 @@ class Driven:
         return take
 
     def begin(self, epoch: int) -> None:
-        begin = Begin("run", 1, epoch, 0, None, 5000 + epoch, None, 3, {}, {}, 0)
+        begin = Begin("run", 1, epoch, Execution(), None, 5000 + epoch, None, 3, {}, {}, 0)
         self.operator.open(begin, 2)
 
     def push(self, *rows: Any) -> list[tuple[Any, ...]]:
@@ -277,7 +278,7 @@ def test_a_state_value_that_cannot_be_stored_fails_the_epoch_with_operator_and_k
 def test_a_function_without_state_has_no_delta() -> None:
     driven = Driven(function(lambda self, row, ctx: None))
     driven.push((1, 1))
-    assert driven.operator.finish() == []
+    assert driven.operator.finish() == {}
     driven.operator.state.finished(None)
     assert driven.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), []) == []
 
@@ -360,8 +361,8 @@ def test_a_side_output_called_like_late_rows_of_an_input_is_one_of_the_users() -
     operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
     operator.state.version = EMPTY_VERSION
     begin = Begin(
-        run_id="r", term=1, epoch=1, attempt=0, parent=None, now_ms=0, watermark_ms=None,
-        parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
+        run_id="r", term=1, epoch=1, execution=Execution(), parent=None, now_ms=0,
+        watermark_ms=None, parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
     )  # fmt: skip
     operator.open(begin, 0)
     operator.begin_rows()

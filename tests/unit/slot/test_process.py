@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from cairn.protocol.channel import knock
+from cairn.protocol.channel import connect
 from cairn.protocol.lookups import DoorSpec, ended_decoder, this_host
-from cairn.protocol.messages import End, Report, find_failure, report_decoder
+from cairn.protocol.messages import End, Report, Token, find_failure, report_decoder
 from cairn.protocol.spec import envelope_schema
 from cairn.slot.folders import Living
 from cairn.slot.process import end_slots
@@ -71,7 +71,7 @@ class Job:
         self.reports += map(report_decoder.decode, parts)
 
     def forward(self) -> Forward:
-        spec_id, pickled = self.spec.pickled()
+        spec_id, pickled = self.spec.pickle()
         schema = envelope_schema(self.spec.levels[0].lanes)
         return Forward("nursery-test-run", 0, (0,), schema, spec_id, pickled, self)
 
@@ -80,16 +80,15 @@ class Job:
     ) -> Report:
         """An attempt at the next epoch, by one subtask."""
         begin = self.checkpoint.begin(attempt)
-        call = Call((begin.term, begin.epoch, begin.step, attempt), self.forward().spec_id, 0, 0)
+        call = Call(begin.token(attempt), self.forward().spec_id, 0, 0)
         home = executor.home(slot)
         forward = self.forward()
         client = forward._begin(home, call, begin)
         list(forward._forward(client, call, batch_of(rows), iter(())))
         return self.reports[-1]
 
-    def as_of(self, attempt: int = 0) -> tuple[int, int, int]:
-        begin = self.checkpoint.begin(attempt)
-        return begin.term, begin.epoch, begin.step
+    def as_of(self, attempt: int = 0) -> Token:
+        return self.checkpoint.begin(attempt).token()
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_slot_that_was_told_to_end_begins_nothing(executor: Executor, tmp_path: 
     real_find = home.find
     home.find = lambda: looks.pop() if looks else real_find()  # type: ignore[method-assign]
     begin = job.checkpoint.begin(1)
-    call = Call((begin.term, begin.epoch, begin.step, 0), job.forward().spec_id, 0, 0)
+    call = Call(begin.token(), job.forward().spec_id, 0, 0)
     job.forward()._begin(home, call, begin)
     assert not looks and living(executor).process != first.process
     (tmp_path / "closed").touch()
@@ -171,7 +170,7 @@ def test_slot_is_told_to_end_by_its_door(executor: Executor, job: Job) -> None:
     door = job.run(executor, [(1, 1)]).door
     then = job.as_of()
     job.run(executor, [(1, 1)], attempt=1)
-    channel = knock(door, KEY, 5)
+    channel = connect(door, KEY, 5)
     for as_of, ends in ((then, False), (job.as_of(1), True)):
         channel.send(msgspec.msgpack.encode(End(as_of)))
         assert ended_decoder.decode(channel.receive(100)) is ends

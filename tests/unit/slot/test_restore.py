@@ -11,10 +11,10 @@ import pytest
 
 from cairn import KeyedProcess, state
 from cairn.errors import CorruptFileError, RestoreError
-from cairn.protocol.messages import Begin, Compaction, Stored
+from cairn.protocol.messages import Begin, Compaction
 from cairn.slot.operator import Operator
 from cairn.slot.restore import base_work, merge_work, restore
-from cairn.storage.files import open_segment
+from cairn.storage.files import StateFile, open_segment
 from cairn.storage.manifest import Epoch
 from cairn.testing import Harness
 from tests.restored import fresh_operator
@@ -79,7 +79,7 @@ def test_state_survives_every_change_of_parallelism_with_compactions_between(
                 for _ in range(chance.choice([0, 1, 20]))
             ]
             compaction = some_compaction(checkpoint, chance)
-            checkpoint.run_epoch(slots, rows, compaction)
+            checkpoint.run_batch(slots, rows, compaction)
             done += rows
         begin = checkpoint.begin()
         fresh_slots = [checkpoint.slot(tmp_path) for _ in range(parallelism)]
@@ -90,7 +90,7 @@ def test_state_survives_every_change_of_parallelism_with_compactions_between(
 
 def test_only_the_owned_key_groups_are_restored(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
-    epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(k, 1) for k in range(40)])
+    epoch = checkpoint.run_batch([checkpoint.slot(tmp_path)], [(k, 1) for k in range(40)])
     for groups in (range(0, 2), range(2, 5), range(3, 3), range(0, GROUP_COUNT)):
         operator = fresh(checkpoint, groups)
         restore_all(operator, checkpoint, epoch, tmp_path)
@@ -104,7 +104,7 @@ def test_a_base_and_the_deltas_after_it_give_the_state(tmp_path: Path) -> None:
     for n in range(6):
         rows: Rows = [(k, n) for k in range(5)] + [(n, None)]
         compaction = Compaction("base", 3, 0) if n == 3 else None
-        epoch = checkpoint.run_epoch([slot], rows, compaction)
+        epoch = checkpoint.run_batch([slot], rows, compaction)
         done += rows
     assert [ref.kind for ref in files_of(epoch)] == ["base", "delta", "delta", "delta"]
     fresh_slot = checkpoint.slot(tmp_path)
@@ -115,8 +115,8 @@ def test_a_base_and_the_deltas_after_it_give_the_state(tmp_path: Path) -> None:
 def test_a_base_holds_nothing_of_the_running_epoch(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     slot = checkpoint.slot(tmp_path)
-    checkpoint.run_epoch([slot], [(1, 1)])
-    epoch = checkpoint.run_epoch([slot], [(1, 2), (2, 2)], Compaction("base", 1, 0))
+    checkpoint.run_batch([slot], [(1, 1)])
+    epoch = checkpoint.run_batch([slot], [(1, 2), (2, 2)], Compaction("base", 1, 0))
     base, delta = files_of(epoch)
     assert (base.kind, base.rows) == ("base", 3)
     assert (delta.kind, delta.first_epoch) == ("delta", epoch.number)
@@ -125,12 +125,12 @@ def test_a_base_holds_nothing_of_the_running_epoch(tmp_path: Path) -> None:
 def test_a_small_base_travels_and_a_large_one_is_stored(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     slot = checkpoint.slot(tmp_path)
-    checkpoint.run_epoch([slot], [(k, k) for k in range(50)])
+    checkpoint.run_batch([slot], [(k, k) for k in range(50)])
     begin = checkpoint.begin()
     slot.begin(token_of(begin), begin, 0)
     operator = slot.operators[0]
 
-    def written(begin: Begin) -> Stored:
+    def written(begin: Begin) -> StateFile:
         work = base_work(operator.state, checkpoint.store, begin, str(tmp_path))
         compacted = work.run(lambda: None)
         work.close()
@@ -149,13 +149,13 @@ def test_a_small_base_travels_and_a_large_one_is_stored(tmp_path: Path) -> None:
 def test_a_base_of_no_state_is_a_file_without_rows(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     slot = checkpoint.slot(tmp_path)
-    checkpoint.run_epoch([slot], [(1, 1)])
-    checkpoint.run_epoch([slot], [(1, None)])
-    epoch = checkpoint.run_epoch([slot], [], Compaction("base", 2, 0))
+    checkpoint.run_batch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, None)])
+    epoch = checkpoint.run_batch([slot], [], Compaction("base", 2, 0))
     (base,) = files_of(epoch)
     assert base.rows == 0
     assert open_segment(checkpoint.store, base).states == []
-    epoch = checkpoint.run_epoch([slot], [(1, 5)])
+    epoch = checkpoint.run_batch([slot], [(1, 5)])
     fresh_slot = checkpoint.slot(tmp_path)
     fresh_slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert held([fresh_slot]) == model([(1, 5)])
@@ -166,9 +166,9 @@ def test_a_merge_keeps_the_version_and_the_files_before_it(tmp_path: Path) -> No
     slot = checkpoint.slot(tmp_path)
     done: Rows = []
     for n in range(5):
-        epoch = checkpoint.run_epoch([slot], [(k, n) for k in range(n + 1)])
+        epoch = checkpoint.run_batch([slot], [(k, n) for k in range(n + 1)])
         done += [(k, n) for k in range(n + 1)]
-    merged = checkpoint.run_epoch([slot], [], Compaction("merge", 3, 1))
+    merged = checkpoint.run_batch([slot], [], Compaction("merge", 3, 1))
     assert merged.operators["count"].ranges[0].version == epoch.operators["count"].ranges[0].version
     assert files_of(merged)[:2] == files_of(epoch)[:2]
     assert len(files_of(merged)) == 3
@@ -186,8 +186,8 @@ def test_a_merge_keeps_the_version_and_the_files_before_it(tmp_path: Path) -> No
 def test_a_merge_of_a_range_the_parent_does_not_have_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     slot = checkpoint.slot(tmp_path)
-    checkpoint.run_epoch([slot], [(1, 1)])
-    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
     checkpoint.parallelism = 2
     operator = fresh(checkpoint, range(0, 3))
     work = merge_work(
@@ -203,7 +203,7 @@ def test_a_merge_of_a_range_the_parent_does_not_have_is_refused(tmp_path: Path) 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
-    epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(k, k) for k in range(9)])
+    epoch = checkpoint.run_batch([checkpoint.slot(tmp_path)], [(k, k) for k in range(9)])
     (ref,) = files_of(epoch)
     data = bytearray(checkpoint.store.get(ref.path))
     data[40] ^= 1
@@ -215,7 +215,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 def test_state_that_is_no_longer_declared_is_left_out(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
-    epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(1, 1)])
+    epoch = checkpoint.run_batch([checkpoint.slot(tmp_path)], [(1, 1)])
     operator = fresh(checkpoint, range(GROUP_COUNT))
     del operator.tables["values"]
     restore_all(operator, checkpoint, epoch, tmp_path)
@@ -224,7 +224,7 @@ def test_state_that_is_no_longer_declared_is_left_out(tmp_path: Path) -> None:
 
 def test_an_operator_the_epoch_does_not_know_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint()
-    epoch = checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(1, 1)])
+    epoch = checkpoint.run_batch([checkpoint.slot(tmp_path)], [(1, 1)])
     operator = fresh(checkpoint, range(GROUP_COUNT))
     operator.state.uid = "other"
     with pytest.raises(RestoreError, match="no operator 'other'"):

@@ -18,6 +18,7 @@ from cairn.backends.files import open_rows
 from cairn.errors import EpochError, FunctionError
 from cairn.protocol.messages import Compaction, Token, ack_encoder
 from cairn.sinks import Collect, Writer
+from cairn.sinks.base import Execution
 from cairn.sinks.driver import RowsWriter
 from cairn.slot.level import LevelRuntime, StaleTokenError
 from cairn.slot.runtime import Runtime
@@ -122,8 +123,8 @@ def test_rows_leave_by_the_attempt_that_attached_last(
 def test_a_task_that_runs_again_acknowledges_the_same_bytes(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path, inline: bool
 ) -> None:
-    checkpoint.run_epoch([slot], [(k, k) for k in range(20)])
-    checkpoint.run_epoch([slot], [(3, None), (4, None), (3, 3)])
+    checkpoint.run_batch([slot], [(k, k) for k in range(20)])
+    checkpoint.run_batch([slot], [(3, None), (4, None), (3, 3)])
     begin = checkpoint.begin(inline_bytes_max=1 << 20 if inline else 0)
     rows = [(1, 7), (3, None), (9, None), (9, 1), (30, 1)]
     first = ack_encoder.encode(run(slot, begin, rows))
@@ -137,7 +138,7 @@ def test_output_does_not_depend_on_what_the_slot_did_before(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
 ) -> None:
     """A slot that has learnt how large rows are must not cut its output in another way."""
-    checkpoint.run_epoch([slot], [(k, k) for k in range(3000)])
+    checkpoint.run_batch([slot], [(k, k) for k in range(3000)])
     begin, rows = checkpoint.begin(), [(k, 1) for k in range(3000)]
     first = run(slot, begin, rows)
     again = run(checkpoint.slot(tmp_path), begin, rows, task_attempt=1)
@@ -150,7 +151,7 @@ def test_a_compaction_leaves_the_acknowledgement_as_it_is(
 ) -> None:
     """Spark compares what a stage says when it runs again; when a base is done is chance."""
     for n in range(4):
-        checkpoint.run_epoch([slot], [(k % 7, k + n) for k in range(20 - n)])
+        checkpoint.run_batch([slot], [(k % 7, k + n) for k in range(20 - n)])
     rows = [(2, None), (0, None), (0, 1)]
     plain = run(checkpoint.slot(tmp_path), checkpoint.begin(), rows)
     begin = checkpoint.begin(compaction=Compaction(kind, 4, 1))
@@ -165,7 +166,7 @@ def test_a_base_is_of_the_epoch_it_was_asked_in_however_late_it_is_written(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
 ) -> None:
     done = [(k % 7, k) for k in range(20)]
-    checkpoint.run_epoch([slot], done)
+    checkpoint.run_batch([slot], done)
     begin = checkpoint.begin(compaction=Compaction("base", 1, 0), inline_bytes_max=0)
     checkpoint.publish(begin, [run(slot, begin, [(1, 5), (2, None), (9, 9)])])
     later = checkpoint.begin(inline_bytes_max=0)
@@ -174,7 +175,7 @@ def test_a_base_is_of_the_epoch_it_was_asked_in_however_late_it_is_written(
     slot.compactor.work()
     (file,) = slot.compactor.announced()
     assert file.as_of == begin.parent
-    ref = checkpoint.run_epoch([slot], []).operators["count"].ranges[0].files[0]
+    ref = checkpoint.run_batch([slot], []).operators["count"].ranges[0].files[0]
     assert ref.kind == "base"
     spec = checkpoint.spec.levels[0].operators[0]
     fresh = fresh_operator(spec, range(GROUP_COUNT), GROUP_COUNT)
@@ -199,7 +200,7 @@ def test_an_attempt_that_is_superseded_makes_no_report_of_the_next_one(
 def test_an_announcement_is_repeated_until_it_is_settled(
     checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
-    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
     begin = checkpoint.begin(compaction=Compaction("base", 1, 0))
     run(slot, begin, [])
     slot.compactor.work()
@@ -214,7 +215,7 @@ def test_an_announcement_is_repeated_until_it_is_settled(
 def test_a_base_that_cannot_be_written_fails_no_epoch(
     checkpoint: Checkpoint, slot: LevelRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
     begin = checkpoint.begin(compaction=Compaction("base", 1, 0), inline_bytes_max=0)
     ack = run(slot, begin, [(2, 2)])
     with monkeypatch.context() as patched:
@@ -225,7 +226,7 @@ def test_a_base_that_cannot_be_written_fails_no_epoch(
         "No space left" in slot.report(slot._newest, executor="", log="", started_ms=0).base_failed
     )
     checkpoint.publish(begin, [ack])
-    checkpoint.run_epoch([slot], [])
+    checkpoint.run_batch([slot], [])
     assert seen(slot) == model([(1, 1), (2, 2)])
 
 
@@ -237,15 +238,15 @@ def test_after_a_rescale_slots_keep_what_they_hold_and_restore_the_rest(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
 ) -> None:
     done = [(k, k) for k in range(40)]
-    checkpoint.run_epoch([slot], done)
+    checkpoint.run_batch([slot], done)
     checkpoint.parallelism = 2
     slots = [slot, checkpoint.slot(tmp_path)]
-    checkpoint.run_epoch(slots, [])
+    checkpoint.run_batch(slots, [])
     assert [each.restored for each in slots] == [False, True]
     assert held(slots) == model(done)
-    checkpoint.run_epoch(slots, [(k, 7) for k in range(40)])
+    checkpoint.run_batch(slots, [(k, 7) for k in range(40)])
     checkpoint.parallelism = 1
-    checkpoint.run_epoch([slot], [])
+    checkpoint.run_batch([slot], [])
     assert slot.restored, "the other half is read back"
     slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert held([slot]) == model([*done, *((k, 7) for k in range(40))])
@@ -260,9 +261,9 @@ def test_a_slot_left_over_from_another_parallelism_does_not_pass_old_state_for_n
     for turn, parallelism in enumerate((2, 4, 2, 4, 1, 4)):
         checkpoint.parallelism = parallelism
         rows: list[tuple[int, int | None]] = [(k, turn) for k in range(turn, 40)]
-        checkpoint.run_epoch(slots[:parallelism], rows)
+        checkpoint.run_batch(slots[:parallelism], rows)
         done += rows
-        checkpoint.run_epoch(slots[:parallelism], [])
+        checkpoint.run_batch(slots[:parallelism], [])
         for subtask, each in enumerate(slots[:parallelism]):
             each.begin(token_of(checkpoint.begin()), checkpoint.begin(), subtask)
         assert held(slots[:parallelism]) == model(done)
@@ -271,10 +272,10 @@ def test_a_slot_left_over_from_another_parallelism_does_not_pass_old_state_for_n
 def test_an_epoch_without_rows_acknowledges_no_delta_and_keeps_the_version(
     checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
-    first = checkpoint.run_epoch([slot], [(1, 1)])
-    second = checkpoint.run_epoch([slot], [])
+    first = checkpoint.run_batch([slot], [(1, 1)])
+    second = checkpoint.run_batch([slot], [])
     assert second.operators["count"].ranges[0].version == first.operators["count"].ranges[0].version
-    third = checkpoint.run_epoch([slot], [(1, 2)])
+    third = checkpoint.run_batch([slot], [(1, 2)])
     assert third.operators["count"].ranges[0].version != first.operators["count"].ranges[0].version
     run(slot, checkpoint.begin(), [])
     assert not slot.restored
@@ -287,7 +288,7 @@ def test_an_epoch_without_rows_acknowledges_no_delta_and_keeps_the_version(
 def test_what_was_acknowledged_is_promoted_when_the_parent_names_it(
     checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
-    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
     slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert not slot.restored
     assert seen(slot) == model([(1, 1)])
@@ -296,7 +297,7 @@ def test_what_was_acknowledged_is_promoted_when_the_parent_names_it(
 def test_what_was_acknowledged_is_undone_when_the_parent_does_not_name_it(
     checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
-    checkpoint.run_epoch([slot], [(1, 1), (2, 2)])
+    checkpoint.run_batch([slot], [(1, 1), (2, 2)])
     run(slot, checkpoint.begin(), [(1, 5), (2, None), (3, 3)])
     retried = run(slot, checkpoint.begin(attempt=1), [(1, 6)])
     assert not slot.restored
@@ -311,12 +312,12 @@ def test_what_was_acknowledged_is_undone_when_the_parent_does_not_name_it(
 def test_an_attempt_given_up_half_way_leaves_no_trace(
     checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
-    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
     begin = checkpoint.begin()
     slot.begin(token_of(begin), begin, 0)
     slot.run(token_of(begin), batch_of([(1, 9), (1, None), (4, 4)]))
     slot.abandon(token_of(begin))
-    checkpoint.run_epoch([slot], [])
+    checkpoint.run_batch([slot], [])
     slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert not slot.restored
     assert seen(slot) == model([(1, 1)])
@@ -326,9 +327,9 @@ def test_a_slot_that_is_a_version_behind_restores(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
 ) -> None:
     other = checkpoint.slot(tmp_path)
-    checkpoint.run_epoch([slot], [(1, 1)])
-    checkpoint.run_epoch([other], [(1, 2)])
-    checkpoint.run_epoch([slot], [(1, 3)])
+    checkpoint.run_batch([slot], [(1, 1)])
+    checkpoint.run_batch([other], [(1, 2)])
+    checkpoint.run_batch([slot], [(1, 3)])
     assert slot.restored
     slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert seen(slot) == model([(1, 1), (1, 2), (1, 3)])
@@ -338,9 +339,9 @@ def test_a_slot_whose_pending_epoch_was_published_otherwise_restores(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
 ) -> None:
     """The epoch number is the same; what was committed under it is not."""
-    checkpoint.run_epoch([slot], [(1, 1)])
+    checkpoint.run_batch([slot], [(1, 1)])
     run(slot, checkpoint.begin(), [(1, 666)])
-    checkpoint.run_epoch([checkpoint.slot(tmp_path)], [(1, 2)])
+    checkpoint.run_batch([checkpoint.slot(tmp_path)], [(1, 2)])
     slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert slot.restored
     assert seen(slot) == model([(1, 1), (1, 2)])
@@ -351,7 +352,7 @@ def test_a_restore_that_fails_half_way_does_not_pass_for_the_state(tmp_path: Pat
     checkpoint = Checkpoint(store)
     slot = checkpoint.slot(tmp_path)
     for n in range(3):
-        checkpoint.run_epoch([slot], [(n, n)])
+        checkpoint.run_batch([slot], [(n, n)])
     fresh = checkpoint.slot(tmp_path)
     store.plan(Fault("get_range", store.calls["get_range"] + 2, "before"))
     begin = checkpoint.begin()
@@ -365,10 +366,10 @@ def test_a_slot_that_changes_its_key_groups_holds_only_its_own(
     checkpoint: Checkpoint, slot: LevelRuntime, tmp_path: Path
 ) -> None:
     rows: list[tuple[int, int | None]] = [(k, k) for k in range(30)]
-    checkpoint.run_epoch([slot], rows)
+    checkpoint.run_batch([slot], rows)
     checkpoint.parallelism = 2
     slots = [slot, checkpoint.slot(tmp_path)]
-    checkpoint.run_epoch(slots, [(k, 1) for k in range(30)])
+    checkpoint.run_batch(slots, [(k, 1) for k in range(30)])
     begin = checkpoint.begin()
     for subtask, each in enumerate(slots):
         each.begin(token_of(begin), begin, subtask)
@@ -418,7 +419,7 @@ def test_a_function_that_raised_is_tried_again_from_the_parent_state(tmp_path: P
 class Full(Collect):
     """A sink on a full disk."""
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return FullWriter()
 
 
@@ -470,7 +471,7 @@ class Richer(Count):
 
 def upgraded(checkpoint: Checkpoint, function: KeyedProcess[Any]) -> tuple[str, bytes]:
     spec = checkpoint.spec.with_function("count", cloudpickle.dumps(function))
-    return spec.pickled()
+    return spec.pickle()
 
 
 @pytest.mark.parametrize("function", [Tripled(), Richer()])
@@ -478,13 +479,13 @@ def test_another_function_finds_the_state_of_the_one_before(
     checkpoint: Checkpoint, tmp_path: Path, function: KeyedProcess[Any]
 ) -> None:
     runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
-    runtime.load(*checkpoint.spec.pickled())
+    runtime.load(*checkpoint.spec.pickle())
     old = runtime.level(0)
-    checkpoint.run_epoch([old], [(1, 1), (2, 2)])
+    checkpoint.run_batch([old], [(1, 1), (2, 2)])
     runtime.load(*upgraded(checkpoint, function))
     new = runtime.level(0)
     assert new is not old
-    checkpoint.run_epoch([new], [(1, 5)])
+    checkpoint.run_batch([new], [(1, 5)])
     assert not new.restored
     new.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     assert seen(new) == model([(1, 1), (2, 2), (1, 5)])
@@ -494,7 +495,7 @@ def test_an_attempt_of_before_the_change_can_do_nothing_more(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
-    before = checkpoint.spec.pickled()
+    before = checkpoint.spec.pickle()
     runtime.load(*before)
     old = runtime.level(0)
     begin = checkpoint.begin(inline_bytes_max=0)
@@ -531,8 +532,8 @@ def test_state_of_another_form_is_read_anew_and_written_as_a_base(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     runtime = Runtime(scratch=str(tmp_path), store=checkpoint.store, threaded=False)
-    runtime.load(*checkpoint.spec.pickled())
-    checkpoint.run_epoch([runtime.level(0)], [(1, 1), (1, 1)])
+    runtime.load(*checkpoint.spec.pickle())
+    checkpoint.run_batch([runtime.level(0)], [(1, 1), (1, 1)])
     runtime.load(*upgraded(checkpoint, Text()))
     slot = runtime.level(0)
     begin = msgspec.structs.replace(checkpoint.begin(), rewrite=["count"])
@@ -548,7 +549,7 @@ def test_a_committed_epoch_is_told_once_to_each_function(tmp_path: Path) -> None
     TOLD[str(tmp_path)] = told
     checkpoint = Checkpoint(function=Told(str(tmp_path)))
     slot = checkpoint.slot(tmp_path)
-    first = checkpoint.run_epoch([slot], [(1, 1)])
+    first = checkpoint.run_batch([slot], [(1, 1)])
     begin = checkpoint.begin(inline_bytes_max=0)
     run(slot, begin, [(1, 2)])
     checkpoint.publish(begin, [run(slot, begin, [(1, 2)], task_attempt=1)])

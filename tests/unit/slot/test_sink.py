@@ -9,6 +9,7 @@ import pytest
 
 from cairn.errors import EpochError
 from cairn.protocol.spec import SinkSpec
+from cairn.sinks.base import Execution
 from cairn.slot.sink import SinkRuntime
 from tests.places.base import batch
 from tests.unit.sinks.files.folders import SCHEMA, Folder
@@ -25,7 +26,7 @@ def test_a_writer_that_cannot_prepare_is_aborted(tmp_path: Path, partition_by: s
         raise OSError(28, "No space left on device")
 
     sink._store.put_file = full  # type: ignore[method-assign]
-    runtime.writer = sink.writer(2, 0, 0)
+    runtime.writer = sink.writer(2, 0, Execution())
     runtime.writer.write(batch((1, "a"), (2, "b")))
     with pytest.raises(EpochError, match="No space left"):
         runtime.prepare()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cairn.backends import BACKENDS
-from cairn.protocol.entry import entries_of
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.snapshots import (
     EpochReader,
     diff_epochs,
@@ -23,6 +23,7 @@ from cairn.snapshots import (
 from cairn.state import TTL
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.store import open_store
+from tests.marks import in_turn
 from tests.simulation.cluster import Trouble
 from tests.unit.slot.ttl_job import GROUP_COUNT, TtlJob, rows_of
 
@@ -62,9 +63,9 @@ def test_removal_changes_neither_deltas_nor_versions(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("clock", ["processing", "event"])
-@pytest.mark.parametrize("refresh", ["write", "read-write"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("clock", "refresh", "seed"), in_turn(["processing", "event"], ["write", "read-write"], [0, 1])
+)
 def test_lost_slots_reruns_and_removal_change_nothing_that_is_seen(
     make: Make, tmp_path: Path, seed: int, refresh: Any, clock: Any
 ) -> None:
@@ -145,7 +146,7 @@ def test_where_event_time_is_behind_the_watermark_readers_see_what_the_operator_
     job = make(TTL("1 minute", clock="event"))
     job.run((1, 10, 100_000))
     (operator,) = job.coordinator.spec.levels[0].operators
-    (entry,) = entries_of(dataclasses.replace(operator, delay_ms=5_000))
+    (entry,) = states_by_scope(dataclasses.replace(operator, delay_ms=5_000))
     held = msgspec.structs.replace(job.newest.operators["keep"], states=entry.decls)
     for passed_ms, keys in ((164_999, {1}), (165_000, set())):
         epoch = msgspec.structs.replace(job.newest, passed_ms=passed_ms, operators={"keep": held})
@@ -236,7 +237,7 @@ def test_an_epoch_that_runs_again_sees_what_was_visible(make: Make) -> None:
     execute = job.cluster.execute
 
     def fail_once(sources: Any, begin: Any) -> Any:
-        attempts.append(begin.attempt)
+        attempts.append(begin.execution.attempt)
         outcome = execute(sources, begin)
         if len(attempts) == 1:
             for slot in job.cluster.slots.values():

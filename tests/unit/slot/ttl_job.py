@@ -108,7 +108,7 @@ class TtlJob:
         if newest is not None:
             rewrite = check_resume(
                 newest,
-                self.coordinator.entries,
+                self.coordinator.scoped_states,
                 job_name="keep",
                 url="",
                 allow_dropped_state=False,
@@ -126,7 +126,7 @@ class TtlJob:
         ).cast(row_codec.arrow)
         position = SparkPosition(folder="spark", batch_id=self.epochs, offsets="")
         self.epochs += 1
-        epoch = self.coordinator.run_epoch(
+        epoch = self.coordinator.run_batch(
             position,
             lambda begin: self.cluster.execute(
                 {"rows": array},
@@ -149,7 +149,7 @@ class TtlJob:
     def held(self, name: str) -> int:
         """How many keys the slots hold of a state, expired or not."""
         return sum(
-            op.tables[name].held().entries
+            op.tables[name].count_held().entries
             for number in self.coordinator.slots
             for op in self.cluster.slot(number).level(0).operators
         )

@@ -15,12 +15,12 @@ import pyarrow as pa
 from cairn.driver.coordinator.ranges import ranges_for
 from cairn.key_groups import key_group
 from cairn.snapshots.diff import same_value
-from cairn.storage.files import StatePart, encode_segment
+from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
 from cairn.storage.manifest import (
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     SparkPosition,
     StateDecl,
@@ -108,7 +108,7 @@ class Checkpoint:
 
     def _publish(self, ranges: list[RangeState]) -> Epoch:
         newest = self.newest
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid=self.uid,
             function_version="f" * 32,
             key_types=self.key_types,
@@ -196,14 +196,14 @@ class Checkpoint:
             return part
         return msgspec.structs.replace(part, files=[self._write("base", parts, part)])
 
-    def _parts(self, part: RangeState, rows: Model, *, is_delta: bool) -> list[StatePart]:
+    def _parts(self, part: RangeState, rows: Model, *, is_delta: bool) -> dict[str, pa.RecordBatch]:
         groups = range(part.first_group, part.first_group + part.group_count)
-        found = []
+        found = {}
         for name, by_key in sorted(rows.items()):
             mine = [(self.group(key), key, v) for key, v in by_key.items()]
             mine = sorted((row for row in mine if row[0] in groups), key=lambda row: row[0])
             if mine:
-                found.append(StatePart(name, self._batch(name, mine, is_delta=is_delta)))
+                found[name] = self._batch(name, mine, is_delta=is_delta)
         return found
 
     def _batch(self, name: str, rows: list[tuple[int, Any, Any]], *, is_delta: bool) -> Any:
@@ -259,23 +259,11 @@ class Checkpoint:
             }
         )
 
-    def _write(self, kind: Any, parts: list[StatePart], part: RangeState) -> FileRef:
+    def _write(self, kind: Any, parts: dict[str, pa.RecordBatch], part: RangeState) -> FileRef:
         number = (self.log.last or 0) + 1
         segment = encode_segment(kind, self.uid, parts, first_epoch=number, last_epoch=number)
-        (at,) = write_pack(self.store, [segment.data], self.term)
-        return FileRef(
-            id=segment.id,
-            path=at.path,
-            offset=at.offset,
-            length=at.length,
-            kind=kind,
-            tier=0,
-            rows=segment.rows,
-            first_epoch=number,
-            last_epoch=number,
-            first_group=part.first_group,
-            group_count=part.group_count,
-        )
+        (file,) = write_pack(self.store, [segment], self.term)
+        return file.list_for(part.groups, first_epoch=number, last_epoch=number)
 
 
 def running(store: Store | None = None) -> Checkpoint:

@@ -7,7 +7,7 @@ from typing import Any
 from cairn.snapshots import Savepoint, load_savepoint, open_savepoint, write_savepoint
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch, StateDecl
-from cairn.storage.retention import HOLDS_FOLDER
+from cairn.storage.paths import HOLDS_FOLDER
 from cairn.storage.store import Store, open_store
 from tests.unit.snapshots.checkpoints import GONE, Checkpoint, listed, mapped, value
 

@@ -15,9 +15,9 @@ from cairn.snapshots.rollback import rollback
 from cairn.storage.files import open_segment
 from cairn.storage.holds import branch_hold_path, find_holds
 from cairn.storage.log import Log, create_or_open_job, read_job
-from cairn.storage.manifest import Epoch, FileRef, Origin
+from cairn.storage.manifest import Ancestor, Epoch, FileRef
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.retention import files_of, referenced_paths
+from cairn.storage.retention import files_of, object_paths
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing.faulty_store import Fault, FaultyStore
@@ -83,7 +83,7 @@ def test_a_branch_begins_with_the_epoch_and_copies_no_state(store: Store, dest: 
         assert getattr(first, name) == getattr(parent, name), name
     assert not first.committables
     assert {found.path for found in store.list()} - before == {branch_hold_path(info.job_id)}
-    assert held(store) == referenced_paths([parent])
+    assert held(store) == object_paths([parent])
     assert verify(child).ok and verify(store).ok
     assert not verify(store).stale_holds
 
@@ -96,7 +96,7 @@ def test_a_branch_is_a_job_of_its_own_that_says_where_it_came_from(store: Store,
     assert parent is not None and child is not None
     assert child.job_id == info.job_id != parent.job_id
     assert (child.name, child.max_parallelism) == (parent.name, parent.max_parallelism)
-    assert child.origin == Origin(kind="branch", id=parent.job_id, url=store.url, epoch=6)
+    assert child.ancestor == Ancestor(kind="branch", id=parent.job_id, url=store.url, epoch=6)
     assert create_or_open_job(open_store(dest), "j", 8) == child
 
 
@@ -153,13 +153,13 @@ def test_the_parents_collector_keeps_what_the_branch_needs_until_it_is_removed(
     branch(store, 4, dest)
     parent.epochs(60, base=True)
     assert parent.log.retired_below() > 4
-    assert referenced_paths([epoch]) <= state_paths(store)
+    assert object_paths([epoch]) <= state_paths(store)
     assert rows(open_store(dest), newest(open_store(dest))) == [0, 1, 2]
     delete_checkpoint(open_store(dest))
     assert held(store) == set()
     assert not Path(dest).exists()
     parent.epochs(1)
-    assert not referenced_paths([epoch]) & state_paths(store)
+    assert not object_paths([epoch]) & state_paths(store)
     assert verify(store).ok
 
 
@@ -217,7 +217,7 @@ def test_a_branch_of_a_branch_holds_in_both(store: Store, dest: str, tmp_path: P
     assert {file.store for file in files_of(newest(third))} == {store.url, middle.url}
     hold = branch_hold_path(info.job_id)
     assert set(find_holds(store).holds[hold].paths) == foreign(epoch)
-    assert set(find_holds(middle).holds[hold].paths) == referenced_paths([epoch])
+    assert set(find_holds(middle).holds[hold].paths) == object_paths([epoch])
     grandparent.epochs(60)
     parent.epochs(60)
     assert rows(third, newest(third)) == [0, 1, 2, 0, 1]

@@ -69,7 +69,7 @@ def test_what_only_an_ended_hold_kept_is_removed_without_any_other_change() -> N
 
 
 def _ranges(source: Any) -> Any:
-    return source.origin.epoch.operators[UID].ranges
+    return source.states.epoch.operators[UID].ranges
 
 
 def test_an_old_collector_keeps_what_a_hold_with_an_end_names() -> None:

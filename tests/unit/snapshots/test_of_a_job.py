@@ -21,31 +21,42 @@ from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 from cairn.testing import SimulatedCrash, simulated_crash
 from cairn.types import parse_type
+from tests.marks import for_soak
 from tests.simulation.world import Driver, World, stored_state
 from tests.unit.snapshots.jobs import State, by_key, newest, start_from, take
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    """A job that has run with 2, 3 and 1 subtasks, and has compacted its files meanwhile."""
-    world = World(11, tmp_path)
+def run_for(batches: int, folder: Path) -> World:
+    """A job that has run with 2, 3 and 1 subtasks, so many batches each."""
+    world = World(11, folder)
     for parallelism in (2, 3, 1):
         driver = Driver(world, parallelism=parallelism)
         driver.start()
-        for _ in range(14):
+        for _ in range(batches):
             driver.run_batch()
     return world
 
 
 @pytest.fixture
-def unpublished(world: World, monkeypatch: pytest.MonkeyPatch) -> Epoch:
+def young(tmp_path: Path) -> World:
+    return run_for(1, tmp_path)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A job that has compacted its files meanwhile."""
+    return run_for(14, tmp_path)
+
+
+@pytest.fixture
+def unpublished(young: World, monkeypatch: pytest.MonkeyPatch) -> Epoch:
     """The newest epoch of a driver that was killed before its sinks published."""
     monkeypatch.setattr(published, "PATIENCE_S", 0.0)
-    driver = Driver(world)
+    driver = Driver(young)
     driver.start()
     with simulated_crash("driver.manifest.written"), pytest.raises(SimulatedCrash):
         driver.run_batch()
-    return newest(world)
+    return newest(young)
 
 
 def copy_epoch(how: str, world: World, epoch: int | None, dest: Path) -> None:
@@ -65,43 +76,43 @@ def paths_in(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
 def test_an_epoch_that_was_not_published_is_not_copied(
-    how: str, world: World, unpublished: Epoch, tmp_path: Path
+    how: str, young: World, unpublished: Epoch, tmp_path: Path
 ) -> None:
     for asked in (None, unpublished.number):
         with pytest.raises(CommitError, match="is not known to be published") as failure:
-            copy_epoch(how, world, asked, tmp_path / "copy")
+            copy_epoch(how, young, asked, tmp_path / "copy")
         assert "next: start the job on this checkpoint once" in str(failure.value)
         assert "'seen'" in str(failure.value)
-    assert find_holds(world.store).listing == []
+    assert find_holds(young.store).listing == []
     assert open_store(str(tmp_path / "copy")).list() == []
 
 
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
 def test_the_epoch_before_one_that_was_not_published_is_copied(
-    how: str, world: World, unpublished: Epoch, tmp_path: Path
+    how: str, young: World, unpublished: Epoch, tmp_path: Path
 ) -> None:
-    copy_epoch(how, world, unpublished.parent, tmp_path / "copy")
+    copy_epoch(how, young, unpublished.parent, tmp_path / "copy")
     assert COPIED[how] <= paths_in(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
 def test_after_a_start_has_published_the_epoch_it_is_copied(
-    how: str, world: World, unpublished: Epoch, tmp_path: Path
+    how: str, young: World, unpublished: Epoch, tmp_path: Path
 ) -> None:
-    Driver(world).start()
-    world.check_output()
-    copy_epoch(how, world, unpublished.number, tmp_path / "copy")
+    Driver(young).start()
+    young.check_output()
+    copy_epoch(how, young, unpublished.number, tmp_path / "copy")
     assert COPIED[how] <= paths_in(tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["savepoint", "branch"])
 def test_an_epoch_of_a_running_job_is_copied_once_it_is_published(
-    how: str, world: World, unpublished: Epoch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, young: World, unpublished: Epoch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "PATIENCE_S", 60.0)
-    driver = Driver(world)
+    driver = Driver(young)
     monkeypatch.setattr(published.time, "sleep", lambda seconds: driver.start())
-    copy_epoch(how, world, None, tmp_path / "copy")
+    copy_epoch(how, young, None, tmp_path / "copy")
     assert driver.coordinator.newest == unpublished
     assert COPIED[how] <= paths_in(tmp_path / "copy")
 
@@ -115,7 +126,7 @@ def test_an_epoch_is_read_as_slots_restore_it(world: World) -> None:
             assert by_key(reader, list(epoch.operators)) == expected
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 4, 8])
+@pytest.mark.parametrize("parallelism", [1, for_soak(2), 4, for_soak(8)])
 def test_a_job_started_from_a_savepoint_goes_on_as_if_nothing_had_happened(
     parallelism: int, world: World, tmp_path: Path
 ) -> None:

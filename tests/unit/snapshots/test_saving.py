@@ -13,9 +13,10 @@ from cairn.errors import CorruptFileError, RestoreError, StaleEpochError
 from cairn.key_groups import key_hasher
 from cairn.snapshots import open_savepoint, saving, write_savepoint
 from cairn.snapshots.destination import Destination
+from cairn.storage.holds import read_holds
+from cairn.storage.notes import read_savepoint_notes
+from cairn.storage.paths import HOLDS_FOLDER
 from cairn.storage.removal import delete_savepoint
-from cairn.storage.retention import HOLDS_FOLDER, read_holds
-from cairn.storage.saved import saved_points
 from cairn.storage.store import StoredObject, open_store
 from cairn.testing import FaultyStore
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob
@@ -26,9 +27,9 @@ from tests.unit.snapshots.savepoints import STATES, holds, saved, shop
 def test_the_checkpoint_knows_which_savepoints_were_taken_of_it() -> None:
     checkpoint = shop()
     savepoint = saved(checkpoint, 3)
-    (found,) = saved_points(checkpoint.store)
-    assert (found["url"], found["epoch"]) == (savepoint.url, 3)
-    assert (found["id"], found["bytes"]) == (savepoint.info.id, savepoint.info.bytes)
+    (found,) = read_savepoint_notes(checkpoint.store)
+    assert (found.url, found.epoch) == (savepoint.url, 3)
+    assert (found.id, found.bytes) == (savepoint.info.id, savepoint.info.bytes)
 
 
 def test_the_epoch_is_held_while_it_is_written_and_no_longer() -> None:
@@ -61,8 +62,9 @@ def test_after_an_error_neither_hold_nor_files_are_left() -> None:
     path = checkpoint.newest.operators[UID].ranges[-1].files[-1].path
     checkpoint.store.delete([path])
     checkpoint.store.put("spark/000000000001/sources/0/0", b"{}")
-    with pytest.raises(CorruptFileError, match=path):
+    with pytest.raises(CorruptFileError, match=path) as caught:
         write_savepoint(checkpoint.store, None, dest.url)
+    assert caught.value.__cause__ is not caught.value
     assert holds(checkpoint.store) == []
     assert dest.list() == []
 

@@ -528,13 +528,13 @@ def test_only_the_key_group_of_a_key_is_read(monkeypatch: pytest.MonkeyPatch) ->
     with open_state(checkpoint.store) as source:
         table = source.table(UID, "n")
         asked: list[range] = []
-        read_all = source.origin.read
+        read_all = source.states.read
 
         def spy(columns: Any, uid: str, groups: range, *args: Any, **more: Any) -> Any:
             asked.append(groups)
             return read_all(columns, uid, groups, *args, **more)
 
-        monkeypatch.setattr(source.origin, "read", spy)
+        monkeypatch.setattr(source.states, "read", spy)
         assert [row["value"] for row in rows(table, keys=[(4,)])] == [-4]
         assert asked == [range(checkpoint.group(4), checkpoint.group(4) + 1)]
 

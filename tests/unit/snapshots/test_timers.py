@@ -17,7 +17,7 @@ from cairn.cli import app
 from cairn.driver.coordinator.resume import check_resume
 from cairn.errors import StateSchemaError
 from cairn.functions import find_states
-from cairn.protocol.entry import EntrySpec, entries_of
+from cairn.protocol.scoped_state import ScopedState, states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
@@ -124,9 +124,9 @@ def resume(before: KeyedProcess[Any], after: KeyedProcess[Any], **more: Any) -> 
     spec = OperatorSpec(
         "op", (InletSpec(0, parse_schema("k long"), ("k",)),), cloudpickle.dumps(before), ()
     )
-    held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=entries_of(spec)[0].decls))
+    held = epoch(41, entry(uid="op", keys={"k": "bigint"}, states=states_by_scope(spec)[0].decls))
     given = {"allow_dropped_state": False, **more}
-    declared = EntrySpec("op", "keyed", {"k": "bigint"}, find_states(after))
+    declared = ScopedState("op", "keyed", {"k": "bigint"}, find_states(after))
     return check_resume(held, {"op": declared}, job_name="j", url="", **given)
 
 

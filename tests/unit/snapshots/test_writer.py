@@ -16,10 +16,10 @@ from cairn.cli import app
 from cairn.snapshots import open_savepoint, write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.load import load_savepoint, open_job
-from cairn.snapshots.savepoint import SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.snapshots.tables import open_state
 from cairn.storage.log import Log
-from cairn.storage.saved import saved_points
+from cairn.storage.notes import read_savepoint_notes
+from cairn.storage.paths import SAVEPOINT_PATH, UNFINISHED_PATH
 from cairn.storage.store import open_store
 from cairn.testing import FaultyStore
 from cairn.types.codec import codec
@@ -266,6 +266,6 @@ def test_an_epoch_made_of_nothing_is_saved_branched_and_shown_like_any_other(
 def test_the_savepoint_that_was_written_is_noted_and_no_other(tmp_path: Path) -> None:
     job = running(open_store(str(tmp_path / "ckpt")))
     info = SavepointWriter.of(None, str(tmp_path / "ckpt")).write(str(tmp_path / "saved"))
-    (noted,) = saved_points(job.store)
+    (noted,) = read_savepoint_notes(job.store)
     url = open_store(str(tmp_path / "saved")).url
-    assert (noted["id"], noted["url"], noted["bytes"]) == (info.id, url, info.bytes)
+    assert (noted.id, noted.url, noted.bytes) == (info.id, url, info.bytes)

@@ -17,7 +17,7 @@ from cairn.snapshots import EpochReader, Savepoint
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.destination import Destination, StateWriter
 from cairn.snapshots.load import load_savepoint, open_job
-from cairn.snapshots.savepoint import SavedOperator, saved_state
+from cairn.snapshots.savepoint import SavedOperator, make_saved_state
 from cairn.storage.manifest import Scope
 from cairn.storage.store import open_store
 from tests.unit.slot.scoped_job import GROUP_COUNT, ScopedJob, feed
@@ -162,7 +162,7 @@ def test_records_of_a_loop_go_where_their_operator_is(
         uid="loop:op",
         function_version="",
         key_types=key_types,
-        states={"records": saved_state(decl, writer.finish())},
+        states={"records": make_saved_state(decl, writer.finish())},
         scope="feedback",
         parallelism=3,
     )

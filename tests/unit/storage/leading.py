@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cairn.storage.files import StatePart, encode_segment
+from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
@@ -54,23 +54,9 @@ class Driver:
         n = next(self.counter)
         batch = pa.record_batch({"group": np.array([0], np.int32), "v": [n]})
         epoch = (self.log.last or 0) + 1
-        segment = encode_segment(
-            kind, "op", [StatePart("s", batch)], first_epoch=epoch, last_epoch=epoch
-        )
-        place = write_segment(self.store, segment, self.term)
-        return FileRef(
-            id=segment.id,
-            path=place.path,
-            offset=0,
-            length=place.length,
-            kind=kind,
-            tier=0,
-            rows=1,
-            first_epoch=epoch,
-            last_epoch=epoch,
-            first_group=0,
-            group_count=128,
-        )
+        segment = encode_segment(kind, "op", {"s": batch}, first_epoch=epoch, last_epoch=epoch)
+        file = write_segment(self.store, segment, self.term)
+        return file.list_for(range(128), first_epoch=epoch, last_epoch=epoch)
 
     def epoch(self, *, base: bool = False, collect: bool = False) -> Epoch:
         parent = self.log.newest_epoch()
@@ -84,7 +70,7 @@ class Driver:
             state_keys=len(files),
             state_bytes=0,
         )
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="op", function_version="1", key_types={}, states={}, parallelism=1, ranges=[state]
         )
         oldest = self.collector.oldest_to_keep()

@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 from cairn.errors import PlanError
-from cairn.sinks import Files, published
-from cairn.sinks.base import SinkContext
+from cairn.sinks import Files, list_published
+from cairn.sinks.base import Execution, SinkContext
 from cairn.storage import arrow_store
 from cairn.storage.log import create_or_open_job
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -107,13 +107,13 @@ def test_a_sink_publishes_there_by_renames(store: Store, tmp_path: Path) -> None
     sink = Files(store.url, partition_by="k")
     assert not sink.listed
     sink.open(SinkContext("job", "j", "out", SCHEMA))
-    writer = sink.writer(2, 0, 0)
+    writer = sink.writer(2, 0, Execution())
     writer.write(batch((1, "a"), (2, "b")))
     committable = writer.prepare()
-    assert committable is not None and published(store.url) == []
+    assert committable is not None and list_published(store.url) == []
     sink.commit(2, [committable])
-    assert len(published(store.url)) == 2
-    assert published(store.url)[0].startswith("hdfs://namenode:8020/out/k=1/part-")
+    assert len(list_published(store.url)) == 2
+    assert list_published(store.url)[0].startswith("hdfs://namenode:8020/out/k=1/part-")
     with pytest.raises(PlanError, match="put-if-absent"):
         Files(store.url, listed=True).open(SinkContext("job", "j", "out", SCHEMA))
 

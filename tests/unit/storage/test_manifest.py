@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -14,10 +15,11 @@ from cairn.storage import manifest
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     FULL_EVERY,
+    Ancestor,
     Epoch,
+    EpochOperator,
     FileRef,
     JobInfo,
-    OperatorEntry,
     RangeState,
     Restore,
     SparkPosition,
@@ -35,7 +37,7 @@ def file_ref(n: int) -> FileRef:
     )  # fmt: skip
 
 
-def epoch(number: int, parent: int | None, operators: dict[str, OperatorEntry]) -> Epoch:
+def epoch(number: int, parent: int | None, operators: dict[str, EpochOperator]) -> Epoch:
     return Epoch(
         number=number, parent=parent, term=1, nonce=f"n{number}", wall_ms=5, now_ms=6,
         watermarks={"pays": None, "täg": 7},
@@ -51,11 +53,11 @@ cuts = st.sampled_from([[(0, 8)], [(0, 4), (4, 4)], [(0, 2), (2, 3), (5, 3)]])
 
 
 @st.composite
-def operators(draw: st.DrawFn) -> dict[str, OperatorEntry]:
+def operators(draw: st.DrawFn) -> dict[str, EpochOperator]:
     found = {}
     for uid in draw(st.sets(st.sampled_from(["a", "b", "c"]))):
         names = draw(st.permutations(["k1", "k2"]))
-        found[uid] = OperatorEntry(
+        found[uid] = EpochOperator(
             uid=uid,
             function_version=draw(st.sampled_from(["v1", "v2"])),
             key_types=dict.fromkeys(names, "bigint"),
@@ -79,7 +81,7 @@ def operators(draw: st.DrawFn) -> dict[str, OperatorEntry]:
 
 @given(st.lists(st.tuples(operators(), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_chain_of_manifests_resolves_to_the_epochs_that_were_written(
-    chain: list[tuple[dict[str, OperatorEntry], int]],
+    chain: list[tuple[dict[str, EpochOperator], int]],
 ) -> None:
     number, parent, read = 0, None, None
     for entries, step in chain:
@@ -87,7 +89,7 @@ def test_a_chain_of_manifests_resolves_to_the_epochs_that_were_written(
         written = epoch(number, parent.number if parent else None, entries)
         stored = manifest.decode_record(manifest.encode_epoch(written, parent), "x")
         assert isinstance(stored, StoredEpoch)
-        read = manifest.resolve(stored, read if stored.base is not None else None)
+        read = manifest.resolve(stored, read if stored.relative_to is not None else None)
         assert read == written
         assert [list(o.key_types) for o in read.operators.values()] == [
             list(o.key_types) for o in written.operators.values()
@@ -100,7 +102,7 @@ def test_a_manifest_holds_only_what_changed_and_is_full_once_in_a_run() -> None:
         first_group=0, group_count=8, version="v", files=[file_ref(n) for n in range(50)],
         state_keys=1, state_bytes=1,
     )  # fmt: skip
-    entry = OperatorEntry(
+    entry = EpochOperator(
         uid="a", function_version="1", key_types={"k": "long"}, states={}, parallelism=1,
         ranges=[state],
     )  # fmt: skip
@@ -183,3 +185,13 @@ def test_a_record_of_before_there_were_watermarks_is_read_and_knows_nothing_of_t
         del fields[name]
     old = manifest.resolve(msgspec.convert(fields, StoredEpoch), None)
     assert (old.watermark_ms, old.passed_ms, old.seen_ms, old.timers) == (None, None, {}, None)
+
+
+def test_names_on_disk_are_those_that_older_versions_wrote() -> None:
+    ancestor = Ancestor(kind="branch", id="p", url="s3://x", epoch=4)
+    job = JobInfo(name="j", job_id="i", max_parallelism=8, created_ms=1, ancestor=ancestor)
+    data = manifest.encode_record(job)
+    assert json.loads(data)["record"]["origin"]["epoch"] == 4
+    assert manifest.decode_job(data, "job.json") == job
+    stored = json.loads(manifest.encode_epoch(epoch(5, 4, {}), epoch(4, 3, {})))["record"]
+    assert stored["base"] == 4

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cairn.errors import CommitConflictError, EpochError
 from cairn.storage.failures import Failures, read_failures
-from cairn.storage.notes import FAILURES_FOLDER, NOTE_FOLDERS, read_notes, write_note
+from cairn.storage.notes import read_notes, write_note
+from cairn.storage.paths import FAILURES_FOLDER, NOTE_FOLDERS
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.store import open_store
 from cairn.testing.faulty_store import FaultyStore
@@ -18,7 +19,7 @@ def test_the_last_notes_are_kept_newest_first() -> None:
     store = open_store("memory:")
     for at in range(7):
         assert write_note(store, "graph", f"{at:03d}", {"at": at}, keep=3)
-    assert [(note.name, note.facts["at"]) for note in read_notes(store, "graph")] == [
+    assert [(name, note["at"]) for name, note in read_notes(store, "graph", dict)] == [
         ("006", 6), ("005", 5), ("004", 4),
     ]  # fmt: skip
 
@@ -28,7 +29,7 @@ def test_a_note_that_is_damaged_is_left_out() -> None:
     write_note(store, "graph", "1", {"fine": True}, keep=3)
     store.put("graph/2.json", b"{half")
     store.put("graph/3.json", b"[]")
-    assert [note.name for note in read_notes(store, "graph")] == ["1"]
+    assert [name for name, _ in read_notes(store, "graph", dict)] == ["1"]
 
 
 def test_a_store_that_is_away_is_no_failure_of_a_note() -> None:
@@ -41,12 +42,12 @@ def test_a_store_that_is_away_is_no_failure_of_a_note() -> None:
 
     store = Away(open_store("memory:"))
     assert not write_note(store, "graph", "1", {}, keep=3)
-    assert read_notes(store, "graph") == []
+    assert read_notes(store, "graph", dict) == []
 
 
 def test_a_driver_that_was_fenced_leaves_no_note() -> None:
     store = open_store("memory:")
-    Failures(store, "job").ended(CommitConflictError("another driver is ahead"), 3)
+    Failures(store, "job").note_end(CommitConflictError("another driver is ahead"), 3)
     assert store.list(FAILURES_FOLDER) == []
 
 
@@ -55,7 +56,7 @@ def test_an_error_that_is_not_ours_is_told_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("nothing to share")
     except ZeroDivisionError as error:
-        Failures(store, "job").ended(error, 3)
+        Failures(store, "job").note_end(error, 3)
     (found,) = read_failures(store)
     assert (found["kind"], found["message"], found["epoch"]) == (
         "ZeroDivisionError", "nothing to share", 3,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cairn.errors import CommitError, RestoreError
-from cairn.storage.log import JOB_PATH, REMOVAL_PATH, Log, create_or_open_job, read_job
-from cairn.storage.manifest import Origin, encode_record
+from cairn.storage.log import Log, create_or_open_job, read_job
+from cairn.storage.manifest import Ancestor, encode_record
+from cairn.storage.paths import JOB_PATH, REMOVAL_PATH
 from cairn.storage.removal import (
     delete_checkpoint,
     delete_savepoint,
@@ -115,8 +116,8 @@ def test_a_branch_whose_parent_cannot_be_reached_is_removed_and_says_so(tmp_path
     assert job is not None
     import msgspec
 
-    origin = Origin(kind="branch", id="p", url="gopher://nowhere", epoch=1)
-    store.put(JOB_PATH, encode_record(msgspec.structs.replace(job, origin=origin)))
+    ancestor = Ancestor(kind="branch", id="p", url="gopher://nowhere", epoch=1)
+    store.put(JOB_PATH, encode_record(msgspec.structs.replace(job, ancestor=ancestor)))
     removed = delete_checkpoint(store)
     assert len(removed.unreleased) == 1 and "gopher://nowhere" in removed.unreleased[0]
     assert not (tmp_path / "c").exists()

@@ -17,7 +17,7 @@ from cairn.storage.lineage import Window
 from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, is_full
 from cairn.storage.pack import state_path
-from cairn.storage.retention import Collector, collect, referenced_paths, retained
+from cairn.storage.retention import Collector, object_paths
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing.clock import ManualClock
@@ -40,8 +40,8 @@ def test_old_epochs_go_and_the_last_ones_stay_with_their_files(store: Store) -> 
     assert numbers == list(range(60, 72)), "from the full manifest on, without gaps"
     assert removed == 58
     epochs = [r for r in Log(store).records() if isinstance(r, Epoch)]
-    assert state_paths(store) == referenced_paths(epochs)
-    assert retained(Log(store), 2) == set(numbers)
+    assert state_paths(store) == object_paths(epochs)
+    assert Window(Log(store), 2).oldest() == numbers[0]
     assert verify(store).ok
 
 
@@ -81,7 +81,7 @@ def test_held_epochs_and_paths_stay_until_released(store: Store) -> None:
         driver.epoch()
         driver.collector.after_epoch()
     assert Log(store).epoch(first.number) == first
-    assert referenced_paths([first]) <= state_paths(store)
+    assert object_paths([first]) <= state_paths(store)
     store.delete(["holds/savepoint"])
     driver.epoch()
     driver.collector.after_epoch()
@@ -137,8 +137,8 @@ def test_a_collected_file_that_comes_back_is_reported_before_publishing(store: S
     for _ in range(45):
         driver.epoch(base=True)
         driver.collector.after_epoch()
-    assert driver.collector.lost_paths(first) == referenced_paths([first])
-    assert driver.collector.lost_paths(driver.epoch()) == set()
+    assert driver.collector.find_lost_paths(first) == object_paths([first])
+    assert driver.collector.find_lost_paths(driver.epoch()) == set()
 
 
 def test_rollback_keeps_what_the_restored_lineage_needs(store: Store) -> None:
@@ -168,7 +168,7 @@ def test_after_a_rollback_the_abandoned_epochs_go_in_time_and_retirement_stands(
         retired_below = driver.log.retired_below()
         assert verify(store).ok
     assert not {epoch.number for epoch in abandoned} & set(driver.log.numbers())
-    assert not referenced_paths(abandoned) & state_paths(store)
+    assert not object_paths(abandoned) & state_paths(store)
 
 
 def test_an_epoch_is_kept_while_it_is_among_the_last_or_young_enough(store: Store) -> None:
@@ -258,7 +258,7 @@ def test_thousands_of_epochs_kept_by_age_cost_an_epoch_no_more_reads(store: Stor
 
 def hold_objects(store: Store, epoch: Epoch, name: str = "branch-x") -> str:
     path = f"holds/{name}.json"
-    store.put(path, json.dumps({"paths": sorted(referenced_paths([epoch]))}).encode())
+    store.put(path, json.dumps({"paths": sorted(object_paths([epoch]))}).encode())
     return path
 
 
@@ -268,11 +268,11 @@ def test_objects_kept_by_a_hold_alone_go_without_a_restart_once_it_is_gone(store
     hold = hold_objects(store, first)
     driver.epochs(50, base=True)
     assert not store.exists(record_path(first.number))
-    assert referenced_paths([first]) <= state_paths(store)
+    assert object_paths([first]) <= state_paths(store)
     store.delete([hold])
     collected = driver.collector.after_epoch()
     assert (collected.objects_removed, collected.epochs_removed) == (1, 0)
-    assert not referenced_paths([first]) & state_paths(store)
+    assert not object_paths([first]) & state_paths(store)
     assert verify(store).ok
 
 
@@ -284,10 +284,10 @@ def test_a_leader_that_finds_objects_kept_by_a_hold_alone_frees_them_too(store: 
     later = Driver(store)
     later.collector.sweep(time.time())
     later.epochs(2)
-    assert referenced_paths([first]) <= state_paths(store)
+    assert object_paths([first]) <= state_paths(store)
     store.delete([hold])
     later.epochs(1)
-    assert not referenced_paths([first]) & state_paths(store)
+    assert not object_paths([first]) & state_paths(store)
 
 
 def test_a_hold_that_shrinks_frees_what_it_no_longer_names(store: Store) -> None:
@@ -298,8 +298,8 @@ def test_a_hold_that_shrinks_frees_what_it_no_longer_names(store: Store) -> None
     driver.epochs(50, base=True)
     store.put("holds/branch-x.json", b'{"paths": []}')
     driver.collector.after_epoch()
-    assert not referenced_paths([first]) & state_paths(store)
-    assert referenced_paths([second]) <= state_paths(store)
+    assert not object_paths([first]) & state_paths(store)
+    assert object_paths([second]) <= state_paths(store)
 
 
 @pytest.mark.parametrize("operation", ["delete", "list", "get"])
@@ -429,7 +429,8 @@ def test_everything_a_kept_manifest_references_exists(script: list[tuple[str, in
                     driver.collector.after_epoch()
         elif action == "collect":
             if n:
-                collect(store, driver.log, 2, driver.term, time.time() + LATER_S)
+                fresh = Collector(store, driver.log, 2, driver.term)
+                fresh.sweep(time.time() + LATER_S)
             else:
                 driver.collector.sweep(time.time() + LATER_S)
                 # A leader that has lost may still be at it, with what it knew.
@@ -451,7 +452,7 @@ def test_everything_a_kept_manifest_references_exists(script: list[tuple[str, in
         report = verify(store)
         assert report.damage == []
         for number in read_holds(store).epochs:
-            assert referenced_paths([Log(store).epoch(number)]) <= state_paths(store)
+            assert object_paths([Log(store).epoch(number)]) <= state_paths(store)
         assert read_holds(store).paths <= state_paths(store)
     newest = Log(store).newest_epoch()
     assert newest is not None and newest.number in Log(store).numbers()

@@ -14,12 +14,12 @@ from cairn.storage.manifest import Epoch, SourceLog, decode_record, encode_epoch
 from cairn.storage.source_files import source_lines
 from cairn.storage.source_logs import (
     advance,
-    differing_file,
+    find_differing_file,
     log_of_files,
     read_lines,
     source_files,
 )
-from cairn.storage.spark_log import lay_out, moved_logs
+from cairn.storage.spark_log import lay_out, move_logs
 from cairn.storage.store import Store, open_store
 from tests.unit.storage.spark_folders import (
     NEW,
@@ -175,7 +175,7 @@ def test_a_folder_that_was_laid_out_is_gone_on_with(store: Store) -> None:
     store.put(f"{NEW}/sources/0/14", f"v1\n{log_line(14)}".encode())
     after = msgspec.structs.replace(moved, offsets=at(14, offset(14)).spark.offsets)
     after = advance(newest.spark.logs, store, after, checkpoint=store, term=7)
-    assert differing_file(store, after, checkpoint=store) is None
+    assert find_differing_file(store, after, checkpoint=store) is None
 
 
 def test_where_a_source_began_is_laid_out_again(store: Store) -> None:
@@ -187,7 +187,7 @@ def test_where_a_source_began_is_laid_out_again(store: Store) -> None:
     newest = msgspec.structs.replace(epoch, spark=spark)
     assert compare(store, newest) is Stand.EQUAL
     store.put(f"{OLD}/sources/0/0", b"\x00v1\n18")
-    assert differing_file(store, spark, checkpoint=store) == f"{OLD}/sources/0/0"
+    assert find_differing_file(store, spark, checkpoint=store) == f"{OLD}/sources/0/0"
     assert settle(newest, 9, store=store, sources=["a"]) == (NEW, Stand.DAMAGED)
     assert store.get(f"{NEW}/sources/0/0") == b"\x00v1\n17"
 
@@ -241,7 +241,7 @@ def test_what_is_kept_moves_with_its_source(store: Store) -> None:
         at(2, offset(2), '{"t":1}', sources="files topic").spark, logs={0: log}
     )
     assert source_lines(spark.offsets) == [offset(2), '{"t":1}']
-    assert moved_logs(spark, ["topic", "files"]) == {1: log}
-    assert moved_logs(spark, ["files", "topic"]) == {0: log}
-    assert moved_logs(spark, ["files", "topic"], ["files"]) == {}
-    assert moved_logs(spark, ["topic"]) == {}
+    assert move_logs(spark, ["topic", "files"]) == {1: log}
+    assert move_logs(spark, ["files", "topic"]) == {0: log}
+    assert move_logs(spark, ["files", "topic"], ["files"]) == {}
+    assert move_logs(spark, ["topic"]) == {}

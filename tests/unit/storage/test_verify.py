@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from cairn.errors import CorruptFileError
-from cairn.storage.files import StatePart, encode_segment
+from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce, record_path
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     SparkPosition,
 )
@@ -40,25 +40,10 @@ def store() -> Store:
         segments = []
         for value in (0, 1):
             batch = pa.record_batch({"group": np.array([0], np.int32), "v": [value]})
-            segments.append(
-                encode_segment("delta", "op", [StatePart("s", batch)], first_epoch=number)
-            )
-        places = write_pack(store, [s.data for s in segments], term)
+            segments.append(encode_segment("delta", "op", {"s": batch}, first_epoch=number))
         files = files + [
-            FileRef(
-                id=s.id,
-                path=p.path,
-                offset=p.offset,
-                length=p.length,
-                kind="delta",
-                tier=0,
-                rows=1,
-                first_epoch=number,
-                last_epoch=number,
-                first_group=0,
-                group_count=128,
-            )
-            for s, p in zip(segments, places, strict=True)
+            file.list_for(range(128), first_epoch=number, last_epoch=number)
+            for file in write_pack(store, segments, term)
         ]
         state = RangeState(
             first_group=0,
@@ -68,7 +53,7 @@ def store() -> Store:
             state_keys=0,
             state_bytes=0,
         )
-        entry = OperatorEntry(
+        entry = EpochOperator(
             uid="op", function_version="1", key_types={}, states={}, parallelism=1, ranges=[state]
         )
         log.append(

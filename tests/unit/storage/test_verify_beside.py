@@ -9,12 +9,10 @@ import msgspec
 import pytest
 
 from cairn.storage import source_logs
-from cairn.storage.endings import write_ending
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch
-from cairn.storage.notes import FAILURES_FOLDER, NOTE_FOLDERS
-from cairn.storage.saved import note_savepoint
+from cairn.storage.notes import SavepointNote, write_ending, write_graph, write_savepoint_note
+from cairn.storage.paths import FAILURES_FOLDER, NOTE_FOLDERS
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from tests.unit.storage.spark_folders import NEW, OLD, file_log, log_line, spark_ran
@@ -151,7 +149,7 @@ def test_a_checkpoint_whose_run_has_ended_has_no_damage(store: Store) -> None:
 
 def test_a_note_of_a_savepoint_that_is_not_there_is_stale(store: Store, tmp_path: Path) -> None:
     url = str(tmp_path / "gone")
-    note_savepoint(store, id="a", url=url, epoch=2, created_ms=3, bytes=4)
+    write_savepoint_note(store, SavepointNote(id="a", url=url, epoch=2, created_ms=3, bytes=4))
     report = verify(store)
     assert report.ok
     (stale,) = report.stale_notes

@@ -289,7 +289,7 @@ def test_a_timer_sees_what_was_visible_at_its_time_however_far_the_watermark_jum
         harness.commit()
         assert [ast.literal_eval(out.seen) for out in harness.tick()] == [(130, 5)]
         harness.tick()
-        assert harness._operator.tables["last"].held().entries == 1
+        assert harness._operator.tables["last"].count_held().entries == 1
 
 
 def test_a_timer_after_a_restore_sees_it_too() -> None:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cairn.storage.files import SegmentReader, StatePart, encode_segment
+from cairn.storage.files import SegmentReader, encode_segment
 from cairn.types import OBJECT, parse_type, row_class
 from cairn.types.codec import FrozenMap, ValueTypeError, codec, is_hashable, strict
 from tests.unit.types.typed_values import typed
@@ -270,13 +270,13 @@ def test_aware_datetimes_are_moved_to_utc():
         ("decimal(4,2)", "1.5", "found str '1.5'"),
         ("date", dt.datetime(2024, 1, 1), "expected date, found datetime"),
         ("date", np.datetime64("NaT"), "expected date"),
-        ("timestamp", dt.datetime(2024, 1, 1), "it names no time zone"),
+        ("timestamp", dt.datetime(2024, 1, 1), "it has no time zone"),
         ("timestamp", pd.NaT, "expected timestamp"),
         ("timestamp_ntz", pd.NaT, "expected timestamp_ntz"),
         ("interval day to second", pd.NaT, "expected interval"),
         ("interval day to second", np.timedelta64("NaT"), "expected interval"),
         ("timestamp", dt.date(2024, 1, 1), "expected timestamp, found date"),
-        ("timestamp_ntz", dt.datetime(2024, 1, 1, tzinfo=UTC), "it names a time zone"),
+        ("timestamp_ntz", dt.datetime(2024, 1, 1, tzinfo=UTC), "it has a time zone"),
         ("array<string>", "abc", "expected array<string>, found str 'abc'"),
         ("map<string,int>", [("a", 1)], "expected map<string,int>, found list"),
         ("struct<a:int,b:string>", {"c": 1}, "no field 'c'"),
@@ -441,7 +441,7 @@ def test_null_structs_in_maps_survive_a_segment(declared, value):
     c = codec(declared)
     column = c.encode([c.normalise(value), None])
     rows = pa.record_batch({"group": pa.array([0, 0], pa.int32()), "value": column})
-    data = encode_segment("delta", "op", [StatePart("s", rows)]).data
+    data = encode_segment("delta", "op", {"s": rows}).data
     segment = SegmentReader(lambda offset, length: data[offset : offset + length], len(data), "s")
     (stored,) = segment.read("s")
     assert c.decode(stored["value"]) == [c.normalise(value), None]

@@ -243,7 +243,7 @@ def test_columns_are_attributes_even_when_tuple_has_a_method_of_the_name():
 def test_rows_are_indexed_by_original_name_position_and_slice():
     row = Odd(1, 2, 3, 4, 5, 6)
     assert (row["order id"], row["count"], row[0], row[-1], row[1:3]) == (1, 2, 1, 6, (2, 3))
-    with pytest.raises(KeyError, match=r"no column 'orderid'; there are order id, count"):
+    with pytest.raises(KeyError, match=r"no column 'orderid'; the columns are order id, count"):
         row["orderid"]
 
 

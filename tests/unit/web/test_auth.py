@@ -140,15 +140,15 @@ def test_sessions_end_and_are_bounded() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
     first = sessions.open()
-    assert sessions.knows(first) and not sessions.knows(None) and not sessions.knows("x")
+    assert sessions.is_open(first) and not sessions.is_open(None) and not sessions.is_open("x")
     sessions.close(first)
     sessions.close("x")
-    assert not sessions.knows(first)
+    assert not sessions.is_open(first)
     second = sessions.open()
     now[0] = SESSION_S + 1
-    assert not sessions.knows(second)
+    assert not sessions.is_open(second)
     opened = [sessions.open() for _ in range(SESSIONS_MAX + 1)]
-    assert not sessions.knows(opened[0]) and sessions.knows(opened[1])
+    assert not sessions.is_open(opened[0]) and sessions.is_open(opened[1])
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", "", "10.0.0.1"])
@@ -338,16 +338,18 @@ def test_every_answer_keeps_a_browser_safe(checkpoint: Checkpoint) -> None:
 def test_requests_at_once_are_bounded(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking = client(site_of(checkpoint, token=TOKEN), TOKEN)
+    site = site_of(checkpoint, token=TOKEN)
     monkeypatch.setattr("cairn.web.limits.AT_ONCE_MAX", 1)
-    assert asking.get("/api/state").status_code == 200
+    assert client(site, TOKEN).get("/api/state").status_code == 200
     monkeypatch.setattr("cairn.web.limits.AT_ONCE_MAX", 0)
+    asking = client(site, TOKEN)
     assert asking.get("/api/state").status_code == 429
     # What needs no token has bounds of its own.
     assert asking.get("/login").status_code == 200
     form = {"token": TOKEN}
     assert asking.post("/login", data=form).status_code == 303
     monkeypatch.setattr("cairn.web.limits.OPEN_BODIES_MAX", 0)
+    asking = client(site, TOKEN)
     assert asking.post("/login", data=form).status_code == 429
     assert asking.post("/static/app.js", data=form).status_code == 429
     assert asking.get("/login").status_code == 200
@@ -390,7 +392,7 @@ def test_parameters_that_are_described_are_taken_and_a_slip_is_told_what_there_i
     assert asking.get("/api/epochs?limit=1&before=9").status_code == 200
     assert asking.get("/api/epochs?").status_code == 200
     error = asking.get("/api/epochs?limt=5").json()["error"]
-    assert "'limt'" in error["message"] and error["next"] == "it takes limit, before"
+    assert "'limt'" in error["message"] and error["next"] == "known parameters: limit, before"
     assert asking.post("/api/sql?limit=5", json={"sql": "select 1"}).status_code == 400
     assert asking.post("/api/epochs?limt=5").status_code == 405
 

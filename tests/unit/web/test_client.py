@@ -144,7 +144,7 @@ def test_a_table_that_gets_no_stream_in_time_says_why(
         taken = 0
         while streams.acquire(blocking=False):
             taken += 1
-        with pytest.raises(QueryError, match="streams are under way"):
+        with pytest.raises(QueryError, match="streams are open"):
             asking.table(UID, "n")
         streams.release(taken)
 

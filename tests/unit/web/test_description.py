@@ -6,6 +6,7 @@ Schemathesis makes requests from the description: ones that fit, and ones that d
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def test_description_says_that_a_token_is_needed_only_where_one_is() -> None:
 
 
 FEW = hypothesis.settings(
-    max_examples=15,
+    max_examples=min(15, int(os.environ.get("CAIRN_EXAMPLES", "5"))),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(hypothesis.HealthCheck),

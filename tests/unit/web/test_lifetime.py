@@ -39,7 +39,7 @@ def test_port_is_known_at_once_and_let_go_at_the_end(checkpoint: Checkpoint) -> 
 
 def test_a_start_that_fails_lets_the_port_go() -> None:
     web = Web(as_serve("127.0.0.1:0"))
-    with pytest.raises(ZeroDivisionError), web.closed_on_error():
+    with pytest.raises(ZeroDivisionError), web.close_on_error():
         raise ZeroDivisionError
     assert not _answers(web.url)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -13,15 +14,15 @@ from cairn.errors import FunctionError
 from cairn.report.epoch_time import PARTS, parts_ms
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
-from cairn.storage.graphs import write_graph
 from cairn.storage.log import Log
-from cairn.storage.saved import note_savepoint
+from cairn.storage.notes import SavepointNote, write_graph, write_savepoint_note
 from cairn.storage.store import open_store
 from cairn.web import overview
 from cairn.web.trail import Trail
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
 
+SVG = "{http://www.w3.org/2000/svg}"
 GRAPH: dict[str, Any] = {
     "job": "shop",
     "max_parallelism": 8,
@@ -111,10 +112,15 @@ def test_the_graph_is_what_the_last_start_has_written(checkpoint: Checkpoint) ->
         write_graph(checkpoint.store, term, {**GRAPH, "job": f"shop {term}"})
     found = ask(checkpoint, "/api/graph")
     assert (found["term"], found["graph"]["job"]) == (9, "shop 9")
-    boxes = {box["id"]: box for box in found["drawing"]["boxes"]}
+    drawing = ElementTree.fromstring(found["drawing"])
+    boxes = {
+        box.attrib["data-node"]: float(box.find(f"{SVG}rect").attrib["x"])  # type: ignore[union-attr]
+        for box in drawing.iter(f"{SVG}g")
+    }
     assert set(boxes) == {"sales", UID, "out"}
-    assert boxes["sales"]["x"] + boxes["sales"]["width"] < boxes[UID]["x"] < boxes["out"]["x"]
-    assert len(found["drawing"]["links"]) == 2
+    assert boxes["sales"] < boxes[UID] < boxes["out"]
+    assert len([path for path in drawing.iter(f"{SVG}path") if "class" in path.attrib]) == 2
+    assert [link.attrib["href"] for link in drawing.iter(f"{SVG}a")] == [f"#/operators/{UID}"]
     assert len(checkpoint.store.list("graph")) == 5
 
 
@@ -131,7 +137,10 @@ def test_key_groups_are_counted_from_the_indexes_of_files(checkpoint: Checkpoint
 
 
 def test_savepoints_and_starts_and_rollbacks_are_told(checkpoint: Checkpoint) -> None:
-    note_savepoint(checkpoint.store, id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9)
+    write_savepoint_note(
+        checkpoint.store,
+        SavepointNote(id="s1", url="file:///away/s1", epoch=3, created_ms=7, bytes=9),
+    )
     rollback(checkpoint.store, 2)
     found = ask(checkpoint, "/api/points")
     assert [each["url"] for each in found["savepoints"]] == ["file:///away/s1"]
@@ -208,7 +217,7 @@ def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) 
     error = FunctionError("process() raised", operator=UID, key="<b>7</b>", row="Row(k=7)")
     for attempt in (1, 2, 3):
         failures.note(error, 4, attempt)
-    failures.ended(error, 4)
+    failures.note_end(error, 4)
     (found,) = ask(checkpoint, "/api/failures")["failures"]
     assert (found["attempts"], found["ended_run"], found["epoch"]) == (3, True, 4)
     assert (found["operator"], found["key"], found["row"]) == (UID, "<b>7</b>", "Row(k=7)")
@@ -253,9 +262,7 @@ def test_a_run_shows_where_its_slots_log(checkpoint: Checkpoint) -> None:
 
 def test_a_source_shows_the_delay_it_declares_as_a_delay(checkpoint: Checkpoint) -> None:
     write_graph(checkpoint.store, 1, GRAPH)
-    boxes = ask(checkpoint, "/api/graph")["drawing"]["boxes"]
-    (source,) = [box for box in boxes if box["kind"] == "source"]
-    assert source["about"] == "watermark delay 5 seconds"
+    assert ">watermark delay 5 seconds</text>" in ask(checkpoint, "/api/graph")["drawing"]
 
 
 def test_the_last_twenty_failures_are_kept(checkpoint: Checkpoint) -> None:
@@ -276,7 +283,7 @@ def test_a_store_that_fails_to_note_a_failure_adds_none(caplog: pytest.LogCaptur
 
     failures = Failures(Broken(), "shop")  # type: ignore[arg-type]
     failures.note(FunctionError("it failed"), 1, 1)
-    failures.ended(FunctionError("it failed"), 1)
+    failures.note_end(FunctionError("it failed"), 1)
     assert caplog.text.count("could not be written: no space left") == 2
 
 

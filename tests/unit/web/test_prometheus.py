@@ -71,8 +71,8 @@ USER = {
 
 
 def test_figures_are_those_of_the_newest_epoch_and_totals_of_all(lead: Lead) -> None:
-    lead.run_epoch((1, 1), (2, 2), (3, 3))
-    epoch = lead.run_epoch((1, 1))
+    lead.run_batch((1, 1), (2, 2), (3, 3))
+    epoch = lead.run_batch((1, 1))
     found = samples(render(site_of(lead)))
     assert found["cairn_epoch",] == epoch.number
     assert found["cairn_epochs_total",] == 2
@@ -148,21 +148,21 @@ def test_a_run_adds_its_status_and_its_last_commit(lead: Lead) -> None:
     statuses = {at[1]: n for at, n in found.items() if at[0] == "cairn_job_status"}
     assert statuses == {**dict.fromkeys(STATUSES, 0.0), "running": 1.0}
     assert ("cairn_epoch",) not in found, "there is none yet"
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1))
     found = samples(render(site_of(lead, run_of(lead, dropped_batches=2))))
     assert found["cairn_last_epoch_phase_seconds", "commit"] == 0.0125
     assert found["cairn_dropped_batches_total",] == 2
 
 
 def test_a_run_without_an_epoch_of_its_own_shows_the_last_one_of_before(lead: Lead) -> None:
-    epoch = lead.run_epoch((1, 1))
+    epoch = lead.run_batch((1, 1))
     run = run_of(lead)
     run.metrics = dict
     assert samples(render(site_of(lead, run)))["cairn_epoch",] == epoch.number
 
 
 def test_the_watermark_and_its_lag_are_there_where_there_is_one(lead: Lead) -> None:
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1))
     run = run_of(lead, watermark_ms=4_000, wall_ms=9_500)
     found = samples(render(site_of(lead, run)))
     assert found["cairn_watermark_timestamp_seconds",] == 4.0
@@ -171,14 +171,14 @@ def test_the_watermark_and_its_lag_are_there_where_there_is_one(lead: Lead) -> N
 
 
 def test_keys_are_never_shown(lead: Lead) -> None:
-    lead.run_epoch(*[(987654, n) for n in range(50)])
+    lead.run_batch(*[(987654, n) for n in range(50)])
     text = render(site_of(lead))
     assert "987654" not in text
     assert samples(text)["cairn_hottest_key_ratio", "count"] == 1.0
 
 
 def test_an_epoch_of_an_older_cairn_can_be_shown(lead: Lead) -> None:
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1))
     run = run_of(lead, operators={"count": {"rows_in": 1}}, totals={}, timings={})
     assert samples(render(site_of(lead, run)))["cairn_epoch",] == 2
 
@@ -193,14 +193,14 @@ def test_a_checkpoint_without_an_epoch_has_a_status_and_no_figures(tmp_path: Pat
 
 
 def test_the_libraries_own_registry_is_left_alone(lead: Lead) -> None:
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1))
     before = prometheus_client.generate_latest()
     render(site_of(lead))
     assert b"cairn" not in prometheus_client.generate_latest() and b"cairn" not in before
 
 
 def test_the_page_needs_the_token_like_all_others(lead: Lead) -> None:
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1))
     token = "sixteen-and-more-characters"
     app = make_app(Site("memory:", Serve(token=token), store=lead.store))
 

@@ -16,6 +16,7 @@ import pytest
 
 from cairn.web.server import serve
 from cairn.web.states import LOOK_UPS_MAX
+from tests.marks import for_soak
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import FakeRun, client, content, site_of
 
@@ -229,18 +230,18 @@ def test_sql_reads_the_states_of_an_epoch_and_says_when_there_is_more(
     "sql",
     [
         "select * from read_csv('/etc/passwd')",
-        "select * from '/etc/passwd'",
+        for_soak("select * from '/etc/passwd'"),
         "copy n to '/tmp/cairn-never'",
-        "attach '/tmp/cairn-never' as x",
-        "install httpfs",
-        "set memory_limit = '1TB'",
+        for_soak("attach '/tmp/cairn-never' as x"),
+        for_soak("install httpfs"),
+        for_soak("set memory_limit = '1TB'"),
         "select 1; select 2",
-        "select getenv('HOME')",
-        "select * from nothing",
-        "nonsense",
+        for_soak("select getenv('HOME')"),
+        for_soak("select * from nothing"),
+        for_soak("nonsense"),
         " ",
         "select " + "(" * 5000,
-        "with a as (" * 9,
+        for_soak("with a as (" * 9),
     ],
 )
 def test_sql_that_does_not_read_state_is_400(checkpoint: Checkpoint, sql: str) -> None:

@@ -1,7 +1,7 @@
-"""Which entries a key has: a linked list of positions per key, in arrays.
+"""The entries of each key: a linked list of positions per key, in arrays.
 
 Always true here:
-- every position that was taken in is in the list of its key, for as long as the index lives.
+- every position that was added is in the list of its key, for as long as the index lives.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.name_parts import Ints
-from cairn.backends.columnar.spread import grown
+from cairn.backends.columnar.spread import grow
 
 FEW = 16
-"""So many lists are walked one by one: a step of numpy takes as long as a step in each of them."""
+"""Up to this many lists are walked one by one: a numpy step takes as long as a step in each."""
 
 
 class Chains:
-    """Which positions belong to a key: a linked list of them per key, in arrays."""
+    """The positions of each key."""
 
     def __init__(self, key_type: pa.DataType) -> None:
         self._keys = NameIndex([key_type])
@@ -27,7 +27,7 @@ class Chains:
         self._count = 0
 
     def extend(self, index: NameIndex, count_max: int | None = None) -> bool:
-        """Take in the positions that have come since, or so many; True when all are there."""
+        """Add new positions of the index, at most `count_max`; True if none is left."""
         end = len(index) if count_max is None else min(len(index), self._count + count_max)
         new = np.arange(self._count, end)
         if not len(new):
@@ -35,11 +35,11 @@ class Chains:
         owners, _ = self._keys.place([index.arrays(new)[0]])
         if len(self._keys) > len(self._heads):
             size = len(self._heads)
-            self._heads = grown(self._heads, max(len(self._keys), size * 3 // 2))
+            self._heads = grow(self._heads, max(len(self._keys), size * 3 // 2))
             self._heads[size:] = -1
         if len(index) > len(self._next):
-            self._next = grown(self._next, max(len(index), len(self._next) * 3 // 2))
-        # Those of one key side by side: each points at the one before, the first at the old head.
+            self._next = grow(self._next, max(len(index), len(self._next) * 3 // 2))
+        # Sorted by key: each points at the one before, the first of a key at its old head.
         order = np.argsort(owners, kind="stable")
         owners, new = owners[order], new[order]
         is_first = np.ones(len(new), np.bool_)
@@ -53,7 +53,7 @@ class Chains:
         return end == len(index)
 
     def positions(self, keys: pa.Array) -> tuple[Ints, Ints]:
-        """(row of `keys`, position) of every name of these keys."""
+        """Return (row of `keys`, position) of every name of these keys."""
         owners = self._keys.find([keys])
         rows = np.flatnonzero(owners >= 0)
         at = self._heads[owners[rows]]

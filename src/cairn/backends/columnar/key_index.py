@@ -1,10 +1,10 @@
-"""From names to positions, by the batch: which row of the arrays a key's state lies in.
+"""Positions of names, by the batch: the row of the arrays that holds a key's state.
 
 A name is a key, or a key and an entry of its map. Each part of fixed width counts as one or two
-integers (bits, for floats), and so does a short text: its bytes and its length. Anything else
-gets a number through a dict when it is first seen.
-So a name is a row of integers, and those are found in a hash table with open addressing whose
-every step is one numpy call for all names that are still looking.
+integers (bits, for floats), and so does a short text: its bytes and its length. Any other value
+gets a number from a dict when it first occurs.
+So a name is a row of integers. A hash table with open addressing finds its position; each step is
+one numpy call for all names that are not found yet.
 
 Always true here:
 - a name has one position, for as long as the index lives; positions are 0, 1, 2, …;
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.backends.columnar.name_parts import Ints, Names, part_of
+from cairn.backends.columnar.spread import grow
 
 _SLOTS_MIN_BITS = 10
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
@@ -31,7 +32,7 @@ _MARK_SHIFT = 32
 _MARKS = np.uint64((1 << 31) - 1)
 _POSITION = (1 << 32) - 1
 COUNTED_MAX = 1 << 16
-"""About how many names are looked at to count keys."""
+"""Approximate size of the sample from which keys are counted."""
 
 
 class NameIndex:
@@ -46,19 +47,19 @@ class NameIndex:
         return self._index.count
 
     def find(self, arrays: Sequence[pa.Array]) -> Ints:
-        """The position of each name, -1 where there is none."""
+        """Return the position of each name, -1 if it has none."""
         return self._index.find(self._names(arrays, add=False))
 
     def place(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
-        """The position of each name, and the rows of those that got theirs now, in its order."""
+        """Return the position of each name, and the rows of new names, by position."""
         return self._index.place(self._names(arrays, add=True))
 
     def add(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
-        """Like `place`, for names that `find` has not found."""
+        """Do what `place` does, for names that `find` has not found."""
         return self._index.add(self._names(arrays, add=True))
 
     def arrays(self, positions: Ints) -> list[pa.Array]:
-        """The names at these positions, by part."""
+        """Return the names at these positions, by part."""
         names = self._index.names(positions)
         found, at, bit = [], 0, 0
         for part in self._parts:
@@ -68,13 +69,13 @@ class NameIndex:
         return found
 
     def column(self, part: int) -> tuple[Ints, int]:
-        """The integers of a part that is one, of all positions, and the bit that says null."""
+        """Return the integers of a one-integer part at all positions, and its null bit."""
         before = self._parts[:part]
         at = sum(part.width for part in before)
         return self._index.columns[at][: len(self)], sum(part.bits for part in before)
 
     def count_distinct(self, positions: Ints) -> int:
-        """Count the keys (the first part) of these names; of many, estimate from a sample."""
+        """Count the keys (the first part) of these names; estimate from a sample if many."""
         part = self._parts[0]
         hashes = np.zeros(len(positions), np.uint64)
         for column in self._index.columns[: part.width]:
@@ -83,7 +84,7 @@ class NameIndex:
         if self._index.nulls is not None:
             bits = self._index.nulls[positions] & ((1 << part.bits) - 1)
             hashes = (hashes ^ bits.view(np.uint64)) * _SECOND
-        # Keys are sampled, not names: all names of a key are in the sample or none.
+        # The sample is of keys, not names: it has all names of a key or none.
         scale = 1
         while len(hashes) > 2 * COUNTED_MAX * scale:
             scale *= 2
@@ -112,8 +113,8 @@ class NameIndex:
 class IntIndex:
     """Open addressing, linear probing, over rows of `width` integers.
 
-    A slot holds a position and, above it, 31 bits of the name's hash: of names that are not the
-    one looked for, hardly any need be looked at.
+    A slot holds a position and, above it, 31 bits of the name's hash, so that hardly any other
+    name has to be compared.
     """
 
     def __init__(self, width: int) -> None:
@@ -153,7 +154,7 @@ class IntIndex:
             marks = marks[rest]
 
     def place(self, names: Names) -> tuple[Ints, Ints]:
-        """Positions, and the rows of names that are new, in the order of theirs."""
+        """Return positions, and the rows of new names in the order of their positions."""
         positions = self.find(names)
         missing = np.flatnonzero(positions < 0)
         if not len(missing):
@@ -164,7 +165,7 @@ class IntIndex:
         return positions, missing[firsts]
 
     def add(self, names: Names) -> tuple[Ints, Ints]:
-        """Like `place`, for names that are known to be new. One may be given twice."""
+        """Do what `place` does, for names known to be new. One may be given twice."""
         self.reserve(self.count + len(names.columns[0]))
         if names.nulls is not None and self.nulls is None:
             self.nulls = np.zeros(len(self.columns[0]), np.int64)
@@ -177,7 +178,7 @@ class IntIndex:
             held = slots[at]
             free = np.flatnonzero(held < 0)
             if len(free):
-                # All write their row to the slot they want; who can read it back has it.
+                # Each row writes its claim to its slot; the one that is read back wins.
                 wanted = at[free]
                 claims = -2 - free
                 slots[wanted] = claims
@@ -211,12 +212,12 @@ class IntIndex:
         return found, np.concatenate(firsts) if firsts else looking
 
     def reserve(self, count: int) -> None:
-        """Room for so many names."""
+        """Make room for this number of names."""
         if count > len(self.columns[0]):
             size = max(1024, count, len(self.columns[0]) * 3 // 2)
-            self.columns = [_grown(column, size) for column in self.columns]
+            self.columns = [grow(column, size) for column in self.columns]
             if self.nulls is not None:
-                self.nulls = _grown(self.nulls, size)
+                self.nulls = grow(self.nulls, size)
         bits = self._bits
         while count * 2 > 1 << bits:
             bits += 1
@@ -226,16 +227,16 @@ class IntIndex:
             self._link()
 
     def _link(self) -> None:
-        """Every name into the slots, which are empty. They differ, so none need be compared."""
+        """Put every name into the empty slots. Names differ, so none is compared."""
         slots, mask = self._slots, (1 << self._bits) - 1
         nulls = None if self.nulls is None else self.nulls[: self.count]
         at, marks = self._homes(Names([column[: self.count] for column in self.columns], nulls))
-        entries = (marks << _MARK_SHIFT) | np.arange(self.count)
-        while len(entries):
+        linked = (marks << _MARK_SHIFT) | np.arange(self.count)
+        while len(linked):
             free = np.flatnonzero(slots[at] < 0)
-            slots[at[free]] = entries[free]
-            rest = np.flatnonzero(slots[at] != entries)
-            entries = entries[rest]
+            slots[at[free]] = linked[free]
+            rest = np.flatnonzero(slots[at] != linked)
+            linked = linked[rest]
             at = (at[rest] + 1) & mask
 
     def _store(self, positions: Ints, names: Names, rows: Ints) -> None:
@@ -246,7 +247,7 @@ class IntIndex:
             self.nulls[first:last] = 0 if names.nulls is None else names.nulls[rows]
 
     def _same(self, positions: Ints, names: Names, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Whether the names at these positions are those of the rows."""
+        """Compare the names at these positions with those of the rows."""
         is_all = len(rows) == len(names.columns[0])  # Rows ascend, so these are all of them.
         is_same = np.ones(len(rows), np.bool_)
         for column, values in zip(self.columns, names.columns, strict=True):
@@ -258,11 +259,11 @@ class IntIndex:
         return is_same
 
     def _homes(self, names: Names) -> tuple[Ints, Ints]:
-        """The slot where the search for each name begins, and the mark that it leaves there."""
-        hashed = _mixed(names.columns[0].view(np.uint64))
+        """Return the first slot to search for each name, and the mark it has there."""
+        hashed = _mix(names.columns[0].view(np.uint64))
         for column in names.columns[1:]:
             hashed += column.view(np.uint64)
-            hashed = _mixed(hashed)
+            hashed = _mix(hashed)
         if names.nulls is not None:
             hashed += names.nulls.view(np.uint64) * _FIRST
         hashed *= _FIRST
@@ -271,8 +272,8 @@ class IntIndex:
         return hashed.view(np.int64), marks
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """High bits count as much as low ones. A new array."""
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a new array in which low bits depend on high ones."""
     mixed = values >> _HALF
     mixed ^= values
     mixed *= _SECOND
@@ -283,9 +284,3 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _rows(names: Names, rows: Ints) -> Names:
     nulls = None if names.nulls is None else names.nulls[rows]
     return Names([column[rows] for column in names.columns], nulls)
-
-
-def _grown(column: Ints, size: int) -> Ints:
-    grown = np.zeros(size, column.dtype)
-    grown[: len(column)] = column
-    return grown

@@ -1,13 +1,12 @@
-"""The order of names by value: the same whatever the state has been through.
+"""The order of names by value, which does not depend on the state's history.
 
 Always true here:
-- it is that of `overlay.in_order`: null first, NaN last, at any depth.
+- it is the order of `overlay.in_order`: null first, NaN last, at any depth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,17 +15,17 @@ import pyarrow.compute as pc
 from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.spread import Array, form_of, is_fixed
 from cairn.backends.overlay import in_order
-from cairn.types.codec import codec
+from cairn.types.codec import Key, codec
 
 
 def name_order(columns: Sequence[pa.Array]) -> Ints:
-    """The order by these columns, as `in_order` has it: null first, NaN last, at any depth."""
+    """Return the indices that sort by these columns."""
     flat: list[pa.Array] = []
     for column in columns:
         flat += _flat(column)
     if any(pa.types.is_nested(column.type) for column in flat):
         rows = list(zip(*(codec(column.type).decode_keys(column) for column in flat), strict=True))
-        places: dict[Any, list[int]] = {}
+        places: dict[Key, list[int]] = {}
         for at, row in enumerate(rows):
             places.setdefault(row, []).append(at)
         ordered = [at for row in in_order(places) for at in places[row]]
@@ -41,7 +40,7 @@ def name_order(columns: Sequence[pa.Array]) -> Ints:
 
 
 def _integer_order(columns: Sequence[Array | None]) -> Ints:
-    """Like Arrow's, several times faster."""
+    """Return the same order as Arrow's, several times faster."""
     order: Ints | None = None
     for column in reversed(columns):
         assert column is not None
@@ -54,7 +53,7 @@ def _integer_order(columns: Sequence[Array | None]) -> Ints:
 
 
 def _flat(column: pa.Array) -> list[pa.Array]:
-    # Arrow has nulls and NaN last; this brings the nulls to the front.
+    # Arrow puts nulls and NaN last; this moves the nulls to the front.
     before = [column.is_valid()] if column.null_count else []
     if not pa.types.is_struct(column.type):
         return [*before, column]
@@ -62,5 +61,5 @@ def _flat(column: pa.Array) -> list[pa.Array]:
 
 
 def is_ordered_as_integers(type: pa.DataType) -> bool:
-    """Whether values of a fixed type compare as the integers they are held as."""
+    """True if values of a fixed-width type compare like the integers that hold them."""
     return not pa.types.is_floating(type) and not pa.types.is_decimal(type)

@@ -1,14 +1,14 @@
-"""Parts of names as integers, and back: what the index of names is over.
+"""Parts of names as integers, and back, for the index of names.
 
 Always true here:
 - integers are equal exactly when Spark groups the values together: one NaN, no -0.0;
-- null is told by a bit; what stands in its place is zero.
+- a bit marks null; the integer in its place is zero.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,15 @@ import pyarrow.compute as pc
 
 from cairn.backends.columnar.spread import form_of, is_fixed, valid_buffer, validity
 from cairn.key_groups import text_words
-from cairn.types.codec import codec
+from cairn.types.codec import Key, codec
+from cairn.types.codec.core import Values
 
 Ints = npt.NDArray[np.int64]
 
 _SHORT_BYTES_MAX = 15
 _BYTE_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64).view(np.int64)
 _NULL_BITS_MAX = 31
-"""Of a part: key and entry together must fit an integer."""
+"""Limit of a part: the bits of key and entry together must fit an integer."""
 
 
 class Names(NamedTuple):
@@ -32,22 +33,22 @@ class Names(NamedTuple):
 
     columns: list[Ints]
     nulls: Ints | None
-    """Which parts are null, as bits; None: no part of any name."""
+    """A bit per part that is null; None if no part of any name is."""
 
 
 class Part(ABC):
-    """One type of a name: so many integers, and so many bits that say what is null."""
+    """One type of a name: `width` integers, and `bits` bits that mark nulls."""
 
     width = 1
     bits = 1
 
     @abstractmethod
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
-        """A column as integers, and what is null of it; `add`: what is new gets a number."""
+        """Return a column as integers, and its null bits; with `add`, new values get a number."""
 
     @abstractmethod
     def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
-        """The column. Where it is not nullable, nulls are under a null struct: anything will do."""
+        """Return the column. Without `nullable`, nulls lie under a null struct."""
 
 
 class _FixedPart(Part):
@@ -86,14 +87,14 @@ class _FixedPart(Part):
 
 
 class _NumberedPart(Part):
-    """Values that a dict gives numbers; null is one of them."""
+    """Values that get their numbers from a dict; null is one of them."""
 
     bits = 0
 
     def __init__(self, type: pa.DataType) -> None:
         self._codec = codec(type)
-        self._numbers: dict[Any, int] = {}
-        self._values: list[Any] = []
+        self._numbers: dict[Key, int] = {}
+        self._values: Values = []
 
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
         keys = self._codec.decode_keys(array)
@@ -115,7 +116,7 @@ class _NumberedPart(Part):
 
 
 class _TextPart(Part):
-    """Text or binary: up to 15 bytes are the name themselves, longer ones get a number."""
+    """Text or binary: up to 15 bytes are the integers themselves, longer values get a number."""
 
     width = 2
 
@@ -135,11 +136,11 @@ class _TextPart(Part):
         second |= lengths << 56
         is_long = np.flatnonzero(lengths > _SHORT_BYTES_MAX)
         if len(is_long):
-            first[is_long] = self._numbered(array, is_long, add=add)
+            first[is_long] = self._number(array, is_long, add=add)
             second[is_long] = -1
         return [first, second], None if valid is None else (~valid).astype(np.int64)
 
-    def _numbered(self, array: pa.Array, rows: Ints, *, add: bool) -> list[int]:
+    def _number(self, array: pa.Array, rows: Ints, *, add: bool) -> list[int]:
         found = array.take(pa.array(rows)).cast(pa.binary()).to_pylist()
         numbers, values = self._numbers, self._values
         if add:
@@ -170,7 +171,7 @@ class _TextPart(Part):
 
 
 class _StructPart(Part):
-    """Several columns that make a key, or a struct that is one."""
+    """Several columns that make a key, or a key that is a struct."""
 
     def __init__(self, type: pa.DataType) -> None:
         self._type = type
@@ -183,7 +184,7 @@ class _StructPart(Part):
         flags = None if valid is None else (~valid).astype(np.int64)
         columns: list[Ints] = []
         bit = 1
-        # Flattened, a field is null where the struct is.
+        # A flattened field is null where the struct is.
         for part, field in zip(self._parts, array.flatten(), strict=True):
             more, inner = part.split(field, add=add)
             columns += more

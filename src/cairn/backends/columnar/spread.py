@@ -1,14 +1,13 @@
 """Arrow columns spread over numpy arrays, and back.
 
-A form belongs to one type. It says over which arrays values of the type are spread: of a
-number its validity and its data; of a struct its validity, then the arrays of its fields. Data
-of fixed width keeps its width. Text, lists and maps are Python objects, as their codec has them.
+A form belongs to one type and defines the arrays of its values: for a number its validity and its
+data; for a struct its validity, then the arrays of its fields. Data of fixed width keeps its
+width. Text, lists and maps are Python objects, as their codec has them.
 
 Always true here:
 - join(split(column)) equals the column;
-- a validity of None says that nothing is null;
-- what lies under a null is anything; in a column that was joined it is blank, so that equal
-  columns have equal bytes.
+- a validity of None means that nothing is null;
+- data under a null is arbitrary; `join` makes it blank, so that equal columns have equal bytes.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ Arrays = list[Array | None]
 
 
 class Form(ABC):
-    """How values of one type lie in arrays."""
+    """The arrays of values of one type."""
 
     def __init__(self, type: pa.DataType) -> None:
         self.type = type
         self.dtypes: list[np.dtype[Any]] = [np.dtype(np.bool_)]
-        """Of each array. Those of validities (bool, and never of data) come before their data."""
+        """Dtype of each array. A validity (always bool) comes before its data."""
         self.is_validity: list[bool] = [True]
 
     @property
@@ -43,26 +42,26 @@ class Form(ABC):
 
     @abstractmethod
     def split(self, array: pa.Array) -> Arrays:
-        """The arrays of a column of this very type."""
+        """Return the arrays of a column of exactly this type."""
 
     @abstractmethod
     def join(
         self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
     ) -> pa.Array:
-        """The column of these arrays, which must not be written to afterwards.
+        """Return the column of these arrays, which must not be written to afterwards.
 
-        `inside`: of a field, where the struct around it is not null. A field that is not
-        nullable has no validity; what lies outside of the struct is blank all the same.
+        `inside` marks the rows in which the struct around a field is not null. A field that is
+        not nullable has no validity; its data in the other rows is blank all the same.
         """
 
 
 class FixedForm(Form):
-    """Numbers, times and decimals: as many bytes each."""
+    """Numbers, times and decimals: values of one width."""
 
     def __init__(self, type: pa.DataType) -> None:
         super().__init__(type)
         self._is_bool = pa.types.is_boolean(type)
-        dtype = np.dtype(np.bool_ if self._is_bool else _fixed_dtype(type))
+        dtype = np.dtype(np.bool_ if self._is_bool else _dtype_of(type))
         self.dtypes.append(dtype)
         self.is_validity.append(False)
 
@@ -94,7 +93,7 @@ class FixedForm(Form):
 
 
 class ObjectForm(Form):
-    """Everything of varying width."""
+    """Values of varying width."""
 
     def __init__(self, type: pa.DataType) -> None:
         super().__init__(type)
@@ -162,13 +161,13 @@ class Columns:
     def reserve(self, size: int) -> None:
         if size > self.size:
             self.size = max(1024, size, self.size * 3 // 2)
-            self._arrays = [grown(array, self.size) for array in self._arrays]
+            self._arrays = [grow(array, self.size) for array in self._arrays]
 
     def take(self, positions: Array) -> Arrays:
         return [None if array is None else array[positions] for array in self._arrays]
 
     def put(self, positions: Array, arrays: Arrays) -> None:
-        """Of a position that is given twice the last values count."""
+        """Write values; the last ones win if a position is given twice."""
         for at, values in enumerate(arrays):
             held = self._arrays[at]
             if values is None:
@@ -181,8 +180,8 @@ class Columns:
                 held = self._arrays[at] = np.ones(self.size, np.bool_)
             held[positions] = values
 
-    def frozen(self, count: int) -> Columns:
-        """A copy of the first so many."""
+    def copy_first(self, count: int) -> Columns:
+        """Return a copy of the first `count` values."""
         copy = Columns(self.form)
         copy.size = count
         copy._arrays = [None if array is None else array[:count].copy() for array in self._arrays]
@@ -199,11 +198,11 @@ def form_of(type: pa.DataType) -> Form:
 
 
 def is_fixed(type: pa.DataType) -> bool:
-    """Whether a value takes a number of bytes known beforehand, and has no parts."""
+    """True if all values of the type have the same width and no parts."""
     return bool(pa.types.is_primitive(type) or pa.types.is_decimal128(type))
 
 
-def _fixed_dtype(type: pa.DataType) -> str:
+def _dtype_of(type: pa.DataType) -> str:
     if pa.types.is_decimal128(type):
         return "V16"
     if pa.types.is_floating(type):
@@ -228,8 +227,8 @@ def valid_buffer(valid: Array | None) -> pa.Buffer | None:
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def grown(array: Any, size: int) -> Any:
-    """A longer copy; what is new is zero, False or None."""
+def grow(array: Any, size: int) -> Any:
+    """Return a longer copy, filled up with zero, False or None."""
     if array is None:
         return None
     longer = np.empty(size, object) if array.dtype == object else np.zeros(size, array.dtype)

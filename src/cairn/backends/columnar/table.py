@@ -1,48 +1,47 @@
 """State in typed arrays, for functions that work by the batch.
 
 Every name (a key, or a key and an entry of its map) has a position, and values lie in arrays by
-position: of a struct one array per field. The running epoch writes to them at once. When it
-first touches a position, what lay there is put aside, in bulk; rollback puts it back.
+position: for a struct one array per field. The running epoch writes to the arrays directly. When
+it first touches positions, their values are saved, in bulk; rollback writes them back.
 
-A position stays with its name when the state is cleared, until so many are dead that everything
-is laid out anew, between epochs.
+A position stays with its name when the state is cleared. When too many positions are dead, all
+are assigned again, between epochs.
 
 Always true here:
-- `committed` says which positions the parent epoch holds; their values are in the arrays, or put
-  aside if the epoch has touched them;
-- who writes while others may look up the parent epoch's state does it under the lock;
-- what is read, and a delta, is ordered by input or by name, never by position: positions depend
-  on history. Only a base goes by key group and then position: its rows are the same, its bytes
-  need not be.
+- `committed` marks the positions that the parent epoch holds; their values are in the arrays, or
+  saved if the epoch has touched them;
+- writes that may overlap lookups of the parent epoch's state hold the lock;
+- results of reads, and deltas, are ordered by input or by name, never by position: positions
+  depend on history. Only a base goes by key group and then position: its rows are the same, its
+  bytes need not be.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.base import Backend
 from cairn.backends.columnar.chains import Chains
 from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
 from cairn.backends.columnar.name_order import is_ordered_as_integers, name_order
 from cairn.backends.columnar.name_parts import Ints
-from cairn.backends.columnar.spread import Array, Arrays, Columns, form_of, grown, is_fixed
+from cairn.backends.columnar.spread import Array, Arrays, Columns, form_of, grow, is_fixed
 from cairn.backends.columnar.touched import Mark, Touched
+from cairn.backends.contract import Backend, Content
 from cairn.backends.journal import Journal
-from cairn.backends.overlay import Table, joined
+from cairn.backends.overlay import Table, concat_batches
 from cairn.key_groups import key_groups
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
-from cairn.types.codec import codec
+from cairn.types.codec import Datum, Key, codec
 
 CHAINED_AT_ONCE = 100_000
-"""By a lookup: how many entries it takes into the lists of their keys."""
+"""Entries that one lookup adds to the lists of their keys."""
 PIECE_ROWS = 32 * 1024
 DEAD_MIN = 4096
 
@@ -77,14 +76,14 @@ class ColumnTable(Table):
         self._chains: Chains | None = None
         self._asked: tuple[Sequence[pa.Array], Ints] | None = None
         self._counted = Held(0, 0)
-        """As of the last time that the keys of a map were counted."""
+        """Result of the last count of a map's keys."""
         self._uncounted = 0
-        """Entries written since then."""
+        """Entries written since that count."""
 
     # Reading and writing, by the batch
 
     def find(self, names: Sequence[pa.Array]) -> Ints:
-        """Positions, -1 for none. Asked again for the same arrays, it is remembered."""
+        """Return positions, -1 for none; cached for the arrays of the last call."""
         asked = self._asked
         if asked is not None and all(a is b for a, b in zip(asked[0], names, strict=True)):
             return asked[1]
@@ -93,9 +92,10 @@ class ColumnTable(Table):
         return positions
 
     def read(self, positions: Ints, default: Arrays | None = None) -> pa.Array:
-        """Values; null, or the default, where there is none."""
+        """Return the values at positions; null or the default where there is none."""
         if not len(self._index):
-            arrays = [None if v else np.zeros(len(positions), d) for d, v in self._shape()]
+            form = zip(self._form.dtypes, self._form.is_validity, strict=True)
+            arrays = [None if v else np.zeros(len(positions), dtype) for dtype, v in form]
             is_live = np.zeros(len(positions), np.bool_)
         else:
             arrays = self._values.take(positions)
@@ -110,7 +110,7 @@ class ColumnTable(Table):
         return self._form.join(arrays)
 
     def write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
-        """Set values; where `is_live` says no, delete. Of a name given twice the last counts."""
+        """Set values, delete where not `is_live`. The last one wins if a name is given twice."""
         with self._lock:
             self._write(names, values, is_live)
 
@@ -120,42 +120,42 @@ class ColumnTable(Table):
         if is_live is not None:
             missing &= is_live
         if missing.any():
-            positions = self._placed(names, positions, np.flatnonzero(missing))
+            positions = self._place(names, positions, np.flatnonzero(missing))
             if is_live is not None:
                 # A name may be set and then deleted in one call.
                 positions = self._index.find(names)
             self._asked = (names, positions)
         arrays = self._form.split(values)
         if is_live is not None:
-            counts = self._counts(positions, is_live)
-            if not counts.all():
-                positions, is_live = positions[counts], is_live[counts]
-                arrays = [None if array is None else array[counts] for array in arrays]
+            kept = self._effective(positions, is_live)
+            if not kept.all():
+                positions, is_live = positions[kept], is_live[kept]
+                arrays = [None if array is None else array[kept] for array in arrays]
         if self.journal is not None:
             self._keep(self.journal, positions)
         self._touched.add(positions, self._values, self._committed)
         self._values.put(positions, arrays)
         self._live[positions] = True if is_live is None else is_live
 
-    def _counts(self, positions: Ints, is_live: Bools) -> Bools:
-        """Which rows change anything: not those that delete what is not there.
+    def _effective(self, positions: Ints, is_live: Bools) -> Bools:
+        """Mark the rows that change anything: not those that delete a missing name.
 
-        That a name has a position although nothing is held of it tells of the past, so it must
-        make no difference.
+        A name may have a position from an earlier epoch and no value. That must not make a
+        difference.
         """
         if not len(self._index):
             return is_live
-        counts = (self._live[positions] | self._committed[positions]) & (positions >= 0)
-        counts |= is_live
-        idle = np.flatnonzero(~counts)
+        kept = (self._live[positions] | self._committed[positions]) & (positions >= 0)
+        kept |= is_live
+        idle = np.flatnonzero(~kept)
         if len(idle):
-            counts[idle] = np.isin(positions[idle], positions[is_live])
-        return counts
+            kept[idle] = np.isin(positions[idle], positions[is_live])
+        return kept
 
     def entries_of(self, keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Every entry of these keys: rows of `keys`, entries, values; in that order."""
+        """Return every entry of these keys: rows of `keys`, entries, values; in that order."""
         with self._lock:
-            rows, positions = self._chained(keys)
+            rows, positions = self._positions_of(keys)
         is_live = self._live[positions]
         rows, positions = rows[is_live], positions[is_live]
         entries = self._index.arrays(positions)[1]
@@ -164,8 +164,8 @@ class ColumnTable(Table):
         taken = entries.take(pa.array(order))
         return pa.array(rows), taken, self.read(positions)
 
-    def _chained(self, keys: pa.Array) -> tuple[Ints, Ints]:
-        """Every position that an entry of these keys has: row of `keys`, position."""
+    def _positions_of(self, keys: pa.Array) -> tuple[Ints, Ints]:
+        """Return the positions of all entries of these keys: row of `keys`, position."""
         self._extend_chains()
         assert self._chains is not None, "just made"
         return self._chains.positions(keys)
@@ -175,8 +175,8 @@ class ColumnTable(Table):
             self._chains = Chains(self._types[0])
         return self._chains.extend(self._index, count_max)
 
-    def entries_between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Every entry above `low` and up to `high`: keys, entries, values; by entry, then key."""
+    def entries_between(self, low: Datum, high: Datum) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """Return entries in (low, high]: keys, entries, values; by entry, then key."""
         positions = np.flatnonzero(self._live[: len(self._index)])
         entry_type = self._types[1]
         if is_fixed(entry_type) and is_ordered_as_integers(entry_type):
@@ -208,13 +208,13 @@ class ColumnTable(Table):
         return keys, entries, self.read(positions)
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
-        """Keys and values that the epoch at hand has set, in the order it first came to them."""
+        """Return the keys and values that the current epoch has set, by first touch."""
         touched = self._touched.positions()
         touched = touched[self._live[touched]]
         return self._index.arrays(touched)[0], self.read(touched)
 
-    def entry_above(self, low: Any) -> int | None:
-        """The least entry above `low`, for entries that are integers."""
+    def entry_above(self, low: int | None) -> int | None:
+        """Return the least entry above `low`, for entries that are integers."""
         assert is_fixed(self._types[1]) and is_ordered_as_integers(self._types[1])
         ints, _ = self._index.column(1)
         ints = ints[: len(self._index)][self._live[: len(self._index)]]
@@ -222,20 +222,17 @@ class ColumnTable(Table):
             ints = ints[ints > low]
         return int(ints.min()) if len(ints) else None
 
-    def defaults(self, value: Any) -> Arrays:
-        """A declared default, to be given to `read`."""
+    def default_arrays(self, value: object) -> Arrays:
+        """Return a declared default in the form that `read` takes."""
         return self._form.split(self.values.encode([self.values.normalise(value)]))
 
-    def _shape(self) -> Iterator[tuple[np.dtype[Any], bool]]:
-        return zip(self._form.dtypes, self._form.is_validity, strict=True)
-
-    def _placed(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
-        """Positions for names that have just not been found."""
+    def _place(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
+        """Add names that `find` has not found, and return all positions."""
         if len(missing) < len(positions):
             rows = pa.array(missing)
             names = [array.take(rows) for array in names]
         groups = key_groups(names[0], self.keys.arrow, self._group_count)
-        # Before they are added: a name that has a position is not looked at again.
+        # Before they are added: a name that has a position is not checked again.
         self.check_owned(names[0], groups)
         placed, firsts = self._index.add(names)
         count = len(self._index)
@@ -252,35 +249,35 @@ class ColumnTable(Table):
         self._values.reserve(count)
         size = self._values.size
         if size > len(self._groups):
-            self._groups = grown(self._groups, size)
-            self._live = grown(self._live, size)
-            self._committed = grown(self._committed, size)
+            self._groups = grow(self._groups, size)
+            self._live = grow(self._live, size)
+            self._committed = grow(self._committed, size)
             self._touched.reserve(size)
 
     def _keep(self, journal: Journal, positions: Ints) -> None:
-        """Before a write: how to undo it. Names that it gave positions keep them."""
+        """Record how to undo a write before it is made. New names keep their positions."""
         held = self._values.take(positions), self._live[positions]
-        journal.call(self._take_back, positions, *held, self._touched.mark())
+        journal.call(self._undo, positions, *held, self._touched.mark())
 
-    def _take_back(self, positions: Ints, values: Arrays, is_live: Bools, mark: Mark) -> None:
+    def _undo(self, positions: Ints, values: Arrays, is_live: Bools, mark: Mark) -> None:
         with self._lock:
             self._values.put(positions, values)
             self._live[positions] = is_live
             self._touched.back_to(mark)
 
-    # Looking up, on other threads
+    # Lookups, on other threads
 
-    def look_up(self, places: Sequence[tuple[int, Any]], *, finished: bool) -> list[Any] | None:
+    def look_up(self, places: Sequence[tuple[int, Key]], *, finished: bool) -> list[Content] | None:
         keys = self.keys.encode([key for _, key in places])
-        found: list[Any] = [None] * len(places)
+        found: list[Content] = [None] * len(places)
         with self._lock:
             if not len(self._index):
                 return found
             if self.is_map:
-                # Whoever writes waits for the lock, and never for all of it.
+                # A writer waits for the lock, but never for all of this.
                 if not self._extend_chains(CHAINED_AT_ONCE):
                     return None
-                rows, positions = self._chained(keys)
+                rows, positions = self._positions_of(keys)
             else:
                 positions = self._index.find([keys])
                 rows = np.arange(len(positions))
@@ -320,7 +317,7 @@ class ColumnTable(Table):
         self._lay_out()
 
     def _drop(self, gone: Bools) -> None:
-        """Hold nothing at these positions. Between epochs: nothing is pending."""
+        """Delete these positions. Called between epochs, without pending changes."""
         self.rollback()
         count = len(self._index)
         self._live[:count] &= ~gone
@@ -350,7 +347,7 @@ class ColumnTable(Table):
             self._lay_out()
 
     def _lay_out(self) -> None:
-        """Only names of which something is held have a position."""
+        """Assign positions again, to names that have a value only."""
         held = np.flatnonzero(self._committed[: len(self._index)])
         names, values = self._index.arrays(held), self._values.take(held)
         groups = self._groups[held]
@@ -360,7 +357,7 @@ class ColumnTable(Table):
     def _load(
         self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
     ) -> None:
-        """Committed rows, upon what is there."""
+        """Write committed rows over the present ones."""
         positions, _ = self._index.place(names)
         self._reserve(len(self._index))
         self._groups[positions] = groups
@@ -373,14 +370,14 @@ class ColumnTable(Table):
 
     def delta(self) -> pa.RecordBatch | None:
         touched = self._touched.positions()
-        # What came and went within the epoch is no change.
+        # A name that the epoch added and deleted again has not changed.
         changed = touched[self._live[touched] | self._committed[touched]]
         if not len(changed):
             return None
         order = np.argsort(self._groups[changed], kind="stable")
-        return self._stored(changed[order])
+        return self._rows_at(changed[order])
 
-    def _stored(self, positions: Ints) -> pa.RecordBatch:
+    def _rows_at(self, positions: Ints) -> pa.RecordBatch:
         is_live = self._live[positions]
         arrays = self._values.take(positions)
         if not is_live.all():
@@ -395,11 +392,11 @@ class ColumnTable(Table):
         return pa.RecordBatch.from_pydict(columns)
 
     def freeze(self) -> Iterator[pa.RecordBatch]:
-        """The committed rows as of now, to be written while later epochs come and go."""
+        """Return the present committed rows; later epochs do not change them."""
         count = len(self._index)
         held = np.flatnonzero(self._committed[:count])
         groups = self._groups[:count].copy()
-        values = self._values.frozen(count)
+        values = self._values.copy_first(count)
         self._touched.put_back(values)
         return self._pieces(self._index, values, held, groups)
 
@@ -432,7 +429,7 @@ class ColumnTable(Table):
         return [_cast(batch[name], type) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        whole = joined(batches)
+        whole = concat_batches(batches)
         index = NameIndex(self._types)
         positions, _ = index.place(self._names(whole))
         last = np.empty(len(index), np.int64)
@@ -444,13 +441,13 @@ class ColumnTable(Table):
         touched = self._touched.positions()
         return int(np.count_nonzero(self._live[touched] | self._committed[touched]))
 
-    def held(self) -> Held:
+    def count_held(self) -> Held:
         live = self._live[: len(self._index)]
         entries = int(np.count_nonzero(live))
         if not self.is_map:
             return Held(entries, entries)
-        # Every entry is looked at to count keys. Where there are many, that waits until an eighth
-        # of them was written; meanwhile they are taken for spread over keys as they were.
+        # Counting keys reads every entry. If there are many, it waits until an eighth of them was
+        # written; meanwhile the entries per key are assumed to stay the same.
         self._uncounted += len(self._touched.positions())
         if entries <= COUNTED_MAX or self._uncounted * 8 >= self._counted.entries:
             self._counted = Held(self._index.count_distinct(np.flatnonzero(live)), entries)
@@ -459,7 +456,7 @@ class ColumnTable(Table):
 
 
 def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
-    # Files that others wrote may hold the same values in another Arrow type.
+    # Files may hold the same values in another Arrow type.
     return array if array.type == type else array.cast(type)
 
 
@@ -473,8 +470,8 @@ def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
             held[where] = one[0]
 
 
-def _as_integer(bound: Any, type: pa.DataType) -> int:
-    """A bound as the index holds entries. A plain number is taken for what is stored."""
+def _as_integer(bound: Datum, type: pa.DataType) -> int:
+    """Return a bound as the index holds entries. A plain number is the stored one."""
     if isinstance(bound, int):
         return bound
     _, numbers = form_of(type).split(pa.array([bound], type))

@@ -1,8 +1,8 @@
-"""What the running epoch has written to, by position, and what lay there before.
+"""The positions that the running epoch has written to, and the values they had before.
 
 Always true here:
-- positions are told in the order in which the epoch first came to them: a function of its input;
-- what a committed position held before the epoch is put aside once, when it is first touched.
+- positions are in the order in which the epoch first touched them: a function of its input;
+- the previous value of a committed position is saved once, when it is first touched.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ import numpy as np
 import numpy.typing as npt
 
 from cairn.backends.columnar.name_parts import Ints
-from cairn.backends.columnar.spread import Arrays, Columns, grown
+from cairn.backends.columnar.spread import Arrays, Columns, grow
 
 _UNTOUCHED = -1
 
 
 class Mark(NamedTuple):
-    """How far an epoch has come."""
+    """A point of an epoch to go back to."""
 
     positions: int
     numbers: int
-    aside: int
+    saved: int
 
 
 class Touched:
-    """The positions of one epoch. Values are put aside in bulk, as they are touched."""
+    """The positions of one epoch. Values are saved in bulk, as they are touched."""
 
     def __init__(self) -> None:
         self._at = np.empty(0, np.int32)
-        """When in this epoch a position was first touched, as a number."""
+        """The number of the first touch of each position."""
         self._positions: list[Ints] = []
         self._count = 0
-        self._aside: list[tuple[Ints, Arrays]] = []
-        self._aside_at: list[npt.NDArray[np.int32]] = []
-        """Of the first of these, when each position was touched: made when somebody looks up."""
+        self._saved: list[tuple[Ints, Arrays]] = []
+        self._saved_at: list[npt.NDArray[np.int32]] = []
+        """Numbers of the first touches in each of the saved pieces; made by lookups."""
 
     def clear(self) -> None:
-        """The epoch is over."""
+        """End the epoch."""
         self._at[self.positions()] = _UNTOUCHED
         self._positions, self._count = [], 0
-        self._aside, self._aside_at = [], []
+        self._saved, self._saved_at = [], []
 
     def reserve(self, size: int) -> None:
-        """There are so many positions now."""
-        at = grown(self._at, size)
+        """Make room for this number of positions."""
+        at = grow(self._at, size)
         at[len(self._at) :] = _UNTOUCHED
         self._at = at
 
@@ -59,11 +59,11 @@ class Touched:
         return self._positions[0]
 
     def add(self, positions: Ints, values: Columns, committed: npt.NDArray[np.bool_]) -> None:
-        """Before a write: put aside what lies there, the first time in an epoch."""
+        """Save the values of positions before the epoch first writes to them."""
         first = positions[self._at[positions] < 0]
         if not len(first):
             return
-        # Backwards, so that of a name given twice the first touch stays.
+        # Backwards, so that the first touch of a name given twice stays.
         numbers = np.arange(self._count, self._count + len(first), dtype=np.int32)
         self._at[first[::-1]] = numbers[::-1]
         first = first[self._at[first] == numbers]
@@ -71,35 +71,35 @@ class Touched:
         self._count += len(numbers)
         before = first[committed[first]]
         if len(before):
-            self._aside.append((before, values.take(before)))
+            self._saved.append((before, values.take(before)))
 
     def mark(self) -> Mark:
-        """Where to go back to."""
-        return Mark(sum(map(len, self._positions)), self._count, len(self._aside))
+        """Return the point that `back_to` can go back to."""
+        return Mark(sum(map(len, self._positions)), self._count, len(self._saved))
 
     def back_to(self, mark: Mark) -> None:
-        """What was touched since then has not been."""
+        """Forget touches after a mark."""
         positions = self.positions()
         self._at[positions[mark.positions :]] = _UNTOUCHED
         self._positions, self._count = [positions[: mark.positions]], mark.numbers
-        del self._aside[mark.aside :]
-        del self._aside_at[mark.aside :]
+        del self._saved[mark.saved :]
+        del self._saved_at[mark.saved :]
 
     def put_back(self, values: Columns) -> None:
-        """What was there before the epoch, into these values."""
-        for positions, aside in self._aside:
-            values.put(positions, aside)
+        """Write the values from before the epoch back."""
+        for positions, saved in self._saved:
+            values.put(positions, saved)
 
     def look_back(self, positions: Ints, arrays: Arrays) -> None:
-        """The same for the values of a few committed positions, beside the epoch."""
+        """Replace the values of a few committed positions by those from before the epoch."""
         touched_at = self._at[positions]
-        for positions_aside, _ in self._aside[len(self._aside_at) :]:
-            self._aside_at.append(self._at[positions_aside])
-        firsts = [int(numbers[0]) for numbers in self._aside_at]
+        for positions_saved, _ in self._saved[len(self._saved_at) :]:
+            self._saved_at.append(self._at[positions_saved])
+        firsts = [int(numbers[0]) for numbers in self._saved_at]
         for at in np.flatnonzero(touched_at >= 0).tolist():
             piece = bisect_right(firsts, touched_at[at]) - 1
-            row = int(np.searchsorted(self._aside_at[piece], touched_at[at]))
-            for column, values in enumerate(self._aside[piece][1]):
+            row = int(np.searchsorted(self._saved_at[piece], touched_at[at]))
+            for column, values in enumerate(self._saved[piece][1]):
                 held = arrays[column]
                 if held is None:
                     if values is None or values[row]:

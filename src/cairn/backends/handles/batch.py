@@ -1,58 +1,61 @@
-"""What a BatchProcess sees of its state: many keys at once, as Arrow arrays.
+"""Handles of a BatchProcess: state of many keys at once, as Arrow arrays.
 
-Over tables in arrays (`columns`) all of it is numpy. Over any other backend keys and values are
-decoded, looked up in overlay and rows as the handles of single keys do it, and encoded again.
+Over tables in arrays (`columnar`) all work is done by numpy. Over any other backend keys and values
+are decoded, looked up in overlay and rows like single keys, and encoded again.
 
 Always true here:
-- both kinds give the same answers in the same order, but for `set_in_epoch`: in arrays it goes by
+- both kinds return the same rows in the same order, except `set_in_epoch`: in arrays it goes by
   first touch, in rows by key group and then first touch;
 - arrays of another type are cast, or refused before anything is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from cairn.backends.base import ABSENT, Backend
 from cairn.backends.columnar.name_order import name_order
-from cairn.backends.columnar.table import ColumnTable
+from cairn.backends.columnar.table import Bools, ColumnTable
+from cairn.backends.contract import ABSENT, Backend
 from cairn.backends.entry_index import IndexedMapTable
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, ValueTable, make_table
 from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
-from cairn.types import shown_type
+from cairn.types import format_type
+from cairn.types.codec import Datum, Key
+from cairn.types.codec.core import Values
+
+Input: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[object]"
+"""An array as functions pass it."""
 
 
 class _Typed:
-    """Arrays of the types that a state has."""
+    """Casts arrays to the types of a state."""
 
     def __init__(self, table: Table) -> None:
         self.name = table.name
         self._key_type = table.keys.arrow
         self._value_type = table.values.arrow
-        entry_type = table.declaration.entry_type
-        self._entry_type = entry_type
+        self._entry_type = table.declaration.entry_type
 
-    def keys(self, array: Any) -> pa.Array:
-        return self._fitted(array, self._key_type, "keys")
+    def keys(self, array: Input) -> pa.Array:
+        return self._cast(array, self._key_type, "keys")
 
-    def entries(self, array: Any, count: int) -> pa.Array:
-        return self._counted(self._fitted(array, self._entry_type, "entries"), count, "entries")
+    def entries(self, array: Input, count: int) -> pa.Array:
+        return self._cast(array, self._entry_type, "entries", count)
 
-    def values(self, array: Any, count: int) -> pa.Array:
-        return self._counted(self._fitted(array, self._value_type, "values"), count, "values")
+    def values(self, array: Input, count: int) -> pa.Array:
+        return self._cast(array, self._value_type, "values", count)
 
-    def bounds(self, low: Any, high: Any) -> tuple[Any, Any]:
-        """Bounds of a range of entries; of integers none that an entry cannot be."""
+    def bounds(self, low: Datum, high: Datum) -> tuple[Datum, Datum]:
+        """Return the bounds of a range of entries; integers are limited to the entry type."""
         if pa.types.is_nested(self._entry_type) and not low is high is None:
             raise TypeError(
-                f"state {self.name!r}: a range of entries of {shown_type(self._entry_type)}; "
-                "nested entries have no bounds: use between(None, None) and choose among what it "
-                "gives"
+                f"state {self.name!r}: a range of entries of {format_type(self._entry_type)}; "
+                "nested entries have no bounds: use between(None, None) and filter the result"
             )
         are_numbers = all(bound is None or isinstance(bound, int) for bound in (low, high))
         if not pa.types.is_integer(self._entry_type) or not are_numbers:
@@ -68,39 +71,39 @@ class _Typed:
             high if high is None else min(max(high, least), most),
         )
 
-    def _fitted(self, array: Any, type: pa.DataType, what: str) -> pa.Array:
-        if isinstance(array, pa.Array) and array.type == type:
-            return array
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
-        try:
-            if not isinstance(array, pa.Array):
-                return pa.array(array, type)
-            return array if array.type == type else array.cast(type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            found = getattr(array, "type", None)
-            shown = array.__class__.__name__ if found is None else shown_type(found)
-            raise TypeError(
-                f"state {self.name!r}: {what} of {shown}; expected {shown_type(type)} ({error})"
-            ) from None
-
-    def _counted(self, array: pa.Array, count: int, what: str) -> pa.Array:
-        if len(array) != count:
+    def _cast(
+        self, array: Input, type: pa.DataType, what: str, count: int | None = None
+    ) -> pa.Array:
+        if not isinstance(array, pa.Array) or array.type != type:
+            array = self._convert(array, type, what)
+        if count is not None and len(array) != count:
             raise ValueError(f"state {self.name!r}: {len(array)} {what} for {count} keys")
         return array
 
+    def _convert(self, array: Input, type: pa.DataType, what: str) -> pa.Array:
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        try:
+            return array.cast(type) if isinstance(array, pa.Array) else pa.array(array, type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            found = getattr(array, "type", None)
+            shown = array.__class__.__name__ if found is None else format_type(found)
+            raise TypeError(
+                f"state {self.name!r}: {what} of {shown}; expected {format_type(type)} ({error})"
+            ) from None
+
 
 class _ByBatch:
-    """What both kinds of handles refuse: there is no key at hand."""
+    """Methods for a single key, which handles of batches refuse."""
 
     name: str
     reads = "{}.get_many(keys)"
     writes = "{}.put_many(keys, ...)"
     removes = "{}.put_many(keys, ...) with nulls"
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(
-            f"state {self.name!r}: in a BatchProcess there is no single key at hand; "
+            f"state {self.name!r}: a BatchProcess has no current key; "
             "use get_many(keys) and put_many(keys, ...)"
         )
 
@@ -113,19 +116,19 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
         self._table = table
         self._typed = _Typed(table)
         default = declaration.default
-        self._default = None if default is None else table.defaults(default)
+        self._default = None if default is None else table.default_arrays(default)
 
-    def get_many(self, keys: Any) -> pa.Array:
+    def get_many(self, keys: Input) -> pa.Array:
         table = self._table
         return table.read(table.find([self._typed.keys(keys)]), self._default)
 
-    def put_many(self, keys: Any, values: Any) -> None:
+    def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
         values = self._typed.values(values, len(keys))
         self._table.write([keys], values, _is_live(values))
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
-        """Keys and values that the epoch at hand has set."""
+        """Return the keys and values that the current epoch has set."""
         return self._table.set_in_epoch()
 
     get: Any = _ByBatch._refuse
@@ -141,25 +144,25 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
         self._table = table
         self._typed = _Typed(table)
 
-    def get_many(self, keys: Any, entries: Any) -> pa.Array:
+    def get_many(self, keys: Input, entries: Input) -> pa.Array:
         keys = self._typed.keys(keys)
         table = self._table
         return table.read(table.find([keys, self._typed.entries(entries, len(keys))]))
 
-    def put_many(self, keys: Any, entries: Any, values: Any) -> None:
+    def put_many(self, keys: Input, entries: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
         entries = self._typed.entries(entries, len(keys))
         values = self._typed.values(values, len(keys))
         self._table.write([keys, entries], values, _is_live(values))
 
-    def of_keys(self, keys: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def of_keys(self, keys: Input) -> tuple[pa.Array, pa.Array, pa.Array]:
         return self._table.entries_of(self._typed.keys(keys))
 
-    def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def between(self, low: Datum, high: Datum) -> tuple[pa.Array, pa.Array, pa.Array]:
         return self._table.entries_between(*self._typed.bounds(low, high))
 
-    def entry_above(self, low: Any) -> int | None:
-        """The least entry above `low`, of any key here."""
+    def entry_above(self, low: Datum) -> int | None:
+        """Return the least entry above `low`, over all keys of the subtask."""
         return self._table.entry_above(self._typed.bounds(low, None)[0])
 
     __getitem__ = __setitem__ = __delitem__ = __iter__ = __len__ = clear = _ByBatch._refuse
@@ -167,31 +170,31 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
     __eq__ = Declaration.__eq__
 
 
-def _is_live(values: pa.Array) -> Any:
-    return values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
+def _is_live(values: pa.Array) -> Bools | None:
+    if not values.null_count:
+        return None
+    valid: Bools = values.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
-class _Scattered:
-    """Overlay and rows of a table by key, for many keys."""
+class _Locator:
+    """Finds the key groups of many keys."""
 
     def __init__(self, table: Table, group_count: int) -> None:
         self._table = table
         self._group_count = group_count
-        self._asked: tuple[pa.Array, list[int], list[Any]] | None = None
+        self._last: tuple[pa.Array, list[tuple[int, Key]]] | None = None
 
-    def located(self, keys: pa.Array) -> tuple[list[int], list[Any]]:
-        """Group and dict key of each, remembered for the array asked last."""
-        if self._asked is None or self._asked[0] is not keys:
+    def locate(self, keys: pa.Array) -> list[tuple[int, Key]]:
+        """Return (group, dict key) of each key; cached for the last array."""
+        if self._last is None or self._last[0] is not keys:
             table = self._table
             found = key_groups(keys, table.keys.arrow, self._group_count)
             table.check_owned(keys, found)
             groups, names = found.tolist(), table.keys.decode_keys(keys)
             table.backend.prefetch(groups, names)
-            self._asked = (keys, groups, names)
-        return self._asked[1], self._asked[2]
-
-    def forget(self) -> None:
-        self._asked = None
+            self._last = (keys, list(zip(groups, names, strict=True)))
+        return self._last[1]
 
 
 class RowValueHandle(_ByBatch, Value[Any]):
@@ -201,37 +204,36 @@ class RowValueHandle(_ByBatch, Value[Any]):
         self.name = declaration.name
         self._table = table
         self._typed = _Typed(table)
-        self._scattered = _Scattered(table, group_count)
+        self._locate = _Locator(table, group_count).locate
         default = declaration.default
         self._default = None if default is None else table.values.normalise(default)
 
-    def get_many(self, keys: Any) -> pa.Array:
+    def get_many(self, keys: Input) -> pa.Array:
         table, default = self._table, self._default
         found = []
-        for group, key in zip(*self._scattered.located(self._typed.keys(keys)), strict=True):
+        for group, key in self._locate(self._typed.keys(keys)):
             value = table.changes[group].get(key, ABSENT)
             if value is ABSENT:
                 value = table.rows[group].get(key)
             found.append(default if value is None else value)
         return table.values.encode(found)
 
-    def put_many(self, keys: Any, values: Any) -> None:
+    def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
         values = self._typed.values(values, len(keys))
         table = self._table
         decoded = table.values.decode(values)
         if table.journal is not None:
-            for group, key in zip(*self._scattered.located(keys), strict=True):
+            for group, key in self._locate(keys):
                 table.journal.keep(table.changes[group], key)
-        located = zip(*self._scattered.located(keys), strict=True)
-        for (group, key), value in zip(located, decoded, strict=True):
+        for (group, key), value in zip(self._locate(keys), decoded, strict=True):
             if value is None and key not in table.rows[group]:
                 table.changes[group].pop(key, None)
             else:
                 table.changes[group][key] = value
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
-        """Keys and values that the epoch at hand has set."""
+        """Return the keys and values that the current epoch has set."""
         table = self._table
         changed = [
             pair
@@ -256,23 +258,24 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         self.name = declaration.name
         self._table = table
         self._typed = _Typed(table)
-        self._scattered = _Scattered(table, group_count)
+        self._locate = _Locator(table, group_count).locate
 
-    def get_many(self, keys: Any, entries: Any) -> pa.Array:
+    def get_many(self, keys: Input, entries: Input) -> pa.Array:
         keys = self._typed.keys(keys)
         names = self._table.entries.decode_keys(self._typed.entries(entries, len(keys)))
         table = self._table
         found = []
-        located = zip(*self._scattered.located(keys), strict=True)
-        for (group, key), entry in zip(located, names, strict=True):
-            value = table.changes[group].get(key, {}).get(entry, ABSENT)
-            if value is ABSENT and entry not in table.changes[group].get(key, {}):
+        for (group, key), entry in zip(self._locate(keys), names, strict=True):
+            changed = table.changes[group].get(key, {})
+            if entry in changed:
+                value = changed[entry]
+            else:
                 held = table.rows[group].get(key)
                 value = None if held is None else held.get(entry)
             found.append(None if value is ABSENT else value)
         return table.values.encode(found)
 
-    def put_many(self, keys: Any, entries: Any, values: Any) -> None:
+    def put_many(self, keys: Input, entries: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
         entries = self._typed.entries(entries, len(keys))
         values = self._typed.values(values, len(keys))
@@ -281,8 +284,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         decoded = table.values.decode(values)
         if table.journal is not None:
             self._keep(table.journal, keys, names)
-        located = zip(*self._scattered.located(keys), strict=True)
-        for (group, key), entry, value in zip(located, names, decoded, strict=True):
+        for (group, key), entry, value in zip(self._locate(keys), names, decoded, strict=True):
             changes = table.changes[group]
             if value is not None:
                 changes.setdefault(key, {})[entry] = value
@@ -295,21 +297,19 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
                 if not changes[key]:
                     del changes[key]
 
-    def _keep(self, journal: Journal, keys: pa.Array, entries: list[Any]) -> None:
-        located = zip(*self._scattered.located(keys), strict=True)
-        for (group, key), entry in zip(located, entries, strict=True):
+    def _keep(self, journal: Journal, keys: pa.Array, entries: list[Key]) -> None:
+        for (group, key), entry in zip(self._locate(keys), entries, strict=True):
             changes = self._table.changes[group]
-            # Both: what a key has left of changes may go altogether.
+            # Both: the write may remove the last change of the key.
             journal.keep(changes, key)
             if key in changes:
                 journal.keep(changes[key], entry)
 
-    def of_keys(self, keys: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def of_keys(self, keys: Input) -> tuple[pa.Array, pa.Array, pa.Array]:
         rows: list[int] = []
-        entries: list[Any] = []
-        values: list[Any] = []
-        located = zip(*self._scattered.located(self._typed.keys(keys)), strict=True)
-        for at, (group, key) in enumerate(located):
+        entries: list[Key] = []
+        values: Values = []
+        for at, (group, key) in enumerate(self._locate(self._typed.keys(keys))):
             for entry, value in self._entries(group, key):
                 rows.append(at)
                 entries.append(entry)
@@ -319,7 +319,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         order = pa.array(name_order(found))
         return (*(column.take(order) for column in found), table.values.encode(values).take(order))
 
-    def between(self, low: Any, high: Any) -> tuple[pa.Array, pa.Array, pa.Array]:
+    def between(self, low: Datum, high: Datum) -> tuple[pa.Array, pa.Array, pa.Array]:
         table = self._table
         low, high = self._typed.bounds(low, high)
         found = table.between(self._bound(low), self._bound(high))
@@ -329,14 +329,14 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
         encoded = table.values.encode(list(values))
         return names[1].take(order), names[0].take(order), encoded.take(order)
 
-    def entry_above(self, low: Any) -> int | None:
-        """The least entry above `low`, of any key here."""
+    def entry_above(self, low: Datum) -> int | None:
+        """Return the least entry above `low`, over all keys of the subtask."""
         low, _ = self._typed.bounds(low, None)
         entry: int | None = self._table.first_above(self._bound(low))
         return entry
 
-    def _bound(self, bound: Any) -> Any:
-        """A bound as entries are held; a plain number may stand for a time."""
+    def _bound(self, bound: Datum) -> Datum:
+        """Return a bound in the form of entries; a plain number may stand for a time."""
         if bound is None:
             return None
         entries = self._table.entries
@@ -345,7 +345,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
             return entries.decode_keys(pa.array([bound], width).view(entries.arrow))[0]
         return entries.normalise_key(bound)
 
-    def _entries(self, group: int, key: Any) -> Iterator[tuple[Any, Any]]:
+    def _entries(self, group: int, key: Key) -> Iterator[tuple[Key, Datum]]:
         table = self._table
         changed = table.changes[group].get(key, {})
         held = table.rows[group].get(key)
@@ -365,7 +365,7 @@ class RowMapHandle(_ByBatch, Map[Any, Any]):
 def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
-    """The table of a state that is used by the batch."""
+    """Return the table of a state that a BatchProcess uses."""
     if backend.takes_columns:
         return ColumnTable(declaration, key_type, backend, group_count)
     if declaration.kind == "map":

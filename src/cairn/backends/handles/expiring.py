@@ -1,13 +1,13 @@
-"""Handles of state that expires: like those in `handles`, for values with their time.
+"""Handles of state that expires: like those in `keyed`, for values with a time.
 
 A value is visible while its time plus the ttl is later than the clock: the epoch's `now`, or the
-event time of the row at hand. What expired before the epoch's *floor* (the clock's earliest
-reading in it) may have been removed from this slot already, or may not.
+event time of the current row. A value that expired before the epoch's *floor* (the earliest
+reading of the clock in the epoch) may or may not be removed from this slot already.
 
 Always true here:
-- what is expired is never seen;
-- what an epoch writes does not depend on what was removed and what was not: of rows that expired
-  before the floor nothing is written, neither a deletion nor a place in a list;
+- an expired value is never visible;
+- the changes of an epoch do not depend on which expired rows were removed: for rows that expired
+  before the floor the epoch writes neither a deletion nor a place in a list;
 - by event time a later write never makes a value expire earlier.
 """
 
@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cairn.backends.handles.entries import Entries
-from cairn.backends.handles.scope import Scope, name_state
-from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
+from cairn.backends.contract import ABSENT
+from cairn.backends.handles.scope import Entries, Scope, name_state
+from cairn.backends.overlay import ListTable, MapTable, Table, ValueTable, in_order
 from cairn.state import TTL, List, Value
-from cairn.types.codec import ValueTypeError
+from cairn.types.codec import Datum, Key, ValueTypeError
+from cairn.types.codec.core import Values
 from cairn.types.durations import MIN_MS
 
 Clock = Callable[[Scope], int]
@@ -36,11 +37,11 @@ def event_ms(scope: Scope) -> int:
 
 
 def event_stamp_ms(scope: Scope) -> int:
-    """When something counts as written."""
+    """Return the time at which a write counts as written."""
     at, floor = scope.event_time_ms, scope.floor_ms
     if at is None and floor == MIN_MS:
-        # A processing timer, and no watermark has passed: nothing is known of event time. By
-        # the beginning of time it would have expired for any row; rows are mostly of about now.
+        # A processing timer before the first watermark: event time is unknown. With the beginning
+        # of time as its stamp the value would be expired for any row; most rows are about now.
         return scope.now_ms
     return floor if at is None or at < floor else at
 
@@ -50,14 +51,14 @@ def event_floor_ms(scope: Scope) -> int:
 
 
 def clocks(ttl: TTL) -> tuple[Clock, Clock, Clock]:
-    """(what time it is, the time of what is written, the epoch's floor)."""
+    """Return three functions: the present time, the stamp of a write, the epoch's floor."""
     if ttl.clock == "event":
         return event_ms, event_stamp_ms, event_floor_ms
     return processing_ms, processing_ms, processing_ms
 
 
 class _Expiring:
-    """What they share: the table, the clock and the codec of what users see."""
+    """The table, the clock and the codec of the values that functions see."""
 
     name: str
 
@@ -67,7 +68,7 @@ class _Expiring:
         self.name = declaration.name
         self._scope = scope
         self._rows: list[Any] = table.rows
-        self._changes = table.changes
+        self._changes: list[dict[Key, Any]] = table.changes
         self._ttl_ms = declaration.ttl.ms
         self._clock, self._stamp, self._floor = clocks(declaration.ttl)
         self._is_event = declaration.ttl.clock == "event"
@@ -84,7 +85,8 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
         default = getattr(table.declaration, "default", None)
         self._default = None if default is None else self._normalise(default)
 
-    def _held(self) -> Any:
+    def _pair(self) -> Datum:
+        """Return the stored (time, value) of the current key; None for nothing."""
         scope = self._scope
         group = scope.group
         key = scope.key
@@ -92,7 +94,7 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
         return changes[key] if key in changes else self._rows[group][key]
 
     def get(self, default: Any = None) -> Any:
-        held = self._held()
+        held = self._pair()
         if held is not None:
             clock = self._clock(self._scope)
             if held[0] + self._ttl_ms > clock:
@@ -103,7 +105,7 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
             return default
         return self._restore(self._default)
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         if type(value) is not self._exact:
             if value is None:
                 self.clear()
@@ -115,7 +117,7 @@ class ExpiringValueHandle(_Expiring, Value[Any]):
         scope = self._scope
         at = self._stamp(scope)
         if self._is_event:
-            held = self._held()
+            held = self._pair()
             if held is not None and held[0] > at:
                 at = held[0]
         self._changes[scope.group][scope.key] = (at, value)
@@ -134,13 +136,13 @@ class ExpiringMapHandle(_Expiring, Entries):
         self._bind(table, scope)
         self._entries = table.written_entries
 
-    def _visible(self, entry: Any) -> Any:
-        pair = self._stored(entry)
+    def _visible(self, entry: Key) -> Datum:
+        pair = self._get(entry)
         if pair is not ABSENT and pair[0] + self._ttl_ms > self._clock(self._scope):
             return pair
         return ABSENT
 
-    def __getitem__(self, entry: Any) -> Any:
+    def __getitem__(self, entry: object) -> Any:
         name = self._entry(entry)
         pair = self._visible(name)
         if pair is ABSENT:
@@ -152,7 +154,7 @@ class ExpiringMapHandle(_Expiring, Entries):
                 self._put(name, (clock, value))
         return None if value is None else self._restore(value)
 
-    def __setitem__(self, entry: Any, value: Any) -> None:
+    def __setitem__(self, entry: object, value: object) -> None:
         entry = self._entry(entry)
         if value is not None:
             try:
@@ -161,19 +163,19 @@ class ExpiringMapHandle(_Expiring, Entries):
                 raise name_state(self, error) from None
         at = self._stamp(self._scope)
         if self._is_event:
-            pair = self._stored(entry)
+            pair = self._get(entry)
             if pair is not ABSENT and pair[0] > at:
                 at = pair[0]
         self._put(entry, (at, value))
 
-    def __delitem__(self, entry: Any) -> None:
+    def __delitem__(self, entry: object) -> None:
         name = self._entry(entry)
         if self._visible(name) is ABSENT:
             raise KeyError(entry)
         self._put(name, ABSENT)
 
-    def _later_than(self, clock: int) -> list[Any]:
-        """The entries that had not expired at some time."""
+    def _later_than(self, clock: int) -> list[Key]:
+        """Return the entries that had not expired at some time."""
         scope = self._scope
         held = self._rows[scope.group].get(scope.key, {})
         changed = self._changes[scope.group].get(scope.key)
@@ -193,8 +195,8 @@ class ExpiringMapHandle(_Expiring, Entries):
         return self._visible(self._entry(entry)) is not ABSENT
 
     def clear(self) -> None:
-        # Those too that are expired by the row's time only: a later row may be of before that.
-        # In order: that of the rows depends on how they came to be here.
+        # Also entries that expired only by this row's time: a later row may have an earlier time.
+        # In order of the entries: that of the rows depends on how they were restored.
         for entry in in_order(self._later_than(self._floor(self._scope))):
             self._put(entry, ABSENT)
 
@@ -202,23 +204,23 @@ class ExpiringMapHandle(_Expiring, Entries):
 class ExpiringListHandle(_Expiring, List[Any]):
     """Items expire one by one, but leave the rows only with the whole list, or with a rewrite.
 
-    A change says how many of the items before it are kept, so these must be the same items
-    in every slot. When the middle one has expired, an append writes the list anew.
+    A change counts the items that stay before it, so these must be the same items in every
+    slot. Once the middle item has expired, an append rewrites the list.
     """
 
     def __init__(self, table: ListTable, scope: Scope) -> None:
         self._bind(table, scope)
 
-    def _items(self) -> Sequence[Any]:
+    def _items(self) -> Sequence[Datum]:
         scope = self._scope
-        held: Sequence[Any] = self._rows[scope.group].get(scope.key, ())
+        held: Sequence[Datum] = self._rows[scope.group].get(scope.key, ())
         changed = self._changes[scope.group].get(scope.key)
         if changed is None:
             return held
         start, added = changed
         return [*held[:start], *added] if start else added
 
-    def _later_than(self, clock: int) -> list[Any]:
+    def _later_than(self, clock: int) -> Values:
         dead = clock - self._ttl_ms
         return [pair for pair in self._items() if pair[0] > dead]
 
@@ -238,20 +240,20 @@ class ExpiringListHandle(_Expiring, List[Any]):
     def __len__(self) -> int:
         return len(self._later_than(self._clock(self._scope)))
 
-    def _stamped(self, values: Iterable[Any]) -> list[Any]:
+    def _with_stamp(self, values: Iterable[object]) -> Values:
         at = self._stamp(self._scope)
         try:
             return [(at, self._normalise(value)) for value in values]
         except ValueTypeError as error:
             raise name_state(self, error) from None
 
-    def append(self, value: Any) -> None:
-        self._add(self._stamped((value,)))
+    def append(self, value: object) -> None:
+        self._add(self._with_stamp((value,)))
 
-    def extend(self, values: Iterable[Any]) -> None:
-        self._add(self._stamped(values))
+    def extend(self, values: Iterable[object]) -> None:
+        self._add(self._with_stamp(values))
 
-    def _add(self, added: list[Any]) -> None:
+    def _add(self, added: Values) -> None:
         if not added:
             return
         scope = self._scope
@@ -268,12 +270,12 @@ class ExpiringListHandle(_Expiring, List[Any]):
                 return
         self._changes[scope.group][scope.key] = (count, added)
 
-    def _replace(self, pairs: list[Any]) -> None:
+    def _replace(self, pairs: Values) -> None:
         scope = self._scope
         self._changes[scope.group][scope.key] = (0, pairs)
 
-    def set(self, values: Iterable[Any]) -> None:
-        replaced = self._stamped(values)
+    def set(self, values: Iterable[object]) -> None:
+        replaced = self._with_stamp(values)
         if replaced:
             self._replace(replaced)
         else:

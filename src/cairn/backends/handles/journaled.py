@@ -1,13 +1,14 @@
-"""Handles of tables that have a journal: like all others, but each write says how to undo it.
+"""Handles of tables that have a journal: each write first records how to undo it.
 
 Always true here:
-- nothing is changed before the journal has what takes it back.
+- nothing is changed before the journal has its undo record.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from cairn.backends.contract import Change
 from cairn.backends.handles.expiring import (
     ExpiringListHandle,
     ExpiringMapHandle,
@@ -24,30 +25,30 @@ from cairn.backends.handles.scope import Scope, name_state
 from cairn.backends.journal import GONE, Journal
 from cairn.backends.overlay import Table
 from cairn.state import Declaration
-from cairn.types.codec import ValueTypeError
+from cairn.types.codec import Datum, Key, ValueTypeError
+from cairn.types.codec.core import Values
 
 
 class _Journaled:
-    """What they share."""
+    """The journal of a handle."""
 
     _scope: Scope
-    _changes: list[dict[Any, Any]]
+    _changes: list[dict[Key, Change]]
     _journal: Journal
 
-    def __init__(self, *bound: Any) -> None:
-        super().__init__(*bound)
-        # Whatever a handle is made of, it ends with these two.
-        *_, table, _ = bound
+    def __init__(self, table: Table, scope: Scope) -> None:
+        super().__init__(table, scope)  # type: ignore[call-arg]
+        assert table.journal is not None
         self._journal = table.journal
 
     def _keep(self) -> None:
-        """Before what the epoch has changed of the key at hand is replaced."""
+        """Record the change of the current key before it is replaced."""
         scope = self._scope
         self._journal.keep(self._changes[scope.group], scope.key)
 
 
 class _Cell(_Journaled):
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         self._keep()
         super().set(value)  # type: ignore[misc]
 
@@ -57,8 +58,8 @@ class _Cell(_Journaled):
 
 
 class JournaledValueHandle(_Cell, ValueHandle):
-    def set(self, value: Any) -> None:
-        # As ValueHandle has it, in one go: most rows come here.
+    def set(self, value: object) -> None:
+        # A copy of ValueHandle.set without further calls: most rows come here.
         if type(value) is not self._exact:
             if value is None:
                 self.clear()
@@ -86,7 +87,7 @@ class JournaledExpiringValueHandle(_Cell, ExpiringValueHandle):
 
 
 class _Entries(_Journaled):
-    def _put(self, entry: Any, stored: Any) -> None:
+    def _put(self, entry: Key, stored: Datum) -> None:
         scope = self._scope
         key = scope.key
         changes = self._changes[scope.group]
@@ -95,7 +96,7 @@ class _Entries(_Journaled):
             self._journal.append((changes, key, GONE))
             changes[key] = {entry: stored}
         else:
-            # Not all of them: a map may be large.
+            # Only this entry: a map may be large.
             self._journal.append((changed, entry, changed.get(entry, GONE)))
             changed[entry] = stored
 
@@ -109,7 +110,7 @@ class JournaledExpiringMapHandle(_Entries, ExpiringMapHandle):
 
 
 class _Items(_Journaled):
-    def _add(self, added: list[Any]) -> None:
+    def _add(self, added: Values) -> None:
         scope = self._scope
         changed = self._changes[scope.group].get(scope.key)
         if changed is None:
@@ -128,12 +129,12 @@ class JournaledListHandle(_Items, ListHandle):
 
 
 class JournaledExpiringListHandle(_Items, ExpiringListHandle):
-    def _replace(self, pairs: list[Any]) -> None:
+    def _replace(self, pairs: Values) -> None:
         self._keep()
         super()._replace(pairs)
 
 
-_KINDS: dict[type[Any], type[Any]] = {
+_KINDS: dict[type[Declaration], type[Any]] = {
     ValueHandle: JournaledValueHandle,
     PickledValueHandle: JournaledPickledValueHandle,
     ExpiringValueHandle: JournaledExpiringValueHandle,
@@ -145,6 +146,5 @@ _KINDS: dict[type[Any], type[Any]] = {
 
 
 def make_journaled_handle(table: Table, scope: Scope) -> Declaration:
-    """The handle for a table that has a journal."""
-    assert table.journal is not None
+    """Return the handle of a table that has a journal."""
     return make_handle(table, scope, _KINDS)

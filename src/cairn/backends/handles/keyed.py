@@ -1,55 +1,54 @@
-"""What a function sees of its state: handles bound to the key at hand.
+"""Handles of keyed state: they read and write the state of the current key.
 
 A handle reads the current group and key from the scope (the context object), looks
-into the overlay of that group and then into the rows below, and writes to the overlay
-only. These few lines run once or more per row, so they are written for speed.
+into the overlay of that group and then into the rows below, and writes only to the
+overlay. These few lines run once or more per row, so they are written for speed.
 
 Always true here:
 - a value is normalised before anything is changed, so a refused value leaves no trace;
-- committed rows are never changed from here.
+- handles never change committed rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cairn.backends.contract import ABSENT
 from cairn.backends.handles.broadcast import BroadcastHandle
-from cairn.backends.handles.entries import Entries
 from cairn.backends.handles.expiring import (
     ExpiringListHandle,
     ExpiringMapHandle,
     ExpiringValueHandle,
 )
 from cairn.backends.handles.operator_list import OperatorListHandle
-from cairn.backends.handles.scope import Scope as Scope
-from cairn.backends.handles.scope import name_state as _name_state
-from cairn.backends.overlay import ABSENT, ListTable, MapTable, Table, ValueTable, in_order
+from cairn.backends.handles.scope import Entries, Scope, name_state
+from cairn.backends.overlay import ListTable, MapTable, Table, ValueTable, in_order
 from cairn.state import (
     Aggregating,
     Broadcast,
     Declaration,
     List,
-    Map,
     OperatorList,
     Reducing,
     Value,
 )
 from cairn.types import OBJECT
-from cairn.types.codec import ValueTypeError
+from cairn.types.codec import Key, ValueTypeError
+from cairn.types.codec.core import Values
 
 
 class ValueHandle(Value[Any]):
-    def __init__(self, declaration: Value[Any], table: ValueTable, scope: Scope) -> None:
-        self.name = declaration.name
+    def __init__(self, table: ValueTable, scope: Scope) -> None:
+        self.name = table.name
         self._scope = scope
         self._rows: list[Any] = table.rows
         self._changes = table.changes
         self._normalise = table.written.normalise
         self._exact = table.written.exact
-        # In the form of a stored value, so that nobody can change it for all keys.
-        default = declaration.default
+        # Normalised, so that no function can change it for all keys.
+        default = getattr(table.declaration, "default", None)
         self._default = None if default is None else self._normalise(default)
 
     def get(self, default: Any = None) -> Any:
@@ -57,13 +56,13 @@ class ValueHandle(Value[Any]):
         group = scope.group
         key = scope.key
         changes = self._changes[group]
-        # Not get(): `in` and `[]` are quicker, and rows give None for what they do not have.
+        # Not get(): `in` and `[]` are quicker, and rows have None for a missing key.
         value = changes[key] if key in changes else self._rows[group][key]
         if value is None:
             return self._default if default is None else default
         return value
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         if type(value) is not self._exact:
             if value is None:
                 self.clear()
@@ -71,7 +70,7 @@ class ValueHandle(Value[Any]):
             try:
                 value = self._normalise(value)
             except ValueTypeError as error:
-                raise _name_state(self, error) from None
+                raise name_state(self, error) from None
         scope = self._scope
         self._changes[scope.group][scope.key] = value
 
@@ -86,10 +85,10 @@ class ValueHandle(Value[Any]):
 
 
 class PickledValueHandle(ValueHandle):
-    """Values of type `object`: kept as bytes, so that nobody can change them in place."""
+    """Values of type `object`: kept as bytes, so that no function changes them in place."""
 
-    def __init__(self, declaration: Value[Any], table: ValueTable, scope: Scope) -> None:
-        super().__init__(declaration, table, scope)
+    def __init__(self, table: ValueTable, scope: Scope) -> None:
+        super().__init__(table, scope)
         self._restore = table.values.restore
 
     def get(self, default: Any = None) -> Any:
@@ -104,36 +103,30 @@ class PickledValueHandle(ValueHandle):
 Cell = ValueHandle | ExpiringValueHandle
 
 
-class _Folded:
-    """What reducing and aggregating state share: a stored value behind `add`."""
-
-    _cell: Cell
-
-    def clear(self) -> None:
-        self._cell.clear()
-
-
-class ReducingHandle(_Folded, Reducing[Any]):
+class ReducingHandle(Reducing[Any]):
     def __init__(self, declaration: Reducing[Any], cell: Cell) -> None:
         self.name = declaration.name
         self._cell = cell
         self.reduce = declaration.reduce
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         held = self._cell.get()
         self._cell.set(value if held is None else self.reduce(held, value))
 
     def get(self, default: Any = None) -> Any:
         return self._cell.get(default)
 
+    def clear(self) -> None:
+        self._cell.clear()
 
-class AggregatingHandle(_Folded, Aggregating[Any, Any]):
+
+class AggregatingHandle(Aggregating[Any, Any]):
     def __init__(self, declaration: Aggregating[Any, Any], cell: Cell) -> None:
         self.name = declaration.name
         self._cell = cell
         self.aggregate = declaration.aggregate
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         held = self._cell.get()
         if held is None:
             held = self.aggregate.create()
@@ -143,10 +136,13 @@ class AggregatingHandle(_Folded, Aggregating[Any, Any]):
         held = self._cell.get()
         return default if held is None else self.aggregate.result(held)
 
+    def clear(self) -> None:
+        self._cell.clear()
+
 
 class ListHandle(List[Any]):
-    def __init__(self, declaration: List[Any], table: ListTable, scope: Scope) -> None:
-        self.name = declaration.name
+    def __init__(self, table: ListTable, scope: Scope) -> None:
+        self.name = table.name
         self._scope = scope
         self._rows = table.rows
         self._changes = table.changes
@@ -181,19 +177,19 @@ class ListHandle(List[Any]):
         start, added = changed
         return int(start) + len(added)
 
-    def _normalised(self, values: Iterable[Any]) -> list[Any]:
+    def _normalise(self, values: Iterable[object]) -> Values:
         try:
             return [self._values.normalise(value) for value in values]
         except ValueTypeError as error:
-            raise _name_state(self, error) from None
+            raise name_state(self, error) from None
 
-    def append(self, value: Any) -> None:
-        self._add(self._normalised((value,)))
+    def append(self, value: object) -> None:
+        self._add(self._normalise((value,)))
 
-    def extend(self, values: Iterable[Any]) -> None:
-        self._add(self._normalised(values))
+    def extend(self, values: Iterable[object]) -> None:
+        self._add(self._normalise(values))
 
-    def _add(self, added: list[Any]) -> None:
+    def _add(self, added: Values) -> None:
         if not added:
             return
         scope = self._scope
@@ -205,8 +201,8 @@ class ListHandle(List[Any]):
         else:
             changed[1].extend(added)
 
-    def set(self, values: Iterable[Any]) -> None:
-        replaced = self._normalised(values)
+    def set(self, values: Iterable[object]) -> None:
+        replaced = self._normalise(values)
         self.clear()
         self._add(replaced)
 
@@ -219,36 +215,36 @@ class ListHandle(List[Any]):
 
 
 class MapHandle(Entries):
-    def __init__(self, declaration: Map[Any, Any], table: MapTable, scope: Scope) -> None:
-        self.name = declaration.name
+    def __init__(self, table: MapTable, scope: Scope) -> None:
+        self.name = table.name
         self._scope = scope
         self._rows = table.rows
         self._changes = table.changes
         self._values = table.written
         self._entries = table.written_entries
 
-    def __getitem__(self, entry: Any) -> Any:
-        value = self._stored(self._entry(entry))
+    def __getitem__(self, entry: object) -> Any:
+        value = self._get(self._entry(entry))
         if value is ABSENT:
             raise KeyError(entry)
         return None if value is None else self._values.restore(value)
 
-    def __setitem__(self, entry: Any, value: Any) -> None:
+    def __setitem__(self, entry: object, value: object) -> None:
         entry = self._entry(entry)
         if value is not None:
             try:
                 value = self._values.normalise(value)
             except ValueTypeError as error:
-                raise _name_state(self, error) from None
+                raise name_state(self, error) from None
         self._put(entry, value)
 
-    def __delitem__(self, entry: Any) -> None:
+    def __delitem__(self, entry: object) -> None:
         name = self._entry(entry)
-        if self._stored(name) is ABSENT:
+        if self._get(name) is ABSENT:
             raise KeyError(entry)
         self._put(name, ABSENT)
 
-    def _live(self) -> list[Any]:
+    def _live(self) -> list[Key]:
         scope = self._scope
         held = self._rows[scope.group].get(scope.key, {})
         changed = self._changes[scope.group].get(scope.key)
@@ -260,11 +256,11 @@ class MapHandle(Entries):
 
     def __iter__(self) -> Iterator[Any]:
         # In order of the keys: insertion order would not survive a restore, and then
-        # a function that emits what it iterates over would differ between attempts.
+        # a function that emits in the order of iteration would differ between attempts.
         return iter(in_order(self._live()))
 
     def __len__(self) -> int:
-        # Not by listing the entries: `if self.seen` may stand in front of every row.
+        # Without a list of the entries: a function may check `if self.seen` for every row.
         scope = self._scope
         held = self._rows[scope.group].get(scope.key, {})
         changed = self._changes[scope.group].get(scope.key, {})
@@ -273,57 +269,43 @@ class MapHandle(Entries):
         )
 
     def __contains__(self, entry: object) -> bool:
-        return self._stored(self._entry(entry)) is not ABSENT
+        return self._get(self._entry(entry)) is not ABSENT
 
     def clear(self) -> None:
         for entry in self:
             self._put(entry, ABSENT)
 
 
-Kinds = Mapping[type[Any], type[Any]]
-"""Which class stands in for a handle's class."""
-
-
-def _cell(declaration: Any, table: ValueTable, scope: Scope, kinds: Kinds) -> Cell:
-    if declaration.ttl is not None:
-        made: Cell = kinds.get(ExpiringValueHandle, ExpiringValueHandle)(table, scope)
-        return made
-    if not isinstance(declaration, Value):
-        value: Value[Any] = Value(declaration.declared)
-        value.name = declaration.name
-        declaration = value
-    kind = PickledValueHandle if declaration.type is OBJECT else ValueHandle
-    made = kinds.get(kind, kind)(declaration, table, scope)
-    return made
+Kinds = Mapping[type[Declaration], type[Any]]
+"""Classes to use in place of a handle's class."""
 
 
 def make_handle(table: Table, scope: Scope, kinds: Kinds = MappingProxyType({})) -> Declaration:
-    """The handle for a table, of the kind its declaration asks for."""
+    """Return the handle of a table, of the kind that its declaration asks for."""
     declaration = table.declaration
-    expires = declaration.ttl is not None
-    made: Declaration
-    if isinstance(table, ListTable):
-        assert isinstance(declaration, List)
-        if expires:
-            made = kinds.get(ExpiringListHandle, ExpiringListHandle)(table, scope)
-        else:
-            made = kinds.get(ListHandle, ListHandle)(declaration, table, scope)
-        return made
-    if isinstance(table, MapTable):
-        if isinstance(declaration, OperatorList):
-            return OperatorListHandle(declaration, table)
-        assert isinstance(declaration, Map)
-        if expires:
-            made = kinds.get(ExpiringMapHandle, ExpiringMapHandle)(table, scope)
-        else:
-            made = kinds.get(MapHandle, MapHandle)(declaration, table, scope)
-        return made
-    assert isinstance(table, ValueTable)
+    if isinstance(declaration, OperatorList):
+        assert isinstance(table, MapTable)
+        return OperatorListHandle(declaration, table)
     if isinstance(declaration, Broadcast):
+        assert isinstance(table, ValueTable)
         return BroadcastHandle(declaration, table)
-    cell = _cell(declaration, table, scope, kinds)
+    kind = _handle_class(table)
+    make: Callable[[Table, Scope], Any] = kinds.get(kind, kind)
+    handle = make(table, scope)
     if isinstance(declaration, Reducing):
-        return ReducingHandle(declaration, cell)
+        return ReducingHandle(declaration, handle)
     if isinstance(declaration, Aggregating):
-        return AggregatingHandle(declaration, cell)
-    return cell
+        return AggregatingHandle(declaration, handle)
+    found: Declaration = handle
+    return found
+
+
+def _handle_class(table: Table) -> type[Any]:
+    expires = table.declaration.ttl is not None
+    if isinstance(table, ListTable):
+        return ExpiringListHandle if expires else ListHandle
+    if isinstance(table, MapTable):
+        return ExpiringMapHandle if expires else MapHandle
+    if expires:
+        return ExpiringValueHandle
+    return PickledValueHandle if table.declaration.type is OBJECT else ValueHandle

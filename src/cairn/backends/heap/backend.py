@@ -1,36 +1,39 @@
 """State in the slot's memory: a dict per state and key group.
 
-A base is written by key group: the writer copies a group in one go and encodes the copy. Of
-groups it has not come to yet, `promote` remembers what was there before each key that it
-changes (copy-on-write per key), and the writer reads through that.
+A base is written by key group: the writer copies a group at once and encodes the copy. In groups
+that the writer has not reached, `promote` keeps the previous content of each key that it changes
+(copy-on-write per key), and the writer puts that back into its copy.
 
 Always true here:
-- without a base under way, `promote` and `get` cost what a dict costs;
-- what a base has captured is never changed: containers are replaced, not written to.
+- while no base is written, `promote` and `get` cost what a dict costs;
+- content that a base has captured is never changed: containers are replaced, not written to.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cairn.backends.base import (
+from cairn.backends.contract import (
     ABSENT,
     Backend,
     Base,
     BaseCancelledError,
     BaseTarget,
+    Change,
+    Content,
+    Cursor,
 )
-from cairn.storage.files import SegmentWriter
-from cairn.storage.pack import Stored, write_segment_file
-from cairn.types.codec import Codec
+from cairn.backends.layout import RowsByGroup
+from cairn.storage.files import SegmentWriter, StateFile
+from cairn.storage.pack import write_segment_file
+from cairn.types.codec import Codec, Key
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
@@ -41,7 +44,7 @@ COMPACT_ROW_BYTES = 400
 COMPACT_BYTES_MIN = 4096
 
 
-class HeapRows(dict[Any, Any]):
+class HeapRows(dict[Key, Content]):
     """Rows of value state. `get` and `[]` are dict's own: they run once or more per input row."""
 
     __slots__ = ("lock", "undo")
@@ -49,16 +52,16 @@ class HeapRows(dict[Any, Any]):
     def __init__(self, lock: threading.Lock | None = None) -> None:
         super().__init__()
         self.lock = lock or threading.Lock()
-        self.undo: dict[Any, Any] | None = None
-        """While a base is to capture these rows: what was there, of keys changed since."""
+        self.undo: dict[Key, Content] | None = None
+        """Until a base has captured these rows: the previous content of changed keys."""
 
-    def __missing__(self, key: Any) -> None:
+    def __missing__(self, key: Key) -> None:
         return None
 
     def entry_count(self) -> int:
         return len(self)
 
-    def promote(self, changes: Mapping[Any, Any]) -> None:
+    def promote(self, changes: Mapping[Key, Change]) -> None:
         if self.undo is None:
             self._change(changes)
             return
@@ -67,11 +70,11 @@ class HeapRows(dict[Any, Any]):
                 self._remember(self.undo, changes)
             self._change(changes)
 
-    def peek(self, key: Any) -> Any:
+    def peek(self, key: Key) -> Content:
         return self.get(key)
 
-    def capture(self) -> dict[Any, Any] | None:
-        """What was there when the base began; None when the base was cancelled."""
+    def capture(self) -> dict[Key, Content] | None:
+        """Return the rows as of the beginning of the base; None if the base was cancelled."""
         with self.lock:
             undo = self.undo
             if undo is None:
@@ -84,13 +87,13 @@ class HeapRows(dict[Any, Any]):
                 del captured[key]
         return captured
 
-    def held_many(self, keys: Sequence[Any]) -> list[Any]:
+    def get_many(self, keys: Sequence[Key]) -> list[Content]:
         return list(map(self.get, keys))
 
-    def new_keys(self, keys: Iterable[Any]) -> list[Any]:
+    def new_keys(self, keys: Iterable[Key]) -> list[Key]:
         return list(filterfalse(self.__contains__, keys))
 
-    def scan(self, cursor: Any, count: int) -> tuple[list[tuple[Any, Any]], Any]:
+    def scan(self, cursor: Cursor | None, count: int) -> tuple[list[tuple[Key, Content]], None]:
         return list(self.items()), None
 
     def compact(self) -> None:
@@ -98,18 +101,18 @@ class HeapRows(dict[Any, Any]):
         if sys.getsizeof(self) > COMPACT_BYTES_MIN + COMPACT_ROW_BYTES * len(self):
             with self.lock:
                 kept = dict(self)
-                # Only the dict's own: the rows are the same ones before and after.
+                # The dict's own clear: counts stay, as the rows are the same before and after.
                 dict.clear(self)
                 self.update(kept)
 
-    def _undo_after_capture(self) -> dict[Any, Any] | None:
+    def _undo_after_capture(self) -> dict[Key, Content] | None:
         return None
 
-    def _remember(self, undo: dict[Any, Any], changes: Mapping[Any, Any]) -> None:
+    def _remember(self, undo: dict[Key, Content], changes: Mapping[Key, Change]) -> None:
         first = [key for key in changes if key not in undo]
         undo.update(zip(first, map(self.get, first, repeat(ABSENT)), strict=True))
 
-    def _change(self, changes: Mapping[Any, Any]) -> None:
+    def _change(self, changes: Mapping[Key, Change]) -> None:
         self.update(changes)
         if None in changes.values():
             for key, value in changes.items():
@@ -118,19 +121,19 @@ class HeapRows(dict[Any, Any]):
 
 
 class _ContainerRows(HeapRows):
-    """Rows whose values are changed in place: a captured one must be replaced first."""
+    """Rows whose content is changed in place: captured content must be replaced first."""
 
     __slots__ = ()
 
-    def peek(self, key: Any) -> Any:
+    def peek(self, key: Key) -> Content:
         held = self.get(key)
         return None if held is None else held.copy()
 
-    def _undo_after_capture(self) -> dict[Any, Any] | None:
+    def _undo_after_capture(self) -> dict[Key, Content] | None:
         # Until the copy is encoded it shares its containers with these rows.
         return {}
 
-    def _remember(self, undo: dict[Any, Any], changes: Mapping[Any, Any]) -> None:
+    def _remember(self, undo: dict[Key, Content], changes: Mapping[Key, Change]) -> None:
         for key in changes:
             if key not in undo:
                 held = self.get(key)
@@ -155,7 +158,7 @@ class HeapMapRows(_ContainerRows):
         super().clear()
         self.entries_held = 0
 
-    def _change(self, changes: Mapping[Any, Any]) -> None:
+    def _change(self, changes: Mapping[Key, Change]) -> None:
         for key, changed in changes.items():
             entries = self.setdefault(key, {})
             before = len(entries)
@@ -172,7 +175,7 @@ class HeapMapRows(_ContainerRows):
 class HeapListRows(_ContainerRows):
     __slots__ = ()
 
-    def _change(self, changes: Mapping[Any, Any]) -> None:
+    def _change(self, changes: Mapping[Key, Change]) -> None:
         for key, (start, added) in changes.items():
             items = self.setdefault(key, [])
             del items[start:]
@@ -185,7 +188,7 @@ ROWS: dict[str, type[HeapRows]] = {"map": HeapMapRows, "list": HeapListRows}
 
 
 def empty_rows(kind: str) -> HeapRows:
-    """Rows of a key group that nobody here owns."""
+    """Return the rows of a key group that this slot does not own."""
     return ROWS.get(kind, HeapRows)()
 
 
@@ -195,7 +198,7 @@ class HeapBackend(Backend):
     takes_columns = True
 
     def __init__(self) -> None:
-        self._states: dict[str, tuple[str, Any, Any, Any]] = {}
+        self._states: dict[str, tuple[object, ...]] = {}
         self._rows: dict[tuple[str, int], HeapRows] = {}
         self._lock = threading.Lock()
         self._base: HeapBase | None = None
@@ -203,7 +206,7 @@ class HeapBackend(Backend):
     def open_state(
         self, name: str, kind: str, keys: Codec, values: Codec, entries: Codec | None
     ) -> None:
-        declared = (kind, keys.type, values.type, entries and entries.type)
+        declared: tuple[object, ...] = (kind, keys.type, values.type, entries and entries.type)
         if self._states.get(name, declared) != declared:
             for state, group in list(self._rows):
                 if state == name:
@@ -213,7 +216,7 @@ class HeapBackend(Backend):
     def rows(self, name: str, group_index: int) -> HeapRows:
         found = self._rows.get((name, group_index))
         if found is None:
-            kind = self._states[name][0]
+            kind = str(self._states[name][0])
             found = self._rows[name, group_index] = ROWS.get(kind, HeapRows)(self._lock)
         return found
 
@@ -225,10 +228,10 @@ class HeapBackend(Backend):
     def repack(self, tables: Sequence[Table]) -> bool:
         if self._base is not None:
             return False
-        # Python gives back an arena when it is empty. So everything goes before anything
-        # comes back: moved one by one, rows would fill the holes that others have left.
-        # The overlay as well: a few thousand keys would hold on to as many arenas.
-        packed = [(table, list(table.dump()), table.packed_changes()) for table in tables]
+        # Python releases an arena when it is empty. So everything is removed before anything
+        # is added again: moved one by one, rows would fill the holes that others left. The
+        # overlay too: a few thousand keys would keep as many arenas alive.
+        packed = [(table, list(table.dump()), table.pack_changes()) for table in tables]
         for table, _, changes in packed:
             if changes is not None:
                 table.rollback()
@@ -253,10 +256,10 @@ class HeapBackend(Backend):
                 parts[name] = (table, [(group, self.rows(name, group)) for group in groups])
             else:
                 frozen[name] = columns
-        self._base = HeapBase(parts, self._base_closed, frozen)
+        self._base = HeapBase(parts, self._end_base, frozen)
         return self._base
 
-    def _base_closed(self) -> None:
+    def _end_base(self) -> None:
         self._base = None
 
     def close(self) -> None:
@@ -269,7 +272,7 @@ _Parts = dict[str, tuple["Table", list[tuple[int, HeapRows]]]]
 
 
 class HeapBase(Base):
-    """A segment with everything, group after group."""
+    """Writes a segment with all rows, one key group after the other."""
 
     def __init__(
         self,
@@ -303,40 +306,32 @@ class HeapBase(Base):
             self._forget()
             closed()
 
-    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
-        with tempfile.NamedTemporaryFile(dir=target.scratch, prefix="base-", delete=False) as file:
-            try:
-                writer = SegmentWriter(
-                    file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
-                )
-                for name, (table, rows) in self._parts.items():
-                    pieces = table.layout.pieces(self._captured(rows), BASE_PIECE_ROWS)
-                    _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
-                    for _, encoded in rows:
-                        encoded.undo = None
-                for name, pieces in self._frozen.items():
-                    _write_state(writer, name, pieces, pace)
-                written = writer.finish()
-                file.flush()
-                if self._cancelled:
-                    raise BaseCancelledError
-                if written.length <= target.inline_bytes_max:
-                    with open(file.name, "rb") as small:
-                        data = small.read()
-                    return Stored(
-                        written.id, written.length, written.rows,
-                        data=data, uploaded_bytes=written.length,
-                    )  # fmt: skip
-                at = write_segment_file(target.store, file.name, written, target.term)
-                return Stored(
-                    written.id, written.length, written.rows,
-                    path=at.path, uploaded_bytes=written.length,
-                )  # fmt: skip
-            finally:
-                os.unlink(file.name)
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
+        with tempfile.NamedTemporaryFile(dir=target.scratch, prefix="base-") as file:
+            writer = SegmentWriter(
+                file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
+            )
+            for name, (table, rows) in self._parts.items():
+                pieces = table.layout.pieces(self._capture(rows), BASE_PIECE_ROWS)
+                _write_state(writer, name, map(table.leave_out_expired, pieces), pace)
+                for _, encoded in rows:
+                    encoded.undo = None
+            for name, pieces in self._frozen.items():
+                _write_state(writer, name, pieces, pace)
+            written = writer.finish()
+            file.flush()
+            if self._cancelled:
+                raise BaseCancelledError
+            return write_segment_file(
+                target.store,
+                written,
+                file.name,
+                target.term,
+                inline_bytes_max=target.inline_bytes_max,
+            )
 
-    def _captured(self, parts: list[tuple[int, HeapRows]]) -> Iterator[tuple[int, dict[Any, Any]]]:
-        """Each group as it was."""
+    def _capture(self, parts: list[tuple[int, HeapRows]]) -> RowsByGroup:
+        """Yield each group as it was when the base began."""
         for group, rows in parts:
             captured = rows.capture()
             if captured is None:
@@ -351,10 +346,8 @@ def _write_state(
     pieces: Iterator[pa.RecordBatch],
     pace: Callable[[], None],
 ) -> None:
-    begun = False
-    for batch in pieces:
-        if not begun:
+    for number, batch in enumerate(pieces):
+        if not number:
             writer.begin_state(name, batch.schema)
-            begun = True
         writer.write(batch)
         pace()

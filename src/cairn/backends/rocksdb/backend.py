@@ -1,20 +1,20 @@
 """State in RocksDB, on the slot's disk: for state that does not fit in memory.
 
-Committed changes are kept in memory, decoded, until there are enough of them or a base is to
-be written; then they go to RocksDB as sorted files. What was read or changed lately stays
-decoded. So a key that is used in every epoch costs what it costs on the heap, and RocksDB is
-asked for the others, a batch of rows at a time.
+Committed changes stay in memory, decoded, until there are enough of them or a base begins; then
+they are written to RocksDB as sorted files. Contents that were read or changed lately stay
+decoded. So a key that is used in every epoch costs what it costs on the heap, and the other keys
+are read from RocksDB a batch of rows at a time.
 
-`memory_bytes` is shared out: four eighths for what is decoded, three for changes that are not
-written yet, one for RocksDB's block cache. When the first is full, the rows objects are made
-older one after the other: each forgets what was not touched since it was last its turn.
+`memory_bytes` is divided: four eighths for decoded contents, three for unwritten changes, one for
+RocksDB's block cache. When the first part is full, the `RocksRows` objects are rotated in turn:
+each drops the contents that were not used since its last rotation.
 
-After a change of parallelism a slot may serve its key groups from several databases, each
-taken over from a base as it was; what they hold of other key groups is not looked at.
+After a change of parallelism a slot may serve its key groups from several databases, each the
+unchanged files of a base; rows of other key groups in them are ignored.
 
 Always true here:
 - all states of a key group are in one database;
-- the folder is ours: emptied at the start and removed at the end, never trusted.
+- the backend owns its folder: it is emptied at the start and removed at the end, never trusted.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from cairn.backends.base import Backend, Base
+from cairn.backends.contract import Backend, Base, Change
 from cairn.backends.packing import Packing
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb.base import RocksBase
 from cairn.backends.rocksdb.containers import make_rows
 from cairn.backends.rocksdb.database import Database, Op, Tuning
-from cairn.backends.rocksdb.files import RocksIndex, fetch_database, read_index, state_entry
+from cairn.backends.rocksdb.files import RocksIndex, describe_state, fetch_database, read_index
 from cairn.backends.rocksdb.rows import DIRTY_ENTRY_BYTES, RocksRows
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import Store
-from cairn.types.codec import Codec
+from cairn.types.codec import Codec, Key
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
 
 DATABASES_MAX: Final = 4
-# A database of which less than this counts is copied rather than kept.
+# If the slot owns a smaller share of a database, its rows are copied instead.
 _OWNED_MIN: Final = 0.45
-# Packing or writing so many rows takes a few milliseconds.
+# Packing or writing this number of rows takes a few milliseconds.
 _STEP_OPS: Final = 8192
 
 
 class _ByGroup(dict[int, RocksRows]):
-    """Rows by key group, made when they are first asked for."""
+    """Rows by key group, made on first use."""
 
     def __init__(self, make: Callable[[int], RocksRows]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class RocksBackend(Backend):
     ) -> None:
         packing = Packing(kind, keys, values, entries)
         known = self._packings.get(name)
-        if known is not None and state_entry(known, {}) != state_entry(packing, {}):
+        if known is not None and describe_state(known, {}) != describe_state(packing, {}):
             for group in list(self._rows[name]):
                 self.drop(name, group)
         elif known is not None:
@@ -111,10 +111,9 @@ class RocksBackend(Backend):
         if database is not None:
             database.delete(rows.prefix)
             rows.unbind()
-            self._let_go(database)
+            self._destroy_if_unused(database)
 
-    def _let_go(self, database: Database) -> None:
-        """Nobody needs a database that no rows are bound to."""
+    def _destroy_if_unused(self, database: Database) -> None:
         if database.rows_bound == 0:
             self._databases.remove(database)
             if database is self._home:
@@ -122,35 +121,37 @@ class RocksBackend(Backend):
             database.destroy()
 
     def all_rows(self) -> Iterator[RocksRows]:
-        # Copies: a base looks at them in the background while states and groups come.
+        # Copies: a base iterates in the background while states and groups are added.
         for by_group in list(self._rows.values()):
             yield from list(by_group.values())
 
-    def prefetch(self, groups: Sequence[int], keys: Sequence[Any]) -> None:
-        self._forget_if_full()
+    def prefetch(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
+        self._rotate_if_full()
         if not self._databases:
             return
         is_young = dict.__contains__
         for by_group in self._rows.values():
-            # Almost all are there: one look at each, at C speed, duplicates and all.
+            # Almost all are in memory: check each at C speed, duplicates included.
             unknown = [
                 (group, key)
                 for group, key in zip(groups, keys, strict=True)
                 if not is_young(by_group[group], key)
             ]
-            wanted: dict[int, list[Any]] = {}
+            wanted: dict[int, list[Key]] = {}
             for group, key in dict.fromkeys(unknown):
                 if not by_group[group].recall(key):
                     wanted.setdefault(group, []).append(key)
             if wanted:
                 self._fetch([(by_group[group], missing) for group, missing in wanted.items()])
 
-    def _fetch(self, wanted: list[tuple[RocksRows, list[Any]]]) -> None:
-        """One question to each database."""
-        asked: dict[Database | None, list[tuple[RocksRows, list[Any], dict[Any, Any]]]] = {}
+    def _fetch(self, wanted: list[tuple[RocksRows, list[Key]]]) -> None:
+        """Read keys with one call per database."""
+        by_database: dict[
+            Database | None, list[tuple[RocksRows, list[Key], dict[Key, Change]]]
+        ] = {}
         for rows, keys in wanted:
-            asked.setdefault(rows.database, []).append((rows, keys, rows.frozen))
-        for database, parts in asked.items():
+            by_database.setdefault(rows.database, []).append((rows, keys, rows.frozen))
+        for database, parts in by_database.items():
             if database is None:
                 for rows, keys, frozen in parts:
                     rows.fill(keys, [None] * len(keys), frozen)
@@ -167,32 +168,32 @@ class RocksBackend(Backend):
 
     # Memory
 
-    def cached(self, count: int) -> None:
+    def add_cached(self, count: int) -> None:
         self.cached_bytes += count
 
-    def changed(self, count: int) -> None:
+    def add_dirty(self, count: int) -> None:
         self.dirty_bytes += count
         unwritten = self.dirty_bytes + self.frozen_bytes
         if self.dirty_bytes > self._dirty_bytes_max or unwritten > self._unwritten_bytes_max:
             self.flush()
-        self._forget_if_full()
+        self._rotate_if_full()
 
-    def _forget_if_full(self) -> None:
-        """Between batches and epochs: nobody is in the middle of reading."""
+    def _rotate_if_full(self) -> None:
+        """Drop decoded contents, between batches and epochs, while no one reads them."""
         turns = 0
         while self.cached_bytes > self._cached_bytes_max:
             rows = next(self._clock, None)
             if rows is None:
                 turns += 1
                 if turns > 3:
-                    # Each had its turn twice and holds nothing; the count was off.
+                    # All were rotated twice and are empty; the count was off.
                     self.cached_bytes = 0
                 self._clock = self.all_rows()
             else:
                 self.cached_bytes -= rows.rotate()
 
     def flush(self) -> None:
-        """Everything into RocksDB."""
+        """Write all changes to RocksDB."""
         if self._base is not None:
             self._base.settle()
         parts = self.freeze()
@@ -211,7 +212,7 @@ class RocksBackend(Backend):
         return parts
 
     def thaw(self, parts: list[RocksRows]) -> None:
-        """A writer gave up: what is still frozen is dirty again."""
+        """Make frozen changes dirty again, after the writer gave up."""
         for rows in parts:
             if rows.frozen:
                 rows.thaw()
@@ -219,10 +220,10 @@ class RocksBackend(Backend):
         self.frozen_bytes = 0
 
     def write_frozen(self, parts: list[RocksRows]) -> Generator[None]:
-        """Take frozen changes to RocksDB, in steps of a few milliseconds."""
+        """Write frozen changes to RocksDB, in steps of a few milliseconds."""
         by_database: dict[Database, list[tuple[bytes, RocksRows]]] = {}
         for rows in parts:
-            database = rows.database or self._place(rows.group)
+            database = rows.database or self._database_of(rows.group)
             prefix = database.prefix(rows.name, rows.group)
             by_database.setdefault(database, []).append((prefix, rows))
         for database, found in by_database.items():
@@ -249,7 +250,7 @@ class RocksBackend(Backend):
             finally:
                 writer.discard()
             for _, rows in found:
-                # In this order: whoever finds nothing frozen must find the database.
+                # In this order: a reader that finds nothing frozen must find the database.
                 if rows.database is None:
                     rows.bind(database)
                 rows.frozen = {}
@@ -265,12 +266,15 @@ class RocksBackend(Backend):
         self._folders += 1
         return os.path.join(self.directory, f"{kind}{self._folders}")
 
-    def _place(self, group: int) -> Database:
-        """Where rows of a key group that have no database yet belong."""
+    def _database_of(self, group: int) -> Database:
+        """Return the database of a key group: that of its other states, else the home database."""
         for by_group in self._rows.values():
             rows = by_group.get(group)
             if rows is not None and rows.database is not None:
                 return rows.database
+        return self._open_home()
+
+    def _open_home(self) -> Database:
         if self._home is None:
             self._home = Database(self.new_folder("db"), self.tuning)
             self._databases.append(self._home)
@@ -284,20 +288,20 @@ class RocksBackend(Backend):
             return False
         self._cancel_base()
         store = store_of(store, ref)
-        for entry in index.databases:
-            owned = [group for group in entry.group_list() if group in groups]
+        for stored in index.databases:
+            owned = [group for group in stored.group_list() if group in groups]
             if not owned:
                 continue
-            database = fetch_database(store, entry, self.new_folder("db"), self.tuning)
+            database = fetch_database(store, stored, self.new_folder("db"), self.tuning)
             self._databases.append(database)
-            for name in [name for name in entry.states if name not in self._packings]:
-                # A state that the function no longer has must not come back with a later one.
+            for name in [name for name in stored.states if name not in self._packings]:
+                # A state that the function no longer has must not come back with a later version.
                 for group in owned:
                     database.delete(database.prefix(name, group))
                 del database.states[name]
             self._serve(database, index, owned)
-            counted = _keys(index, entry.group_list())
-            if counted and _keys(index, owned) < _OWNED_MIN * counted:
+            counted = _count_keys(index, stored.group_list())
+            if counted and _count_keys(index, owned) < _OWNED_MIN * counted:
                 self._absorb(database)
         while len(self._databases) > DATABASES_MAX:
             others = [d for d in self._databases if d is not self._home]
@@ -305,10 +309,10 @@ class RocksBackend(Backend):
         return True
 
     def _fits(self, index: RocksIndex) -> bool:
-        """Whether what is stored is as it is declared."""
+        """True if the stored types are the declared ones."""
         for name, packing in self._packings.items():
             stored = index.states.get(name)
-            if stored is not None and state_entry(packing, stored.counts) != stored:
+            if stored is not None and describe_state(packing, stored.counts) != stored:
                 return False
         return True
 
@@ -324,13 +328,10 @@ class RocksBackend(Backend):
                 rows.set_counts(*counts.get(group, (0, 0)))
 
     def _absorb(self, database: Database) -> None:
-        """Copy what counts of a database to the home database, and remove it."""
+        """Copy the slot's rows of a database to the home database, and remove it."""
         self.flush()
         bound = [rows for rows in self.all_rows() if rows.database is database]
-        if self._home is None:
-            self._home = Database(self.new_folder("db"), self.tuning)
-            self._databases.append(self._home)
-        home = self._home
+        home = self._open_home()
         writer = home.write_sorted()
         try:
             for rows in sorted(bound, key=lambda r: home.prefix(r.name, r.group)):
@@ -341,7 +342,7 @@ class RocksBackend(Backend):
             writer.discard()
         for rows in bound:
             rows.bind(home)
-        self._let_go(database)
+        self._destroy_if_unused(database)
 
     # Bases
 
@@ -351,11 +352,11 @@ class RocksBackend(Backend):
         return self._base
 
     def compact(self) -> None:
-        # Tombstones of large rows are small: by their size alone they would wait for long.
+        # Tombstones of large rows are small: by size alone they would wait for a long time.
         for database in list(self._databases):
             database.compact()
 
-    def base_closed(self) -> None:
+    def end_base(self) -> None:
         self._base = None
 
     def packings(self) -> Mapping[str, Packing]:
@@ -380,7 +381,7 @@ class RocksBackend(Backend):
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _keys(index: RocksIndex, groups: Sequence[int]) -> int:
+def _count_keys(index: RocksIndex, groups: Sequence[int]) -> int:
     return sum(
         state.counts.get(group, (0, 0))[0] for state in index.states.values() for group in groups
     )

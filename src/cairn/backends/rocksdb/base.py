@@ -1,12 +1,12 @@
 """A base out of RocksDB: a checkpoint by hard links, of which only new files are uploaded.
 
-What is not written yet when the base begins is frozen and taken to RocksDB in steps; then
-the checkpoint is taken. Later changes stay in memory until then, so nothing of them gets
-in. Whoever cannot wait (memory is full) takes the remaining steps itself.
+Changes that are unwritten when the base begins are frozen and written to RocksDB in steps; then
+the checkpoint is taken. Later changes stay in memory until then, so the base has none of them. A
+thread that cannot wait (memory is full) does the remaining steps itself.
 
 Always true here:
-- a step is taken by one thread at a time;
-- a base that is given up leaves its frozen changes where they were: not written;
+- one thread at a time does a step;
+- the frozen changes of a cancelled base become unwritten changes again;
 - only objects that the parent epoch lists for this range are shared; others are uploaded.
 """
 
@@ -18,18 +18,19 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from cairn.backends.base import Base, BaseCancelledError, BaseTarget
+from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
 from cairn.backends.rocksdb.database import Database, StoredSst
 from cairn.backends.rocksdb.files import (
-    DatabaseEntry,
-    FileEntry,
     RocksIndex,
+    SstFile,
+    StoredDatabase,
+    describe_state,
     digest_file,
     encode_index,
-    state_entry,
 )
 from cairn.crash import crash_point
-from cairn.storage.pack import Stored, state_path
+from cairn.storage.files import StateFile
+from cairn.storage.pack import state_path
 
 if TYPE_CHECKING:
     from cairn.backends.rocksdb.backend import RocksBackend
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _GROUPS_ALL = (0, (1 << 16) - 1)
 
 
-class _Taken:
+class _Checkpoint:
     """A checkpoint of one database."""
 
     def __init__(self, database: Database, folder: str, groups: list[int]) -> None:
@@ -45,7 +46,7 @@ class _Taken:
         self.folder = folder
         self.groups = groups
         self.states = dict(database.states)
-        # Compaction goes on: what is linked was live before or is live after.
+        # Compaction goes on: a linked file was live before or is live after.
         self.live = database.live_files()
         database.checkpoint(folder)
         self.live.update(database.live_files())
@@ -59,7 +60,7 @@ class RocksBase(Base):
         self._frozen = backend.freeze()
         self._steps: Generator[None] = backend.write_frozen(self._frozen)
         self._states = {
-            name: state_entry(
+            name: describe_state(
                 packing,
                 {
                     group: (len(rows), rows.entry_count())
@@ -69,49 +70,49 @@ class RocksBase(Base):
             )
             for name, packing in backend.packings().items()
         }
-        self._taken: list[_Taken] | None = None
+        self._checkpoints: list[_Checkpoint] | None = None
         self._cancelled = False
         self._closed = False
 
     # Taking the checkpoint
 
     def step(self) -> bool:
-        """Do a little of what comes before the checkpoint, or take it; False when it is taken."""
+        """Do a step towards the checkpoint, or take it; False once it is taken."""
         with self._lock:
-            if self._taken is not None or self._cancelled:
+            if self._checkpoints is not None or self._cancelled:
                 return False
             try:
                 for _ in self._steps:
                     return True
-                self._taken = self._take()
+                self._checkpoints = self._take()
             except BaseException:
-                self._give_up()
+                self._cancel()
                 raise
             return False
 
     def settle(self) -> None:
-        """Take the checkpoint now: what comes next cannot wait for the writer."""
+        """Take the checkpoint now, without waiting for the writer."""
         while self.step():
             pass
 
-    def _take(self) -> list[_Taken]:
+    def _take(self) -> list[_Checkpoint]:
         groups: dict[Database, set[int]] = {}
         for rows in self._backend.all_rows():
             if rows.database is not None and rows.group in self._groups:
                 groups.setdefault(rows.database, set()).add(rows.group)
         return [
-            _Taken(database, self._backend.new_folder("base"), sorted(owned))
+            _Checkpoint(database, self._backend.new_folder("base"), sorted(owned))
             for database, owned in groups.items()
         ]
 
     def cancel(self) -> None:
         with self._lock:
             if not self._cancelled:
-                self._give_up()
+                self._cancel()
 
-    def _give_up(self) -> None:
+    def _cancel(self) -> None:
         self._cancelled = True
-        if self._taken is None:
+        if self._checkpoints is None:
             self._steps.close()
             self._backend.thaw(self._frozen)
 
@@ -121,42 +122,43 @@ class RocksBase(Base):
             if self._closed:
                 return
             self._closed = True
-            for taken in self._taken or ():
-                shutil.rmtree(taken.folder, ignore_errors=True)
-        self._backend.base_closed()
+            for checkpoint in self._checkpoints or ():
+                shutil.rmtree(checkpoint.folder, ignore_errors=True)
+        self._backend.end_base()
 
     # Writing it
 
-    def write(self, target: BaseTarget, pace: Callable[[], None]) -> Stored:
+    def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
         while self.step():
             pace()
         self._check()
-        assert self._taken is not None
+        assert self._checkpoints is not None
         known = {path for ref in target.known if not ref.store for path in ref.objects}
-        entries = []
+        databases = []
         uploaded = 0
         try:
-            for taken in self._taken:
-                entry, size = self._upload(taken, target, known, pace)
-                entries.append(entry)
+            for checkpoint in self._checkpoints:
+                database, size = self._upload(checkpoint, target, known, pace)
+                databases.append(database)
                 uploaded += size
         except FileNotFoundError as error:
-            # Closed under our hands: the links are gone.
+            # The base was closed meanwhile, and its links are gone.
             self._check(error)
             raise
         index = RocksIndex(
             operator=target.operator,
             epoch=target.epoch,
             states=self._states,
-            databases=entries,
+            databases=databases,
         )
         self._check()
         digest, data = encode_index(index)
         path = state_path(target.term, f"{digest}.rocks")
         target.store.put(path, data)
-        files = {file.path: file.size for entry in entries for file in entry.files}
-        return Stored(
+        files = {file.path: file.size for database in databases for file in database.files}
+        return StateFile(
             digest,
+            "base",
             len(data),
             index.rows,
             path=path,
@@ -167,20 +169,20 @@ class RocksBase(Base):
         )
 
     def _upload(
-        self, taken: _Taken, target: BaseTarget, known: set[str], pace: Callable[[], None]
-    ) -> tuple[DatabaseEntry, int]:
+        self, checkpoint: _Checkpoint, target: BaseTarget, known: set[str], pace: Callable[[], None]
+    ) -> tuple[StoredDatabase, int]:
         by_digest = {os.path.basename(path).partition(".")[0]: path for path in known}
-        files: list[FileEntry] = []
+        files: list[SstFile] = []
         meta: dict[str, bytes] = {}
         uploaded = 0
-        for name in sorted(os.listdir(taken.folder)):
-            local = os.path.join(taken.folder, name)
+        for name in sorted(os.listdir(checkpoint.folder)):
+            local = os.path.join(checkpoint.folder, name)
             if not name.endswith(".sst"):
                 if not name.endswith(".log"):
                     with open(local, "rb") as file:
                         meta[name] = file.read()
                 continue
-            stored = taken.database.stored.get(name)
+            stored = checkpoint.database.stored.get(name)
             if stored is None or stored.path not in known:
                 digest = stored.digest if stored is not None else digest_file(local)
                 size = os.path.getsize(local)
@@ -190,15 +192,15 @@ class RocksBase(Base):
                     target.store.put_file(path, local)
                     uploaded += size
                     crash_point("slot.sst.uploaded")
-                stored = taken.database.stored[name] = StoredSst(digest, path, size)
+                stored = checkpoint.database.stored[name] = StoredSst(digest, path, size)
                 pace()
                 self._check()
-            first, last, level = _placed(taken.live.get(name))
-            files.append(
-                FileEntry(name, stored.digest, stored.path, stored.size, first, last, level)
-            )
+            first, last, level = _key_range(checkpoint.live.get(name))
+            files.append(SstFile(name, stored.digest, stored.path, stored.size, first, last, level))
         return (
-            DatabaseEntry(groups=_runs(taken.groups), states=taken.states, files=files, meta=meta),
+            StoredDatabase(
+                groups=_runs(checkpoint.groups), states=checkpoint.states, files=files, meta=meta
+            ),
             uploaded,
         )
 
@@ -207,8 +209,8 @@ class RocksBase(Base):
             raise BaseCancelledError from cause
 
 
-def _placed(live: dict[str, Any] | None) -> tuple[int, int, int]:
-    """First and last key group, and level; unknown files may hold anything."""
+def _key_range(live: dict[str, Any] | None) -> tuple[int, int, int]:
+    """Return first and last key group, and level; an unknown file may hold any group."""
     if live is None or not live["start_key"] or not live["end_key"]:
         return *_GROUPS_ALL, 0
     first = int.from_bytes(live["start_key"][:2], "big")

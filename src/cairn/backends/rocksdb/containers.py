@@ -1,11 +1,11 @@
 """Map and list state in RocksDB: rows that hold a view of each key's entries or items.
 
-Map state has a header per key (how many entries) and a row per entry; list state a header (how
-many items) and a row per item. A header that is not there says that nothing is.
+Map state has a header per key (the number of entries) and a row per entry; list state a header
+(the number of items) and a row per item. A key without a header has no content.
 
 Always true here:
 - changing an entry, or appending, costs what is changed, however much a key holds;
-- a view shows what is committed; only `promote` changes what it shows.
+- a view shows committed content; only `promote` changes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT, Change, Content
 from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
 from cairn.backends.rocksdb.database import Op
 from cairn.backends.rocksdb.rows import (
@@ -25,15 +25,17 @@ from cairn.backends.rocksdb.rows import (
     RocksRows,
     pieces,
 )
+from cairn.types.codec import Datum, Key
+from cairn.types.codec.core import Values
 
-# Maps up to this size are read whole when one entry is asked for.
+# Maps up to this size are read whole when one entry is read.
 _SCAN_ENTRIES_MAX: Final = 64
 _MISSING: Any = object()
 _INDEX: Final = struct.Struct(">Q")
 
 
-class MapView(Mapping[Any, Any]):
-    """The entries of one key: those that are known, and a way to the others."""
+class MapView(Mapping[Key, Datum]):
+    """The entries of one key: those in memory, and a way to read the others."""
 
     __slots__ = ("count", "key_bytes", "known", "rows", "whole")
 
@@ -41,11 +43,12 @@ class MapView(Mapping[Any, Any]):
         self.rows = rows
         self.key_bytes = key_bytes
         self.count = count
-        self.known: dict[Any, Any] = {}
-        """Entry to value, or to ABSENT; where `whole`, without those that are absent."""
+        self.known: dict[Key, Datum] = {}
+        """Entry to value, or to ABSENT; without absent ones if `whole`."""
         self.whole = count == 0
+        """All entries are known."""
 
-    def get(self, entry: Any, default: Any = None) -> Any:
+    def get(self, entry: Key, default: Datum = None) -> Datum:
         value = self.known.get(entry, _MISSING)
         if value is _MISSING:
             if not self.whole:
@@ -53,7 +56,7 @@ class MapView(Mapping[Any, Any]):
             value = self.known.get(entry, ABSENT)
         return default if value is ABSENT else value
 
-    def __getitem__(self, entry: Any) -> Any:
+    def __getitem__(self, entry: Key) -> Datum:
         value = self.get(entry, ABSENT)
         if value is ABSENT:
             raise KeyError(entry)
@@ -65,14 +68,14 @@ class MapView(Mapping[Any, Any]):
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Key]:
         return iter(self.load())
 
-    def copy(self) -> dict[Any, Any]:
+    def copy(self) -> dict[Key, Datum]:
         return self.load().copy()
 
-    def fetch(self, entries: Sequence[Any]) -> None:
-        """Make entries known."""
+    def fetch(self, entries: Sequence[Key]) -> None:
+        """Read entries into memory."""
         if self.count <= _SCAN_ENTRIES_MAX:
             self.load()
             return
@@ -83,13 +86,13 @@ class MapView(Mapping[Any, Any]):
         for entry, raw in zip(entries, raws, strict=True):
             self.known[entry] = ABSENT if raw is None else rows.packing.value_of(raw)
             size += len(raw or b"")
-        rows.cached(size)
+        rows.add_cached(size)
 
-    def load(self) -> dict[Any, Any]:
-        """Make all of it known."""
+    def load(self) -> dict[Key, Datum]:
+        """Read all entries into memory."""
         if not self.whole:
             rows = self.rows
-            loaded: dict[Any, Any] = {}
+            loaded: dict[Key, Datum] = {}
             size = 0
             if rows.database is not None:
                 prefix = rows.prefix + self.key_bytes
@@ -101,11 +104,11 @@ class MapView(Mapping[Any, Any]):
             loaded.update(self.known)
             self.known = {e: value for e, value in loaded.items() if value is not ABSENT}
             self.whole = True
-            rows.cached(size)
+            rows.add_cached(size)
         return self.known
 
-    def change(self, changed: Mapping[Any, Any]) -> None:
-        """Take in changes, of entries that are known all of them."""
+    def change(self, changed: Mapping[Key, Datum]) -> None:
+        """Apply changes of entries, all of which are known."""
         known = self.known
         for entry, value in changed.items():
             before = known.get(entry, ABSENT) is not ABSENT
@@ -117,7 +120,7 @@ class MapView(Mapping[Any, Any]):
 
 
 class RocksMapRows(RocksRows):
-    """Map state: the cache holds views. Changes are (how many entries then, {entry: value})."""
+    """Map state: the cache holds views. Changes are (number of entries, {entry: value})."""
 
     __slots__ = ("entries_held",)
 
@@ -125,29 +128,29 @@ class RocksMapRows(RocksRows):
         super().__init__(name, packing, memory, group)
         self.entries_held = 0
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: Key, default: Content = None) -> Content:
         view = self[key]
         return view if len(view) else default
 
-    def __contains__(self, key: Any) -> bool:
-        return len(self[key]) > 0
+    def __contains__(self, key: object) -> bool:
+        return len(self[key]) > 0  # type: ignore[index]
 
-    def peek(self, key: Any) -> Any:
-        view = self.remembered(key)
+    def peek(self, key: Key) -> Content:
+        view = self.recent(key)
         if isinstance(view, MapView) and view.whole:
             return view.known.copy() or None
-        held: dict[Any, Any] = {}
+        held: dict[Key, Datum] = {}
         layers = self.unwritten()
-        for at, raw in self._below(key):
+        for at, raw in self._scan_key(key):
             held[self.packing.entry_of(at)] = self.packing.value_of(raw)
         for layer in reversed(layers):
-            word = layer.get(key)
-            if word is not None:
-                held.update(word[1])
+            change = layer.get(key)
+            if change is not None:
+                held.update(change[1])
         return {entry: value for entry, value in held.items() if value is not ABSENT} or None
 
-    def _below(self, key: Any) -> Iterator[tuple[bytes, bytes]]:
-        """What the database has of a key: its entries or items, without the header."""
+    def _scan_key(self, key: Key) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries or items of a key in the database, without the header."""
         database = self.database
         if database is not None:
             prefix = self.prefix + self.packing.key(key)
@@ -161,36 +164,36 @@ class RocksMapRows(RocksRows):
     def set_counts(self, keys: int, entries: int) -> None:
         self.held, self.entries_held = keys, entries
 
-    def recall(self, key: Any) -> bool:
+    def recall(self, key: Key) -> bool:
         if key not in self.old:
             return False
         self[key] = self._rejuvenate(key)
         return True
 
     def fill(
-        self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
+        self, keys: Sequence[Key], raws: Sequence[bytes | None], frozen: Mapping[Key, Change]
     ) -> None:
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
             count = 0 if raw is None else decode(raw)
             view = MapView(self, self.packing.key(key), count)
             for layer in layers:
-                word = layer.get(key)
-                if word is not None:
-                    view.count = word[0]
-                    view.known.update(word[1])
+                change = layer.get(key)
+                if change is not None:
+                    view.count = change[0]
+                    view.known.update(change[1])
             if view.whole:
                 view.known = {e: v for e, v in view.known.items() if v is not ABSENT}
             self[key] = view
-        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+        self.add_cached(2 * CACHED_ENTRY_BYTES * len(keys))
 
-    def __missing__(self, key: Any) -> Any:
-        self.know((key,))
+    def __missing__(self, key: Key) -> Content:
+        self.load((key,))
         return self[key]
 
-    def promote(self, changes: Mapping[Any, Any]) -> None:
-        self.know(changes)
-        self._know_entries(changes)
+    def promote(self, changes: Mapping[Key, Change]) -> None:
+        self.load(changes)
+        self._load_entries(changes)
         size = 0
         for key, changed in changes.items():
             view: MapView = self[key]
@@ -198,18 +201,18 @@ class RocksMapRows(RocksRows):
             view.change(changed)
             self.held += (view.count > 0) - (before > 0)
             self.entries_held += view.count - before
-            word = self.dirty.get(key)
-            merged = {} if word is None else word[1]
+            earlier = self.dirty.get(key)
+            merged = {} if earlier is None else earlier[1]
             merged.update(changed)
             self.dirty[key] = (view.count, merged)
             payload = estimate_value_bytes(changed.values(), self.packing.value)
             size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.cached(2 * size)
-        self.memory.changed(size)
+        self.add_cached(2 * size)
+        self.memory.add_dirty(size)
 
-    def _know_entries(self, changes: Mapping[Any, Any]) -> None:
-        """Whether an entry is new must be known, to count: ask for all of them at once."""
-        wanted: list[tuple[MapView, Any]] = []
+    def _load_entries(self, changes: Mapping[Key, Change]) -> None:
+        """Read all changed entries at once: only known entries can be counted."""
+        wanted: list[tuple[MapView, Key]] = []
         for key, changed in changes.items():
             view: MapView = self[key]
             if not view.whole:
@@ -224,9 +227,9 @@ class RocksMapRows(RocksRows):
 
     def thaw(self) -> None:
         for key, (count, changed) in self.frozen.items():
-            word = self.dirty.get(key)
+            later = self.dirty.get(key)
             self.dirty[key] = (
-                (count, changed) if word is None else (word[0], {**changed, **word[1]})
+                (count, changed) if later is None else (later[0], {**changed, **later[1]})
             )
         self.frozen = {}
 
@@ -246,7 +249,7 @@ class RocksMapRows(RocksRows):
             yield ops
 
 
-class ListView(Sequence[Any]):
+class ListView(Sequence[Datum]):
     """The items of one key: the first `below` of them in the database, then `tail`."""
 
     __slots__ = ("below", "key_bytes", "rows", "tail")
@@ -255,13 +258,13 @@ class ListView(Sequence[Any]):
         self.rows = rows
         self.key_bytes = key_bytes
         self.below = count
-        self.tail: list[Any] = []
+        self.tail: Values = []
 
     def __len__(self) -> int:
         return self.below + len(self.tail)
 
     def __getitem__(self, index: Any) -> Any:
-        # One item, near the end or by itself, does not take the whole list.
+        # One item by its index does not load the whole list.
         if type(index) is int and self.below and index >= 0:
             if index >= self.below:
                 return self.tail[index - self.below]
@@ -271,16 +274,16 @@ class ListView(Sequence[Any]):
                 return rows.packing.value_of(raw)
         return self.load()[index]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Datum]:
         return iter(self.load())
 
-    def load(self) -> list[Any]:
+    def load(self) -> Values:
         if self.below:
             rows = self.rows
             assert rows.database is not None
             prefix = rows.prefix + self.key_bytes
             value_of = rows.packing.value_of
-            items: list[Any] = []
+            items: Values = []
             size = 0
             for key, raw in rows.database.scan(prefix):
                 if len(key) > len(prefix):
@@ -290,10 +293,10 @@ class ListView(Sequence[Any]):
                     size += len(raw) + CACHED_ENTRY_BYTES
             self.tail = items + self.tail
             self.below = 0
-            rows.cached(size)
+            rows.add_cached(size)
         return self.tail
 
-    def change(self, start: int, added: Sequence[Any]) -> None:
+    def change(self, start: int, added: Sequence[Datum]) -> None:
         if start < self.below:
             self.below, self.tail = start, list(added)
         else:
@@ -306,16 +309,16 @@ class RocksListRows(RocksMapRows):
 
     __slots__ = ()
 
-    def peek(self, key: Any) -> Any:
-        view = self.remembered(key)
+    def peek(self, key: Key) -> Content:
+        view = self.recent(key)
         if isinstance(view, ListView) and not view.below:
             return view.tail.copy() or None
         layers = self.unwritten()
-        held = [self.packing.value_of(raw) for _, raw in self._below(key)]
+        held = [self.packing.value_of(raw) for _, raw in self._scan_key(key)]
         for layer in reversed(layers):
-            word = layer.get(key)
-            if word is not None:
-                start, added = word
+            change = layer.get(key)
+            if change is not None:
+                start, added = change
                 held = [*held[:start], *added]
         return held or None
 
@@ -323,36 +326,36 @@ class RocksListRows(RocksMapRows):
         return self.held
 
     def fill(
-        self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
+        self, keys: Sequence[Key], raws: Sequence[bytes | None], frozen: Mapping[Key, Change]
     ) -> None:
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
             view = ListView(self, self.packing.key(key), 0 if raw is None else decode(raw))
             for layer in layers:
-                word = layer.get(key)
-                if word is not None:
-                    view.change(*word)
+                change = layer.get(key)
+                if change is not None:
+                    view.change(*change)
             self[key] = view
-        self.cached(2 * CACHED_ENTRY_BYTES * len(keys))
+        self.add_cached(2 * CACHED_ENTRY_BYTES * len(keys))
 
-    def promote(self, changes: Mapping[Any, Any]) -> None:
-        self.know(changes)
+    def promote(self, changes: Mapping[Key, Change]) -> None:
+        self.load(changes)
         size = 0
         for key, (start, added) in changes.items():
             view: ListView = self[key]
             before = len(view)
             view.change(start, added)
             self.held += (len(view) > 0) - (before > 0)
-            self.dirty[key] = _then(self.dirty.get(key), (start, added))
+            self.dirty[key] = _merge(self.dirty.get(key), (start, added))
             payload = estimate_value_bytes(added, self.packing.value)
             size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.cached(size)
-        self.memory.changed(size)
+        self.add_cached(size)
+        self.memory.add_dirty(size)
 
     def thaw(self) -> None:
-        for key, word in self.frozen.items():
+        for key, change in self.frozen.items():
             later = self.dirty.get(key)
-            self.dirty[key] = word if later is None else _then(word, later)
+            self.dirty[key] = change if later is None else _merge(change, later)
         self.frozen = {}
 
     def ops(self, prefix: bytes) -> Iterator[list[Op]]:
@@ -375,17 +378,18 @@ class RocksListRows(RocksMapRows):
             yield ops
 
 
-def _then(
-    word: tuple[int, Sequence[Any]] | None, later: tuple[int, Sequence[Any]]
-) -> tuple[int, list[Any]]:
-    """Two changes of a list as one. The second may take over the list of the first."""
+ListChange = tuple[int, Values]
+
+
+def _merge(change: ListChange | None, later: ListChange) -> ListChange:
+    """Return two changes of a list as one; the first one's list is reused."""
     start, added = later
-    if word is None or start < word[0]:
+    if change is None or start < change[0]:
         return start, list(added)
-    items: list[Any] = word[1] if isinstance(word[1], list) else list(word[1])
-    del items[start - word[0] :]
+    first, items = change
+    del items[start - first :]
     items += added
-    return word[0], items
+    return first, items
 
 
 ROWS: dict[str, type[RocksRows]] = {"map": RocksMapRows, "list": RocksListRows}

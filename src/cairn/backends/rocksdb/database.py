@@ -1,15 +1,14 @@
 """One RocksDB database of a slot: sorted rows, written as whole SST files.
 
 Keys are `key group (2 bytes, big endian) | state (1 byte) | key [| entry or index]`, so the rows
-of a key group lie together, whatever their state.
+of a key group lie together, across states.
 
-Writes do not go through the memtable: what is to be written is sorted anyway, and an SST
-file that is handed over costs a quarter of the same rows put one by one. So a checkpoint has
-(almost) nothing to flush.
+Writes do not go through the memtable: the rows are sorted anyway, and ingesting an SST file costs
+a quarter of putting the same rows one by one. So a checkpoint has (almost) nothing to flush.
 
 Always true here:
-- which byte stands for a state is fixed when the state first comes to the database;
-- a scan that ends early because a file is damaged raises, it does not just end.
+- the byte of a state is fixed when the state is first used in the database;
+- a scan that meets a damaged file raises; it does not just end early.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _STATES_MAX: Final = 254
 _GROUP: Final = struct.Struct(">H")
 
 Op = tuple[bytes, bytes | None]
-"""A row to put, or (None) to delete."""
+"""A row to put, or to delete (None)."""
 
 
 @dataclass(frozen=True)
 class StoredSst:
-    """An SST file that is in the store."""
+    """An SST file in the store."""
 
     digest: str
     path: str
@@ -47,14 +46,14 @@ class StoredSst:
 
 
 class Tuning:
-    """What all databases of a slot share: the block cache and the options."""
+    """The block cache and the options, shared by all databases of a slot."""
 
     def __init__(self, block_cache_bytes: int, *, some_files: bool = False) -> None:
         self.cache = rocksdict.Cache(block_cache_bytes)
         table = rocksdict.BlockBasedOptions()
         table.set_block_cache(self.cache)
         table.set_bloom_filter(10, False)
-        # Counted as blocks, so that the cache's size is the bound for them too.
+        # Counted as blocks, so that the cache's size bounds them too.
         table.set_cache_index_and_filter_blocks(True)
         # In parts: the filter of a whole file would not fit a shard of a small cache.
         table.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
@@ -66,9 +65,9 @@ class Tuning:
         options.create_if_missing(True)
         options.set_block_based_table_factory(table)
         options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
-        # A base uploads what flushes and compactions wrote since the last one. Runs of the
-        # same size are merged by eights, and all of it only when the newer runs have grown
-        # to the size of the oldest: with 1 % of the keys changed in between, a few per cent.
+        # A base uploads the files that flushes and compactions wrote since the last one. Eight
+        # runs of the same size are merged, and all runs only when the newer ones have grown to
+        # the size of the oldest: with 1 % of the keys changed in between, a few per cent.
         universal = rocksdict.UniversalCompactOptions()
         universal.size_ratio = 20
         universal.min_merge_width = 4
@@ -84,19 +83,19 @@ class Tuning:
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(1 << 20)
         options.set_stats_dump_period_sec(0)
-        # A reader of some key groups fetches only their files; the checks would want all.
+        # A reader of some key groups fetches only their files; the checks would need all.
         options.set_paranoid_checks(not some_files)
         self.options = options
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key that is greater than all keys that begin with this."""
+    """Return the first key that is greater than all keys with this prefix."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1])
 
 
 class Database:
-    """A folder with one RocksDB database. One that is only read may lack some of its files."""
+    """A folder with one RocksDB database. A read-only one may lack some of its files."""
 
     def __init__(
         self,
@@ -110,9 +109,9 @@ class Database:
         self.folder = folder
         self.states = dict(states or {})
         self.stored = dict(stored or {})
-        """Files that are known to be in the store, by local name."""
+        """Files known to be in the store, by local name."""
         self.rows_bound = 0
-        """How many rows objects keep their rows here."""
+        """Number of `RocksRows` objects that keep their rows here."""
         self._tuning = tuning
         self._is_bounded = read_only
         self._runs = 0
@@ -126,7 +125,7 @@ class Database:
         )
         if not read_only:
             write = rocksdict.WriteOptions()
-            # Installed as a method, declared as one, and in truth an attribute.
+            # The stubs declare a method, but it is an attribute.
             write.disable_wal = True  # type: ignore[method-assign,assignment]
             self._db.set_write_options(write)
 
@@ -147,21 +146,21 @@ class Database:
         return found
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key begins with this, in order; those from `start` on."""
+        """Yield rows with this prefix, in order, from `start` on."""
         end = after(prefix)
         first = max(prefix, start)
         last: bytes | None = None
         options = rocksdict.ReadOptions()
         if self._is_bounded:
-            # A reader may lack the file that comes next. Elsewhere the row after the last one
-            # says that there was no error, which a bound would make us look for once more.
+            # A reader may lack the next file. Elsewhere the row after the last one proves that
+            # no error ended the scan; with a bound that would need a second look.
             options.set_iterate_upper_bound(end)
         for pair in self._db.items(from_key=first, read_opt=options):
             if pair[0] >= end:  # type: ignore[operator]
                 return
             last = pair[0]  # type: ignore[assignment]
             yield pair  # type: ignore[misc]
-        # The iterator swallows errors; ask again for what came after the last row.
+        # The iterator swallows errors: look again at the place after the last row.
         check = self._db.iter(options)
         check.seek(last if last is not None else first)
         if last is not None and check.valid():
@@ -173,16 +172,16 @@ class Database:
         if check.valid():
             raise self.corrupt("a scan ended early")
 
-    def corrupt(self, why: Any) -> CorruptFileError:
+    def corrupt(self, why: object) -> CorruptFileError:
         return CorruptFileError(
             f"the slot's RocksDB database cannot be read: {why}\n"
             f"  folder: {self.folder}\n"
-            "  next: look at the disk; the slot restores from the last epoch",
+            "  next: check the disk; the slot restores from the last epoch",
             file=self.folder,
         )
 
     def delete(self, prefix: bytes) -> None:
-        """Delete rows whose key begins with this."""
+        """Delete rows with this prefix."""
         self._db.delete_range(prefix, after(prefix))
 
     def write_sorted(self) -> SortedWriter:
@@ -196,11 +195,11 @@ class Database:
         return sum(file["size"] for file in self._db.live_files())
 
     def checkpoint(self, folder: str) -> None:
-        """Hard links to everything there is now."""
+        """Hard-link all present files into a folder."""
         rocksdict.Checkpoint(self._db).create_checkpoint(folder)
 
     def compact(self) -> None:
-        """Merge all files into one run; a slow affair, beside everything else."""
+        """Merge all files into one run. Slow, but other calls go on meanwhile."""
         with self._closing:
             if not self._closed:
                 self._db.compact_range(None, None)
@@ -216,7 +215,7 @@ class Database:
 
 
 class SortedWriter:
-    """Rows in ascending order of their keys, which the database takes in as files."""
+    """Writes rows, in ascending order of their keys, to files that the database ingests."""
 
     def __init__(self, db: rocksdict.Rdict, tuning: Tuning, stem: str) -> None:
         self._db = db
@@ -241,7 +240,7 @@ class SortedWriter:
             self._writer = None
 
     def finish(self) -> None:
-        """All rows are in the database."""
+        """Ingest all rows into the database."""
         if self._writer is not None:
             self._writer.finish()
             self._writer = None

@@ -3,11 +3,11 @@
     state/<term>/<digest>.sst      files of a database, as RocksDB wrote them
     state/<term>/<digest>.rocks    the index: magic | checksum | msgpack
 
-The index has RocksDB's small files (manifest, options) in it, and says which file is
-which, what types the rows have and which key groups count.
+The index contains RocksDB's small files (manifest, options), the names of the SST files, the types
+of the rows and the key groups that count.
 
 Always true here:
-- a file that was fetched has the digest that the index names, or CorruptFileError names it;
+- a fetched file has the digest that the index names, or CorruptFileError names the file;
 - an index names only files that are in the store.
 """
 
@@ -19,13 +19,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
-from cairn.backends.layout import Layout, make_layout
+from cairn.backends.contract import Content
+from cairn.backends.layout import Layout, RowsByGroup, make_layout
 from cairn.backends.packing import Packing
 from cairn.backends.rocksdb.database import Database, StoredSst, Tuning
 from cairn.backends.rocksdb.rows import scan_rows
@@ -34,7 +35,7 @@ from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import NotFoundError, Store
 from cairn.types import type_ddl
-from cairn.types.codec import Codec, codec
+from cairn.types.codec import Codec, Key, codec
 
 MAGIC: Final = b"CAIRNRK1"
 _CHECKSUM_BYTES: Final = 16
@@ -43,7 +44,7 @@ _READER_CACHE_BYTES: Final = 32 << 20
 _PIECE_ROWS: Final = 16 * 1024
 
 
-class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+class SstFile(msgspec.Struct, frozen=True, array_like=True):
     """An SST file: its name in the database, its object in the store."""
 
     name: str
@@ -55,40 +56,40 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     level: int
 
 
-class DatabaseEntry(msgspec.Struct, frozen=True, kw_only=True):
+class StoredDatabase(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[tuple[int, int]]
-    """First and last of each run of key groups that count; others may be in the files."""
+    """First and last of each run of key groups that count; the files may hold others."""
     states: dict[str, int]
-    files: list[FileEntry]
+    files: list[SstFile]
     meta: dict[str, bytes]
 
     def group_list(self) -> list[int]:
         return [group for first, last in self.groups for group in range(first, last + 1)]
 
 
-class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     type: str
     entry_type: str | None
     key_type: str
     counts: dict[int, tuple[int, int]]
-    """Per key group: keys, and stored rows (entries, for maps)."""
+    """Number of keys and of stored rows (entries, for maps) per key group."""
 
 
 class RocksIndex(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
     operator: str
     epoch: int
-    states: dict[str, StateEntry]
-    databases: list[DatabaseEntry]
+    states: dict[str, StoredState]
+    databases: list[StoredDatabase]
 
     @property
     def rows(self) -> int:
         return sum(rows for state in self.states.values() for _, rows in state.counts.values())
 
 
-def state_entry(packing: Packing, counts: dict[int, tuple[int, int]]) -> StateEntry:
-    return StateEntry(
+def describe_state(packing: Packing, counts: dict[int, tuple[int, int]]) -> StoredState:
+    return StoredState(
         kind=packing.kind,
         type=type_ddl(packing.values.type),
         entry_type=None if packing.entries is None else type_ddl(packing.entries.type),
@@ -98,7 +99,7 @@ def state_entry(packing: Packing, counts: dict[int, tuple[int, int]]) -> StateEn
 
 
 def encode_index(index: RocksIndex) -> tuple[str, bytes]:
-    """Its id, and its bytes."""
+    """Return the id and the bytes of an index."""
     body = msgspec.msgpack.encode(index)
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
     return digest, MAGIC + xxhash.xxh3_128_digest(body) + body
@@ -114,7 +115,7 @@ def corrupt(file: str, why: str) -> CorruptFileError:
 
 
 def read_index(store: Store, ref: FileRef) -> RocksIndex:
-    """The index of a base; it must be exactly the one that the manifest names."""
+    """Read the index of a base; it must be exactly the one that the manifest names."""
     store = store_of(store, ref)
     name = f"{store.url}/{ref.path}"
     try:
@@ -124,11 +125,13 @@ def read_index(store: Store, ref: FileRef) -> RocksIndex:
     start = len(MAGIC) + _CHECKSUM_BYTES
     body = data[start:]
     if len(data) != ref.length or data[: len(MAGIC)] != MAGIC:
-        raise corrupt(name, f"{len(data)} bytes of {ref.length}, or no index of a RocksDB base")
+        raise corrupt(
+            name, f"{len(data)} of {ref.length} bytes, or not the index of a RocksDB base"
+        )
     if xxhash.xxh3_128_digest(body) != data[len(MAGIC) : start]:
         raise corrupt(name, "the checksum does not match")
     if hashlib.blake2b(body, digest_size=16).hexdigest() != ref.id:
-        raise corrupt(name, f"it is another base than {ref.id}")
+        raise corrupt(name, f"it is not base {ref.id}")
     try:
         return msgspec.msgpack.decode(body, type=RocksIndex)
     except msgspec.MsgspecError as error:
@@ -143,14 +146,14 @@ def digest_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def fetch_file(store: Store, entry: FileEntry, folder: str) -> None:
-    """Bring an SST file into a folder, verified."""
+def fetch_file(store: Store, entry: SstFile, folder: str) -> None:
+    """Fetch an SST file into a folder and verify it."""
     target = os.path.join(folder, entry.name)
     local = store.local_path(entry.path)
     try:
         if local is not None:
             try:
-                # Neither side ever writes to it again.
+                # Neither side writes to it again.
                 os.link(local, target)
             except FileNotFoundError:
                 raise NotFoundError(entry.path) from None
@@ -166,7 +169,7 @@ def fetch_file(store: Store, entry: FileEntry, folder: str) -> None:
         raise corrupt(f"{store.url}/{entry.path}", "its digest does not match")
 
 
-def _download(store: Store, entry: FileEntry, target: str | None) -> str:
+def _download(store: Store, entry: SstFile, target: str | None) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with open(target or os.devnull, "wb") as file:
         for offset in range(0, entry.size, _CHUNK_BYTES):
@@ -177,31 +180,31 @@ def _download(store: Store, entry: FileEntry, target: str | None) -> str:
     return digest.hexdigest()
 
 
-def opened_by(files: Sequence[FileEntry], groups: range) -> list[FileEntry]:
-    """The files that RocksDB opens to scan these key groups, one by one."""
-    # Those of level 0 for every scan, wherever it is.
+def files_of(files: Sequence[SstFile], groups: range) -> list[SstFile]:
+    """Return the files that RocksDB opens to scan these key groups, one by one."""
+    # Every scan opens the files of level 0.
     found = [file for file in files if file.level == 0]
-    by_level: dict[int, list[FileEntry]] = {}
+    by_level: dict[int, list[SstFile]] = {}
     for file in files:
         if file.level > 0 and file.last_group >= groups.start:
             by_level.setdefault(file.level, []).append(file)
     for level in by_level.values():
-        # To find a key it opens the first file that ends at or after it, and that may be one
-        # that begins after all groups asked for. Files of one group may come in any order.
+        # To find a key RocksDB opens the first file that ends at or after it. That file may begin
+        # after all groups asked for. Files of one group may be in any order.
         place = attrgetter("first_group", "last_group")
         end = min((place(f) for f in level if f.last_group >= groups.stop), default=None)
         found += [f for f in level if f.first_group < groups.stop or place(f) == end]
     return found
 
 
-def write_meta(entry: DatabaseEntry, folder: str) -> None:
+def write_meta(entry: StoredDatabase, folder: str) -> None:
     for name, data in entry.meta.items():
         with open(os.path.join(folder, name), "wb") as file:
             file.write(data)
 
 
-def fetch_database(store: Store, entry: DatabaseEntry, folder: str, tuning: Tuning) -> Database:
-    """All of a database, ready to be read and written."""
+def fetch_database(store: Store, entry: StoredDatabase, folder: str, tuning: Tuning) -> Database:
+    """Fetch a whole database and open it for reading and writing."""
     os.makedirs(folder)
     try:
         for file in entry.files:
@@ -233,7 +236,7 @@ def verify_rocksdb_base(store: Store, ref: FileRef) -> None:
 
 
 class RocksReader:
-    """Reads the rows of a base in the layout of segments, fetching only what it must."""
+    """Reads the rows of a base in the layout of segments, and fetches only the files it needs."""
 
     def __init__(self, store: Store, ref: FileRef, scratch: str) -> None:
         self._index = read_index(store, ref)
@@ -264,13 +267,13 @@ class RocksReader:
         return self._layout(state).schema
 
     def read(self, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of these key groups, in order. A state that is not here has no rows."""
+        """Yield the rows of these key groups, in order. An unknown state has no rows."""
         if state not in self._index.states:
             return
         wanted = self._listed if groups is None else groups
-        yield from self._layout(state).pieces(self._held(state, wanted), _PIECE_ROWS)
+        yield from self._layout(state).pieces(self._scan(state, wanted), _PIECE_ROWS)
 
-    def _held(self, state: str, groups: range) -> Iterator[tuple[int, dict[Any, Any]]]:
+    def _scan(self, state: str, groups: range) -> RowsByGroup:
         where = {
             group: number
             for number, entry in enumerate(self._index.databases)
@@ -283,7 +286,7 @@ class RocksReader:
         packing = self._packing(state)
         for group in sorted(where):
             database = self._open[where[group]]
-            part: dict[Any, Any] = {}
+            part: dict[Key, Content] = {}
             for key, held in scan_rows(database, database.prefix(state, group), packing):
                 part[key] = held
                 if len(part) >= _PIECE_ROWS:
@@ -293,13 +296,13 @@ class RocksReader:
                 yield group, part
 
     def _fetch(self, number: int, groups: range) -> None:
-        """Have the files that are needed for these key groups; RocksDB opens them when asked."""
+        """Fetch the files that these key groups need; RocksDB opens them when it reads."""
         entry = self._index.databases[number]
         folder = os.path.join(self._folder, str(number))
         if number not in self._open:
             os.makedirs(folder)
             write_meta(entry, folder)
-        for file in opened_by(entry.files, groups):
+        for file in files_of(entry.files, groups):
             if (number, file.name) not in self._fetched:
                 fetch_file(self._store, file, folder)
                 self._fetched.add((number, file.name))

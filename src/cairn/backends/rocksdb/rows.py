@@ -1,51 +1,48 @@
-"""Rows of a state and key group that lie in RocksDB, with what is in memory of them.
+"""Rows of a state and key group in RocksDB, and the part of them in memory.
 
-    the rows object itself    what was read or changed lately, decoded (the young generation)
-    old                       what was before that; when memory is short it is forgotten
+    the rows object itself    contents read or changed lately, decoded (the young generation)
+    old                       contents read or changed before that; dropped if memory is short
     dirty                     changes that RocksDB does not have yet, as the overlay holds them
-    frozen                    those that a writer is taking to RocksDB just now
-    database                  the rest
+    frozen                    changes that a writer is writing to RocksDB just now
+    database                  everything else
 
 Always true here:
-- the newest word on a key is found by asking in the order above;
+- the first of these layers that has a key has its newest content;
 - dropping the two generations loses nothing;
-- a row of the database is changed only by the writer of frozen changes;
-- `peek` needs neither generation: what it finds there is what it would find below.
+- only the writer of frozen changes changes a row of the database;
+- `peek` needs neither generation: the layers below have the same contents.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT, Change, Content, Cursor
 from cairn.backends.packing import Packing, estimate_value_bytes
 from cairn.backends.rocksdb.database import Database, Op, after
+from cairn.types.codec import Key
 
-# What a decoded value costs: its share of the dict, and small objects for key and value.
+# The cost of a decoded value: its share of the dict, and small objects for key and value.
 CACHED_ENTRY_BYTES: Final = 100
 # The changed value is the cached one; only the dict entry is added.
 DIRTY_ENTRY_BYTES: Final = 64
 COUNT_SAMPLE: Final = 64
-# Maps up to this size are read whole when one entry is asked for.
-_SCAN_ENTRIES_MAX: Final = 64
 OPS_KEYS: Final = 4096
 _MISSING: Any = object()
-_INDEX: Final = struct.Struct(">Q")
 
 
 class Memory(Protocol):
-    """Who counts the bytes."""
+    """Counts the bytes of all rows in memory."""
 
-    def cached(self, count: int) -> None: ...
-    def changed(self, count: int) -> None: ...
+    def add_cached(self, count: int) -> None: ...
+    def add_dirty(self, count: int) -> None: ...
     def flush(self) -> None: ...
 
 
-class RocksRows(dict[Any, Any]):
-    """Value, reducing and aggregating state; a cached None says that there is no value."""
+class RocksRows(dict[Key, Content]):
+    """Value, reducing and aggregating state; a cached None means that the key has no value."""
 
     __slots__ = (
         "database", "dirty", "frozen", "group", "held", "memory", "name", "old", "old_bytes",
@@ -58,18 +55,18 @@ class RocksRows(dict[Any, Any]):
         self.group = group
         self.packing = packing
         self.memory = memory
-        self.old: dict[Any, Any] = {}
-        self.dirty: dict[Any, Any] = {}
-        self.frozen: dict[Any, Any] = {}
+        self.old: dict[Key, Content] = {}
+        self.dirty: dict[Key, Change] = {}
+        self.frozen: dict[Key, Change] = {}
         self.young_bytes = 0
         self.old_bytes = 0
         self.database: Database | None = None
         self.prefix = b""
         self.held = 0
-        """How many keys; with large epochs an estimate."""
+        """Number of keys; an estimate after large epochs."""
 
     def bind(self, database: Database) -> None:
-        """The rows below are here from now on."""
+        """Use this database from now on."""
         assert database is not self.database
         self.unbind()
         self.prefix = database.prefix(self.name, self.group)
@@ -83,12 +80,12 @@ class RocksRows(dict[Any, Any]):
 
     # Reading
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: Key, default: Content = None) -> Content:
         value = self[key]
         return default if value is None else value
 
-    def __contains__(self, key: Any) -> bool:
-        return self[key] is not None
+    def __contains__(self, key: object) -> bool:
+        return self[key] is not None  # type: ignore[index]
 
     def __len__(self) -> int:
         return self.held
@@ -99,17 +96,17 @@ class RocksRows(dict[Any, Any]):
     def __iter__(self) -> NoReturn:
         raise TypeError("rows in RocksDB are iterated with items()")
 
-    def __missing__(self, key: Any) -> Any:
+    def __missing__(self, key: Key) -> Content:
         if self.recall(key):
             return self[key]
         database = self.database
         raw = None if database is None else database.get(self.prefix + self.packing.key(key))
         value = self[key] = None if raw is None else self.packing.value_of(raw)
-        self.cached(CACHED_ENTRY_BYTES + len(raw or b""))
+        self.add_cached(CACHED_ENTRY_BYTES + len(raw or b""))
         return value
 
-    def peek(self, key: Any) -> Any:
-        value = self.remembered(key)
+    def peek(self, key: Key) -> Content:
+        value = self.recent(key)
         if value is not _MISSING:
             return value
         for layer in self.unwritten():
@@ -120,23 +117,23 @@ class RocksRows(dict[Any, Any]):
         raw = None if database is None else database.get(self.prefix + self.packing.key(key))
         return None if raw is None else self.packing.value_of(raw)
 
-    def remembered(self, key: Any) -> Any:
-        """What either generation has of a key; the younger one is asked first."""
+    def recent(self, key: Key) -> Content:
+        """Return the content of a key in either generation, the younger one first."""
         value = dict.get(self, key, _MISSING)
-        # Only now: what was young a moment ago may be old, and what was old be gone.
+        # In this order: a concurrent `rotate` makes young contents old, and drops old ones.
         return self.old.get(key, _MISSING) if value is _MISSING else value
 
-    def unwritten(self) -> list[dict[Any, Any]]:
-        """The layers that the database lacks, the newest first, for one who asks it next.
+    def unwritten(self) -> list[dict[Key, Change]]:
+        """Return the layers that the database lacks, the newest first, before it is read.
 
-        A writer may be taking them there, or giving that up: what moves meanwhile is seen
-        twice, not lost.
+        A writer may be writing them, or giving that up: a change that moves meanwhile is in
+        two layers, not lost.
         """
         before, frozen = self.dirty, self.frozen
         return [self.dirty, before, frozen]
 
-    def recall(self, key: Any) -> bool:
-        """Make a key young from memory alone, if it is there."""
+    def recall(self, key: Key) -> bool:
+        """Make a key young, from memory alone; False if it is not in memory."""
         if key in self.old:
             self[key] = self._rejuvenate(key)
             return True
@@ -144,46 +141,46 @@ class RocksRows(dict[Any, Any]):
             value = layer.get(key, _MISSING)
             if value is not _MISSING:
                 self[key] = value
-                self.cached(CACHED_ENTRY_BYTES)
+                self.add_cached(CACHED_ENTRY_BYTES)
                 return True
         return False
 
-    def _rejuvenate(self, key: Any) -> Any:
+    def _rejuvenate(self, key: Key) -> Content:
         share = self.old_bytes // len(self.old)
         self.old_bytes -= share
         self.young_bytes += share
         return self.old.pop(key)
 
-    def cached(self, count: int) -> None:
+    def add_cached(self, count: int) -> None:
         self.young_bytes += count
-        self.memory.cached(count)
+        self.memory.add_cached(count)
 
     def fill(
-        self, keys: Sequence[Any], raws: Sequence[bytes | None], frozen: Mapping[Any, Any]
+        self, keys: Sequence[Key], raws: Sequence[bytes | None], frozen: Mapping[Key, Change]
     ) -> None:
-        """Take in what the database says of keys that `recall` did not find.
+        """Cache the database's contents of keys that `recall` did not find.
 
-        `frozen` is as it was before the database was asked: what a writer takes there in
-        between is then seen twice, not lost.
+        `frozen` is the layer as it was before the database was read: changes that a writer
+        writes in between are then in both, not lost.
         """
         value_of = self.packing.value_of
         self.update(
             zip(keys, [None if raw is None else value_of(raw) for raw in raws], strict=True)
         )
         size = sum([len(raw) for raw in raws if raw is not None])
-        self.cached(size + CACHED_ENTRY_BYTES * len(keys))
+        self.add_cached(size + CACHED_ENTRY_BYTES * len(keys))
 
-    def items(self) -> Iterator[tuple[Any, Any]]:  # type: ignore[override]
+    def items(self) -> Iterator[tuple[Key, Content]]:  # type: ignore[override]
         self.memory.flush()
         if self.database is not None:
             yield from scan_rows(self.database, self.prefix, self.packing)
 
-    def held_many(self, keys: Sequence[Any]) -> list[Any]:
-        self.know(keys)
+    def get_many(self, keys: Sequence[Key]) -> list[Content]:
+        self.load(keys)
         return list(map(self.get, keys))
 
-    def know(self, keys: Iterable[Any]) -> None:
-        """Have these keys in memory."""
+    def load(self, keys: Iterable[Key]) -> None:
+        """Read these keys into memory."""
         young = dict.__contains__
         keys = [key for key in keys if not young(self, key) and not self.recall(key)]
         if keys:
@@ -194,25 +191,27 @@ class RocksRows(dict[Any, Any]):
     def read_many(self, keys: list[bytes]) -> list[bytes | None]:
         return [None] * len(keys) if self.database is None else self.database.get_many(keys)
 
-    def new_keys(self, keys: Iterable[Any]) -> list[Any]:
+    def new_keys(self, keys: Iterable[Key]) -> list[Key]:
         young = dict.__contains__
         return [key for key in keys if not ((young(self, key) or self.recall(key)) and key in self)]
 
-    def scan(self, cursor: bytes | None, count: int) -> tuple[list[tuple[Any, Any]], bytes | None]:
+    def scan(
+        self, cursor: Cursor | None, count: int
+    ) -> tuple[list[tuple[Key, Content]], Cursor | None]:
         if cursor is None:
-            # Of these the newest word may be a part of the row. Asked for in this order, so
-            # that none is missed which a writer takes down meanwhile.
+            # Their changes may cover a part of the row only. In this order, so that no change
+            # is missed that a writer writes meanwhile.
             unwritten = {**self.dirty, **self.frozen}
             return [(key, ABSENT) for key in unwritten], b""
         if self.database is None:
             return [], None
-        # Taken before the database is asked, as in `fill`.
+        # Before the database is read, as in `fill`.
         frozen = self.frozen
         found = list(islice(scan_rows(self.database, self.prefix, self.packing, cursor), count))
         then = None
         if len(found) == count:
             then = after(self.prefix + self.packing.key(found[-1][0]))
-        # Of keys that were changed since the scan began, the database has an old word.
+        # The database has old contents of keys that were changed since the scan began.
         dirty = self.dirty
         pairs = [(key, ABSENT if key in dirty or key in frozen else held) for key, held in found]
         return pairs, then
@@ -221,7 +220,7 @@ class RocksRows(dict[Any, Any]):
         pass
 
     def rotate(self) -> int:
-        """Forget what was not touched since the last rotation; how many bytes that were."""
+        """Drop contents not used since the last rotation, and return their bytes."""
         forgotten = self.old_bytes
         self.old, self.old_bytes = dict.copy(self), self.young_bytes
         self.clear()
@@ -233,17 +232,18 @@ class RocksRows(dict[Any, Any]):
 
     # Changing
 
-    def promote(self, changes: Mapping[Any, Any]) -> None:
-        self.held += self._held_more(changes)
+    def promote(self, changes: Mapping[Key, Change]) -> None:
+        self.held += self._estimate_new(changes)
         cached, unwritten = dict.__len__(self), len(self.dirty)
         self.update(changes)
         self.dirty.update(changes)
         payload = len(changes) * estimate_value_bytes(changes.values(), self.packing.value)
         cached = dict.__len__(self) - cached
-        self.cached(payload + cached * CACHED_ENTRY_BYTES)
-        self.memory.changed(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
+        self.add_cached(payload + cached * CACHED_ENTRY_BYTES)
+        self.memory.add_dirty(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
 
-    def _held_more(self, changes: Mapping[Any, Any]) -> int:
+    def _estimate_new(self, changes: Mapping[Key, Change]) -> int:
+        """Estimate from a sample by how much changes raise the number of keys."""
         step = max(1, len(changes) // COUNT_SAMPLE)
         sample = list(islice(changes.items(), 0, None, step))
         more = sum((value is not None) - (self[key] is not None) for key, value in sample)
@@ -254,11 +254,11 @@ class RocksRows(dict[Any, Any]):
         self.frozen, self.dirty = self.dirty, {}
 
     def thaw(self) -> None:
-        """The writer gave up: what is frozen is unwritten again."""
+        """Make frozen changes dirty again, after the writer gave up."""
         self.dirty, self.frozen = {**self.frozen, **self.dirty}, {}
 
     def ops(self, prefix: bytes) -> Iterator[list[Op]]:
-        """What the frozen changes mean in the database, in pieces, in no order."""
+        """Yield the frozen changes as database operations, in pieces, in no order."""
         key_bytes, value_bytes = self.packing.key, self.packing.value
         for piece in pieces(self.frozen):
             yield [
@@ -269,8 +269,8 @@ class RocksRows(dict[Any, Any]):
 
 def scan_rows(
     database: Database, prefix: bytes, packing: Packing, start: bytes = b""
-) -> Iterator[tuple[Any, Any]]:
-    """Every key of a state and group in a database (from `start` on), with what is held of it."""
+) -> Iterator[tuple[Key, Content]]:
+    """Yield each key of a state and group in a database, from `start` on, with its content."""
     cut = len(prefix)
     if packing.kind not in ("map", "list"):
         for row, raw in database.scan(prefix, start):
@@ -278,7 +278,7 @@ def scan_rows(
         return
     is_map = packing.kind == "map"
     header = b""
-    held: Any = None
+    held: Content = None
     for row, raw in database.scan(prefix, start):
         if header and row.startswith(header):
             if is_map:
@@ -293,8 +293,8 @@ def scan_rows(
         yield packing.key_of(header[cut:]), held
 
 
-def pieces(layer: dict[Any, Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """The changes of a layer, a few thousand at a time."""
+def pieces(layer: dict[Key, Change]) -> Iterator[list[tuple[Key, Change]]]:
+    """Yield the changes of a layer, a few thousand at a time."""
     pairs = iter(layer.items())
     while piece := list(islice(pairs, OPS_KEYS)):
         yield piece

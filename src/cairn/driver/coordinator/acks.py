@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cairn.errors import EpochError, FunctionError
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Ack
+from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
 
 Said = dict[str | None, list[int]]
@@ -36,18 +36,18 @@ def complete(acks: Sequence[Ack], spec: JobSpec, parallelism: int) -> list[Ack]:
     return [found[at] for at in sorted(expected)]
 
 
-def check_shared(acks: Sequence[Ack], entries: Mapping[str, EntrySpec]) -> None:
+def check_shared(acks: Sequence[Ack], states: Mapping[str, ScopedState]) -> None:
     """Subtasks that get the same rows have made the same of them."""
     deltas: dict[str, Said] = {}
     aside: dict[str, Said] = {}
     for ack in acks:
         for op in ack.operators:
-            entry = entries.get(op.uid)
-            if entry is None:
+            state = states.get(op.uid)
+            if state is None:
                 continue
-            if entry.scope == "shared":
+            if state.scope == "shared":
                 delta = None if op.delta is None else op.delta.id
-                deltas.setdefault(entry.operator, {}).setdefault(delta, []).append(ack.subtask)
+                deltas.setdefault(state.operator, {}).setdefault(delta, []).append(ack.subtask)
             aside.setdefault(op.uid, {}).setdefault(op.broadcast_aside, []).append(ack.subtask)
     # First: what a row that failed has not written is a difference in state, too.
     for operator, said in aside.items():

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cairn.backoff import backoff_s
 from cairn.driver.coordinator import said
 from cairn.driver.coordinator.publisher import Publisher
 from cairn.errors import CairnError, CommitError, EpochError, PlanError, RestoreError
 
-BACKOFF_FIRST_S = 0.1
-BACKOFF_MAX_S = 5.0
 LOSSES_MAX = 1000
 """More slots than die during one batch, unless something is wrong with all of them."""
 
@@ -75,7 +74,7 @@ class Attempts:
             self._first.facts["attempts"] = self.failed
             raise self._first
         said.tries_again(self._epoch, self.failed, error)
-        self._sleep(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 4 ** (self._failures - 1)))
+        self._sleep(backoff_s(self._failures, factor=4))
 
     def _wait_for_sink(self, error: CairnError) -> None:
         if not self._away_tries:

@@ -1,6 +1,6 @@
 """The coordinator: takes over, runs epochs, commits them.
 
-    take_over -> recover -> run_epoch*          each epoch:
+    take_over -> recover -> run_batch*          each epoch:
       begin     what the attempt starts from, fixed
       execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
                 loops again and again, up to so many rounds, while records are sent back
@@ -50,7 +50,12 @@ from cairn.driver.coordinator.measured import (
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.ranges import slots_for
-from cairn.driver.coordinator.record import advanced_ranges, committables_of, packed, taken_in
+from cairn.driver.coordinator.record import (
+    advanced_ranges,
+    committables_of,
+    pack_small_files,
+    taken_in,
+)
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
 from cairn.driver.coordinator.totals import with_totals
@@ -60,15 +65,14 @@ from cairn.ids import new_id
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
-from cairn.protocol.entry import entries_of
 from cairn.protocol.messages import Begin
+from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import JobSpec, OperatorSpec
-from cairn.sinks.base import Committable, Sink
-from cairn.slot.feedback import records_entry
+from cairn.sinks.base import Committable, Execution, Sink
+from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, OperatorEntry, RangeState, SparkPosition
-from cairn.storage.pack import Slice
+from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
 from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -187,14 +191,14 @@ class Coordinator:
         """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
-        entries = [entry for op in self.operators.values() for entry in entries_of(op)]
-        entries += [records_entry(feedback) for feedback in spec.feedbacks]
-        self.entries = {entry.uid: entry for entry in entries}
-        self._decls = {entry.uid: entry.decls for entry in entries}
+        states = [state for op in self.operators.values() for state in states_by_scope(op)]
+        states += [feedback_state(feedback) for feedback in spec.feedbacks]
+        self.scoped_states = {state.uid: state for state in states}
+        self._decls = {state.uid: state.decls for state in states}
         self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
         # Asked for until an epoch has done it, also when another change comes first.
         # What goes back in loops is written anew in every epoch.
-        known = self.entries.keys() - self.feedbacks
+        known = self.scoped_states.keys() - self.feedbacks
         self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
@@ -253,7 +257,7 @@ class Coordinator:
 
     # Epochs
 
-    def run_epoch(
+    def run_batch(
         self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
     ) -> Epoch:
         """Run the next batch, and commit the epoch if it is the last of it.
@@ -263,13 +267,15 @@ class Coordinator:
         """
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         with scope(job=self.spec.job_name, epoch=self.log.last + 1):
-            return self._run_epoch(position, execute, is_draining)
+            return self._run_batch(position, execute, is_draining)
 
-    def _run_epoch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
+    def _run_batch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = self.now_ms()
-        division = Division(self.newest, self.entries, self.parallelism, self.spec.group_count)
+        division = Division(
+            self.newest, self.scoped_states, self.parallelism, self.spec.group_count
+        )
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
         attempts = Attempts(
@@ -284,18 +290,18 @@ class Coordinator:
             try:
                 begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
                 rounds = run_rounds(
-                    begin, execute, self.spec, self.entries, is_stopping=self.is_stopping
+                    begin, execute, self.spec, self.scoped_states, is_stopping=self.is_stopping
                 )
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
                 compacted = announced([r for outcome in rounds for r in outcome.reports])
-                acks = [ack for outcome in rounds for ack in outcome.acks]
-                slices = packed(self.store, acks, compacted, self.term)
+                rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
                 crash_point("driver.pack.written")
-                parts = taken_in(begin, division.ranges, compacted, slices)
+                parts = taken_in(begin, division.ranges, compacted)
+                acks = [ack for outcome in rounds for ack in outcome.acks]
                 prepared = committables_of(acks, self._publisher.sinks)
-                epoch = self._manifest(begin, parts, position, rounds, prepared, slices, ran_ms)
-                lost = self._collector.lost_paths(epoch)
+                epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
+                lost = self._collector.find_lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
                 break
@@ -310,7 +316,7 @@ class Coordinator:
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
-            self._publisher.publish(number, prepared, begin.batch)
+            self._publisher.publish(number, prepared, begin.execution.batch)
             crash_point("driver.batch.published")
         self.newest = epoch
         self._newest_by = self.operators
@@ -397,9 +403,8 @@ class Coordinator:
             run_id=self.run_id,
             term=self.term,
             epoch=number,
-            attempt=attempt,
+            execution=Execution(self.batches, attempt),
             parent=None if self.committed is None else self.committed.number,
-            batch=self.batches,
             pending=pending,
             now_ms=now_ms,
             watermark_ms=MAX_MS if is_draining else self.watermark_ms,
@@ -423,7 +428,6 @@ class Coordinator:
         position: SparkPosition,
         rounds: Sequence[Outcome],
         prepared: Mapping[str, list[Committable]],
-        slices: Mapping[str, Slice],
         ran_ms: float,
     ) -> Epoch:
         """The epoch as of this batch: of those before it what they did is counted in."""
@@ -436,21 +440,20 @@ class Coordinator:
             ranges,
             [outcome.acks for outcome in rounds],
             begin.epoch,
-            slices,
             state_held_of(last.reports),
             self.feedbacks,
         )
         operators = {
-            uid: OperatorEntry(
+            uid: EpochOperator(
                 uid=uid,
-                function_version=self.operators[entry.operator].function_version,
-                key_types=entry.key_types,
+                function_version=self.operators[state.operator].function_version,
+                key_types=state.key_types,
                 states=self._decls[uid],
-                scope=entry.scope,
+                scope=state.scope,
                 parallelism=self.parallelism,
                 ranges=advanced[uid],
             )
-            for uid, entry in self.entries.items()
+            for uid, state in self.scoped_states.items()
         }
         sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
         timings = timings_of(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cairn.errors import CommitError, RestoreError
-from cairn.sinks.base import Sink, reached_at_start
+from cairn.sinks.base import Sink, refuse_if_away
 from cairn.storage.log import FIRST_NUMBER, Log, record_path
 from cairn.storage.manifest import Epoch, Restore, Takeover
 from cairn.storage.store import Store
@@ -28,7 +28,7 @@ def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
     """RestoreError when a sink has published an epoch that the log in `store` does not have."""
     marks = {}
     for uid, sink in sinks.items():
-        with reached_at_start(uid, sink):
+        with refuse_if_away(uid, sink):
             try:
                 epoch = sink.newest_mark()
             except OSError as error:

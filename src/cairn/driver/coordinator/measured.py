@@ -14,7 +14,7 @@ from cairn.protocol.letters import SAMPLE_MAX, LetterSample
 from cairn.protocol.messages import Ack, Begin, Compacted, Report
 from cairn.protocol.spec import JobSpec
 from cairn.slot.heat import hottest
-from cairn.storage.manifest import Epoch, Held, entry_uids
+from cairn.storage.manifest import Epoch, Held, operator_uids
 
 _SUMMED = ("rows_in", "rows_out", "late_rows", "untimed_rows", "error_rows")
 
@@ -108,7 +108,7 @@ def timings_of(
     rounds phases count together, and subtasks are those of the first. `last_commit_ms` is of the
     epoch before: its sinks publish after its record is written.
     """
-    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.attempt + 1}
+    timings: dict[str, Any] = {"run_ms": round(ran_ms, 1), "attempts": begin.execution.attempt + 1}
     timings["rounds"] = len(rounds)
     timings["last_commit_ms"] = round(last_commit_ms, 1)
     for name in ("begin_ms", "process_ms", "snapshot_ms"):
@@ -322,7 +322,7 @@ def slender(operators: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def _state_bytes(epoch: Epoch, operator: str) -> int:
-    entries = (epoch.operators[uid] for uid in entry_uids(epoch.operators, operator))
+    entries = (epoch.operators[uid] for uid in operator_uids(epoch.operators, operator))
     return sum(part.state_bytes for entry in entries for part in entry.ranges)
 
 

@@ -17,19 +17,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from cairn.backoff import backoff_s
 from cairn.crash import crash_point
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.output import Output, check_output
 from cairn.errors import CommitConflictError, CommitError
 from cairn.logs import logger
-from cairn.sinks.base import Committable, Sink, reached_at_start
+from cairn.sinks.base import Committable, Sink, refuse_if_away
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.published import has_output, is_known_published, note_path, note_published
 
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
-BACKOFF_MAX_S = 5.0
 LISTEN_S = 0.2
 """So often a commit that waits looks whether the run is to end."""
 
@@ -106,7 +106,7 @@ class Publisher:
                 self.note_published()
         for uid, sink in self.sinks.items():
             # The number of the takeover itself may have been tried by the driver before.
-            with reached_at_start(uid, sink):
+            with refuse_if_away(uid, sink):
                 sink.recover(term + 1)
 
     def publish_epoch(self, epoch: Epoch) -> None:
@@ -138,14 +138,14 @@ class Publisher:
         self,
         epoch: int,
         committables: Mapping[str, Sequence[Committable]],
-        part: int = 0,
+        batch: int = 0,
         *,
         is_start: bool = False,
     ) -> None:
-        """Have every sink publish its part of an epoch. At a start, so many tries and no more."""
+        """Publish with every sink, an epoch or a batch of it. At a start, tries are bounded."""
         started = time.perf_counter()
         for uid, prepared in committables.items():
-            self._commit(uid, self.sinks[uid], epoch, prepared, part, is_start)
+            self._commit(uid, self.sinks[uid], epoch, prepared, batch, is_start)
             crash_point("driver.sink.committed")
         if committables:
             self.last_ms = (time.perf_counter() - started) * 1000
@@ -156,14 +156,14 @@ class Publisher:
         sink: Sink,
         epoch: int,
         prepared: Sequence[Committable],
-        part: int,
+        batch: int,
         is_start: bool,
     ) -> None:
         began_ms, tries = self._clock(), 0
         while True:
             crash_point("driver.sink.begun")
             try:
-                sink.commit(epoch, prepared, part)
+                sink.commit(epoch, prepared, batch)
                 break
             except AssertionError:
                 raise
@@ -197,7 +197,7 @@ class Publisher:
     ) -> None:
         """Until it is time to try again; the job is paused meanwhile. Raises to end it."""
         self._give_up(uid, epoch, error, tries, began_ms, is_start)
-        self._wait(uid, epoch, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 3 ** min(tries - 1, 9)))
+        self._wait(uid, epoch, backoff_s(tries, first_s=BACKOFF_FIRST_S, factor=3))
 
     def _give_up(
         self, uid: str, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool

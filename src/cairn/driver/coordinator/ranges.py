@@ -11,44 +11,45 @@ Always true here:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from cairn.ids import digest
 from cairn.key_groups import groups_of, overlap
-from cairn.protocol.messages import Compacted, OperatorAck, Piece, Stored
+from cairn.protocol.messages import Compacted, OperatorAck, Piece
 from cairn.storage.manifest import (
     EMPTY_VERSION,
+    EpochOperator,
     FileRef,
     Held,
-    OperatorEntry,
     RangeState,
     next_version,
 )
-from cairn.storage.pack import Slice
 
 
-def ranges_for(entry: OperatorEntry | None, parallelism: int, group_count: int) -> list[RangeState]:
+def ranges_for(
+    stored: EpochOperator | None, parallelism: int, group_count: int
+) -> list[RangeState]:
     """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
     wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
-    held = [] if entry is None else entry.ranges
+    held = [] if stored is None else stored.ranges
     if [part.groups for part in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
 
 
 def lists_for(
-    entry: OperatorEntry | None, parallelism: int, group_count: int, redistribution: str
+    stored: EpochOperator | None, parallelism: int, group_count: int, redistribution: str
 ) -> list[RangeState]:
     """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
 
     A share is in no file yet: the subtask reads all lists, and writes its own as a base.
     """
-    held = [] if entry is None else entry.ranges
+    held = [] if stored is None else stored.ranges
     versions = [part.version for part in held]
     if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
-        return ranges_for(entry, parallelism, group_count)
+        return ranges_for(stored, parallelism, group_count)
     return [
         RangeState(
             first_group=groups.start,
@@ -66,10 +67,10 @@ def lists_for(
     ]
 
 
-def shared_range(entry: OperatorEntry | None, group_count: int) -> RangeState:
+def shared_range(stored: EpochOperator | None, group_count: int) -> RangeState:
     """The state that all subtasks start from alike: nothing of it is cut."""
-    (part,) = ranges_for(entry, 1, group_count)
-    return part
+    (one,) = ranges_for(stored, 1, group_count)
+    return one
 
 
 def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
@@ -94,11 +95,11 @@ def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list
     return [found[new] if new in found else next(free) for new in range(parallelism)]
 
 
-def pieces_of(entry: OperatorEntry | None, groups: range) -> list[Piece]:
+def pieces_of(stored: EpochOperator | None, groups: range) -> list[Piece]:
     """Which of the parent's ranges these key groups come from."""
     return [
         Piece(owned.start, len(owned), part.version)
-        for part in ([] if entry is None else entry.ranges)
+        for part in ([] if stored is None else stored.ranges)
         if part.version != EMPTY_VERSION and (owned := overlap(part.groups, groups))
     ]
 
@@ -139,16 +140,14 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
     )
 
 
-def take_in(
-    part: RangeState, compacted: Compacted, slices: Mapping[str, Slice]
-) -> RangeState | None:
+def take_in(before: RangeState, compacted: Compacted) -> RangeState | None:
     """A range with a file written in the background in place of those it stands for.
 
     None when it no longer fits: the range is another one by now, or its files are.
     """
-    if (part.first_group, part.group_count) != (compacted.first_group, compacted.group_count):
+    if (before.first_group, before.group_count) != (compacted.first_group, compacted.group_count):
         return None
-    files = part.files
+    files = before.files
     ids = [ref.id for ref in files]
     if compacted.stored.id in ids:
         return None
@@ -167,11 +166,8 @@ def take_in(
         # They were the last of the range when they were merged.
         at = starts[-1]
         replaced = files[at : at + count]
-    ref = _ref(
-        compacted.stored,
-        part,
-        slices,
-        kind="base" if compacted.kind == "base" else "delta",
+    ref = compacted.stored.list_for(
+        before.groups,
         tier=compacted.tier,
         first_epoch=min((ref.first_epoch for ref in replaced), default=compacted.as_of),
         last_epoch=compacted.as_of
@@ -179,31 +175,28 @@ def take_in(
         else max(ref.last_epoch for ref in replaced),
     )
     kept = [other for other in files if not any(other is gone for gone in replaced)]
-    return msgspec.structs.replace(part, files=[*kept[:at], ref, *kept[at:]])
+    return msgspec.structs.replace(before, files=[*kept[:at], ref, *kept[at:]])
 
 
 def advance(
-    part: RangeState,
+    before: RangeState,
     ack: OperatorAck,
     epoch: int,
-    slices: Mapping[str, Slice],
     held: Held | None = None,
 ) -> RangeState:
     """Return a range after an epoch: its delta comes last. `held` as the slot counted, if it did.
 
-    A slot that counted has an entry for each range that it owns.
+    A slot counts all ranges that it owns, or none.
     """
-    keys, entries = (part.state_keys, part.state_entries) if held is None else held
-    files = list(part.files)
-    version = part.version
+    keys, entries = (before.state_keys, before.state_entries) if held is None else held
+    files = list(before.files)
+    version = before.version
     if ack.delta is not None:
-        files.append(
-            _ref(ack.delta, part, slices, kind="delta", tier=0, first_epoch=epoch, last_epoch=epoch)
-        )
+        files.append(ack.delta.list_for(before.groups, first_epoch=epoch, last_epoch=epoch))
         version = next_version(version, ack.delta.id)
     return RangeState(
-        first_group=part.first_group,
-        group_count=part.group_count,
+        first_group=before.first_group,
+        group_count=before.group_count,
         version=version,
         files=files,
         state_keys=keys,
@@ -212,19 +205,15 @@ def advance(
     )
 
 
-def replaced(
-    part: RangeState, ack: OperatorAck, epoch: int, slices: Mapping[str, Slice]
-) -> RangeState:
+def replaced(before: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
     """A range of which an epoch has written all there is, or left nothing."""
     stored = ack.delta
     files = []
     if stored is not None:
-        files = [
-            _ref(stored, part, slices, kind="base", tier=0, first_epoch=epoch, last_epoch=epoch)
-        ]
+        files = [stored.list_for(before.groups, first_epoch=epoch, last_epoch=epoch)]
     return RangeState(
-        first_group=part.first_group,
-        group_count=part.group_count,
+        first_group=before.first_group,
+        group_count=before.group_count,
         version=EMPTY_VERSION if stored is None else stored.id,
         files=files,
         state_keys=0,
@@ -238,32 +227,3 @@ def _state_bytes(files: Sequence[FileRef], entries: int) -> int:
     measured = [ref for ref in files if ref.kind == "base"] or files
     row_bytes = sum(ref.size for ref in measured) / max(1, sum(ref.rows for ref in measured))
     return int(row_bytes * entries)
-
-
-def _ref(
-    stored: Stored,
-    part: RangeState,
-    slices: Mapping[str, Slice],
-    *,
-    kind: str,
-    tier: int,
-    first_epoch: int,
-    last_epoch: int,
-) -> FileRef:
-    at = slices[stored.id] if stored.path is None else Slice(stored.path, 0, stored.length)
-    return FileRef(
-        id=stored.id,
-        path=at.path,
-        offset=at.offset,
-        length=at.length,
-        kind="base" if kind == "base" else "delta",
-        tier=tier,
-        rows=stored.rows,
-        first_epoch=first_epoch,
-        last_epoch=last_epoch,
-        first_group=part.first_group,
-        group_count=part.group_count,
-        format=stored.format,
-        objects=list(stored.objects),
-        objects_bytes=stored.objects_bytes,
-    )

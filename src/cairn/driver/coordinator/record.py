@@ -11,40 +11,60 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from cairn.driver.coordinator.ranges import advance, replaced, take_in
+from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
-from cairn.protocol.messages import Ack, Begin, Compacted, Stored
+from cairn.protocol.messages import Ack, Begin, Compacted
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import EMPTY_VERSION, Held, RangeState
-from cairn.storage.pack import Slice, write_pack
+from cairn.storage.pack import write_pack
 from cairn.storage.store import Store
 
 Ranges = Mapping[str, Sequence[RangeState]]
 
 
-def packed(
-    store: Store, acks: Sequence[Ack], compacted: Sequence[Compacted], term: int
-) -> dict[str, Slice]:
-    """Store what travelled with acknowledgements and reports."""
-    deltas = [operator.delta for ack in acks for operator in ack.operators]
-    small: dict[str, Stored] = {
-        stored.id: stored
-        for stored in (*deltas, *(file.stored for file in compacted))
-        if stored is not None and stored.data is not None
+def pack_small_files(
+    store: Store, rounds: Sequence[Outcome], compacted: Sequence[Compacted], term: int
+) -> tuple[list[Outcome], list[Compacted]]:
+    """Store the files that came inline, as one pack; return both arguments with their places."""
+    deltas = [op.delta for outcome in rounds for ack in outcome.acks for op in ack.operators]
+    small = {
+        file.id: file
+        for file in (*deltas, *(done.stored for done in compacted))
+        if file is not None and file.data is not None
     }
-    data = [small[name].data for name in sorted(small)]
-    slices = write_pack(store, [d for d in data if d is not None], term)
-    return dict(zip(sorted(small), slices, strict=True))
+    in_order = [small[id] for id in sorted(small)]
+    placed = {file.id: file for file in write_pack(store, in_order, term)}
+
+    def place(file: StateFile) -> StateFile:
+        return file if file.data is None else placed[file.id]
+
+    def place_deltas(ack: Ack) -> Ack:
+        return replace(
+            ack,
+            operators=[
+                op if op.delta is None else replace(op, delta=place(op.delta))
+                for op in ack.operators
+            ],
+        )
+
+    return (
+        [outcome._replace(acks=list(map(place_deltas, outcome.acks))) for outcome in rounds],
+        [replace(done, stored=place(done.stored)) for done in compacted],
+    )
 
 
 def taken_in(
-    begin: Begin, ranges: Ranges, compacted: Sequence[Compacted], slices: Mapping[str, Slice]
+    begin: Begin, ranges: Ranges, compacted: Sequence[Compacted]
 ) -> dict[str, list[RangeState]]:
     """The ranges with what was written in the background; what no longer fits is left out."""
     found = {uid: list(parts) for uid, parts in ranges.items()}
     rewritten: dict[str, set[int]] = {uid: set() for uid in begin.rewrite}
     for file in compacted:
         for subtask, part in enumerate(found.get(file.uid, ())):
-            changed = take_in(part, file, slices)
+            changed = take_in(part, file)
             if changed is not None:
                 found[file.uid][subtask] = changed
                 if file.kind == "base" and file.as_of == begin.parent:
@@ -64,7 +84,6 @@ def advanced_ranges(
     ranges: Ranges,
     rounds: Sequence[Sequence[Ack]],
     epoch: int,
-    slices: Mapping[str, Slice],
     held: Mapping[tuple[str, int], Held],
     feedbacks: Collection[str],
 ) -> dict[str, list[RangeState]]:
@@ -79,13 +98,13 @@ def advanced_ranges(
                 if at not in found:
                     continue  # Of what all subtasks hold alike, the first one's word counts.
                 if op.uid not in feedbacks:
-                    found[at] = advance(found[at], op, epoch, slices, held.get(at))
+                    found[at] = advance(found[at], op, epoch, held.get(at))
     for ack in rounds[-1]:
         # What rounds before have sent back has been processed.
         for op in ack.operators:
             if op.uid in feedbacks:
                 at = op.uid, ack.subtask
-                found[at] = replaced(found[at], op, epoch, slices)
+                found[at] = replaced(found[at], op, epoch)
     return {uid: [found[uid, at] for at in range(len(parts))] for uid, parts in ranges.items()}
 
 

@@ -12,49 +12,49 @@ from collections.abc import Collection, Mapping, Sequence
 from cairn.driver.coordinator.rounds import has_records
 from cairn.errors import PlanError, StateSchemaError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
-from cairn.protocol.entry import EntrySpec
+from cairn.protocol.scoped_state import ScopedState
 from cairn.state import Declaration
-from cairn.storage.manifest import Epoch, OperatorEntry
+from cairn.storage.manifest import Epoch, EpochOperator
 from cairn.storage.spark_log import match_sources
 from cairn.types.evolution import IncompatibleError, compare
 
 
 def check_resume(
     newest: Epoch,
-    entries: Mapping[str, EntrySpec],
+    states: Mapping[str, ScopedState],
     *,
     job_name: str,
     url: str,
     allow_dropped_state: bool,
 ) -> frozenset[str]:
-    """The uids of entries whose state must be written anew, as their stored rows do not fit.
+    """Return the uids of states that must be written again, as their stored rows do not fit.
 
-    `entries`: what the program declares, by uid. One that gives up a state is among those
-    written anew too: its rows would come back with the name.
+    `states` is what the program declares, by uid. A uid with a state that the program has given
+    up is among them too: otherwise a later state of that name would find the old rows.
     """
     where = _where(newest, job_name, url)
     anew = set()
-    for uid, entry in newest.operators.items():
-        if entry.scope == "feedback" and not has_records(entry):
+    for uid, stored in newest.operators.items():
+        if stored.scope == "feedback" and not has_records(stored):
             continue  # Nothing is on its way back: the loop may be another one, or gone.
-        declared = entries.get(uid)
+        declared = states.get(uid)
         if declared is None:
-            if not allow_dropped_state and (entry.states or entry.scope == "feedback"):
-                raise _gone(where, entry, entries)
-        elif declared.scope != entry.scope:
-            if entry.states and not allow_dropped_state:
-                raise _other_scope(where, entry, declared)
+            if not allow_dropped_state and (stored.states or stored.scope == "feedback"):
+                raise _gone(where, stored, states)
+        elif declared.scope != stored.scope:
+            if stored.states and not allow_dropped_state:
+                raise _other_scope(where, stored, declared)
         else:
-            _check_keys(where, entry, declared)
-            if not _fits(where, entry, declared.states, allow_dropped_state=allow_dropped_state):
+            _check_keys(where, stored, declared)
+            if not _fits(where, stored, declared.states, allow_dropped_state=allow_dropped_state):
                 anew.add(uid)
     return frozenset(anew)
 
 
-def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) -> PlanError:
-    operator = entry.uid.split(":")[0]
-    if entry.scope == "shared" and operator in entries:
-        names = ", ".join(repr(name) for name in entry.states)
+def _gone(where: str, stored: EpochOperator, states: Mapping[str, ScopedState]) -> PlanError:
+    operator = stored.uid.split(":")[0]
+    if stored.scope == "shared" and operator in states:
+        names = ", ".join(repr(name) for name in stored.states)
         return PlanError(
             f"{where}\n  operator {operator!r}: the epoch holds broadcast state {names}, the "
             "program has none there\n"
@@ -62,8 +62,8 @@ def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) ->
             "allow_dropped_state=True to lose it",
             uid=operator,
         )
-    if entry.scope == "feedback":
-        consumer = entry.uid.split(":")[1]
+    if stored.scope == "feedback":
+        consumer = stored.uid.split(":")[1]
         return PlanError(
             f"{where}\n  the epoch holds records that loop {operator!r} sends back to operator "
             f"{consumer!r}, the program sends none there\n"
@@ -71,7 +71,7 @@ def _gone(where: str, entry: OperatorEntry, entries: Mapping[str, EntrySpec]) ->
             "allow_dropped_state=True to lose them",
             uid=operator,
         )
-    known = ", ".join(uid for uid in entries if ":" not in uid) or "none"
+    known = ", ".join(uid for uid in states if ":" not in uid) or "none"
     return PlanError(
         f"{where}\n  the epoch holds state of operator {operator!r}, the program has: {known}\n"
         "  next: give the operator its old uid back, or pass allow_dropped_state=True to "
@@ -88,15 +88,15 @@ _SCOPES = {
 }
 
 
-def _other_scope(where: str, entry: OperatorEntry, declared: EntrySpec) -> StateSchemaError:
-    found, expected = _SCOPES[entry.scope], _SCOPES[declared.scope]
+def _other_scope(where: str, stored: EpochOperator, declared: ScopedState) -> StateSchemaError:
+    found, expected = _SCOPES[stored.scope], _SCOPES[declared.scope]
     return StateSchemaError(
-        f"{where}\n  operator {entry.uid!r}: the epoch holds {found}, the job declares {expected}; "
-        "one cannot become the other\n"
+        f"{where}\n  operator {stored.uid!r}: the epoch holds {found}, the job declares "
+        f"{expected}; one cannot become the other\n"
         "  next: give the operator a new uid, or pass allow_dropped_state=True to lose that state",
-        operator=entry.uid,
+        operator=stored.uid,
         expected=declared.scope,
-        found=entry.scope,
+        found=stored.scope,
     )
 
 
@@ -142,28 +142,28 @@ def _where(newest: Epoch, job_name: str, url: str) -> str:
     return f"cannot go on with job {job_name!r} from epoch {newest.number} of {url}"
 
 
-def _check_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
+def _check_keys(where: str, stored: EpochOperator, program: ScopedState) -> None:
     keys = program.key_types
-    if entry.scope == "shared":
-        _check_shared_keys(where, entry, program)
-    elif list(entry.key_types.items()) != list(keys.items()):
-        found = ", ".join(f"{n} {t}" for n, t in entry.key_types.items())
+    if stored.scope == "shared":
+        _check_shared_keys(where, stored, program)
+    elif list(stored.key_types.items()) != list(keys.items()):
+        found = ", ".join(f"{n} {t}" for n, t in stored.key_types.items())
         declared = ", ".join(f"{n} {t}" for n, t in keys.items())
         raise StateSchemaError(
-            f"{where}\n  operator {entry.uid!r}: the epoch is keyed by ({found}), the job by "
+            f"{where}\n  operator {stored.uid!r}: the epoch is keyed by ({found}), the job by "
             f"({declared}); they hash differently\n"
             "  next: key by the same columns and types, give the operator a new uid, or write a "
             "savepoint with the new keys: SavepointWriter.of(...).declare(..., keys=...)",
-            operator=entry.uid,
+            operator=stored.uid,
             expected=declared,
             found=found,
         )
 
 
-def _check_shared_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> None:
-    kept = [name for name in entry.states if name in program.states]
-    if kept and entry.key_types != program.key_types:
-        (found,), (expected,) = entry.key_types.values(), program.key_types.values()
+def _check_shared_keys(where: str, stored: EpochOperator, program: ScopedState) -> None:
+    kept = [name for name in stored.states if name in program.states]
+    if kept and stored.key_types != program.key_types:
+        (found,), (expected,) = stored.key_types.values(), program.key_types.values()
         raise StateSchemaError(
             f"{where}\n  operator {program.operator!r}, broadcast state {kept[0]!r}: the epoch "
             f"has keys of type {found}, the job declares {expected}\n"
@@ -178,15 +178,15 @@ def _check_shared_keys(where: str, entry: OperatorEntry, program: EntrySpec) -> 
 
 def _fits(
     where: str,
-    entry: OperatorEntry,
+    stored: EpochOperator,
     states: Mapping[str, Declaration],
     *,
     allow_dropped_state: bool,
 ) -> bool:
     """Whether the stored rows can be read as they are."""
     fits = True
-    uid = entry.uid.split(":")[0]
-    for name, held in entry.states.items():
+    uid = stored.uid.split(":")[0]
+    for name, held in stored.states.items():
         declaration = states.get(name)
         if declaration is None:
             if allow_dropped_state:
@@ -209,7 +209,7 @@ def _fits(
             raise StateSchemaError(
                 f"{where}\n  operator {uid!r}, state {name!r}: the epoch holds "
                 f"{found}, the job declares {declared}\n"
-                f"  {error.reason}\n  next: {_next_step(entry, error)}",
+                f"  {error.reason}\n  next: {_next_step(stored, error)}",
                 operator=uid,
                 state=name,
                 expected=declared,
@@ -219,8 +219,8 @@ def _fits(
     return fits
 
 
-def _next_step(entry: OperatorEntry, error: IncompatibleError) -> str:
-    if entry.scope == "feedback":
+def _next_step(stored: EpochOperator, error: IncompatibleError) -> str:
+    if stored.scope == "feedback":
         return "let the program of before run until nothing is in flight"
     return error.next_step
 

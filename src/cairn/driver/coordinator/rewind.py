@@ -29,10 +29,10 @@ import msgspec
 from cairn.errors import CorruptFileError
 from cairn.logs import logger
 from cairn.storage.manifest import Epoch, SparkPosition
-from cairn.storage.source_logs import advance, differing_file, misplaced_file
+from cairn.storage.paths import SPARK_FOLDER
+from cairn.storage.source_logs import advance, find_differing_file, find_misplaced_file
 from cairn.storage.spark_log import (
-    SPARK_FOLDER,
-    damaged_file,
+    find_damaged_file,
     last_planned,
     lay_out,
     lay_out_for,
@@ -92,13 +92,13 @@ def compare(
         return Stand.AHEAD
     if max(_numbers(store, f"{position.folder}/offsets/")) > position.batch_id:
         return Stand.PLANNED
-    damaged = damaged_file(store, position, committed) or differing_file(
+    damaged = find_damaged_file(store, position, committed) or find_differing_file(
         store, position, checkpoint=checkpoint or store
     )
     if damaged is not None:
         _say_damaged(f"{store.url}/{damaged}")
         return Stand.DAMAGED
-    if compact_interval is not None and misplaced_file(store, position, compact_interval):
+    if compact_interval is not None and find_misplaced_file(store, position, compact_interval):
         return Stand.MISPLACED
     return Stand.EQUAL if position.batch_id in committed else Stand.BEHIND
 

@@ -20,10 +20,10 @@ import msgspec
 
 from cairn.crash import crash_point
 from cairn.driver.coordinator.acks import check_shared, complete
-from cairn.protocol.entry import EntrySpec
 from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
+from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
-from cairn.storage.manifest import EMPTY_VERSION, Epoch, OperatorEntry, next_version
+from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
 
 INLINE_BYTES_MAX = 32 * 1024 * 1024
 """So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
@@ -47,7 +47,7 @@ def run_rounds(
     begin: Begin,
     execute: Execute,
     spec: JobSpec,
-    entries: Mapping[str, EntrySpec],
+    states: Mapping[str, ScopedState],
     *,
     is_stopping: Callable[[], bool],
 ) -> list[Outcome]:
@@ -57,11 +57,11 @@ def run_rounds(
     inlined_bytes = 0
     while True:
         # Known before: what the last round sends back is stored, and nothing of the others.
-        is_last = begin.round + 1 >= spec.rounds_max or is_stopping()
+        is_last = begin.execution.round + 1 >= spec.rounds_max or is_stopping()
         begin = msgspec.structs.replace(begin, is_last_round=is_last)
         outcome = execute(begin)
         acks = complete(outcome.acks, spec, begin.parallelism)
-        check_shared(acks, entries)
+        check_shared(acks, states)
         rounds.append(outcome._replace(acks=acks))
         if is_last or not sends_back(acks, feedbacks):
             return rounds
@@ -85,7 +85,7 @@ def following(
     left = max(0, INLINE_BYTES_MAX - inlined_bytes) // shares
     return msgspec.structs.replace(
         begin,
-        round=begin.round + 1,
+        execution=msgspec.structs.replace(begin.execution, round=begin.execution.round + 1),
         inline_bytes_max=min(begin.inline_bytes_max, left),
         versions=versions,
         compactions={},
@@ -114,22 +114,22 @@ def in_flight(epoch: Epoch | None) -> int:
 def records_of(epoch: Epoch) -> dict[str, int]:
     """The same for each loop and the operator the records go to."""
     return {
-        uid: sum(part.state_entries for part in entry.ranges)
-        for uid, entry in epoch.operators.items()
-        if entry.scope == "feedback"
+        uid: sum(part.state_entries for part in stored.ranges)
+        for uid, stored in epoch.operators.items()
+        if stored.scope == "feedback"
     }
 
 
 def is_pending(epoch: Epoch | None) -> bool:
     """Whether an epoch has records to process, without a single row of the sources."""
     return epoch is not None and any(
-        has_records(entry) for entry in epoch.operators.values() if entry.scope == "feedback"
+        has_records(stored) for stored in epoch.operators.values() if stored.scope == "feedback"
     )
 
 
-def has_records(entry: OperatorEntry) -> bool:
+def has_records(stored: EpochOperator) -> bool:
     # Not by the keys of a range: those are estimates after a change of parallelism.
-    return any(ref.rows for part in entry.ranges for ref in part.files)
+    return any(ref.rows for part in stored.ranges for ref in part.files)
 
 
 def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:

@@ -53,7 +53,7 @@ def is_event_due(newest: Epoch | None) -> bool:
     if newest is None:
         return False
     if newest.timers is None:
-        return any(TIMER_STATES & entry.states.keys() for entry in newest.operators.values())
+        return any(TIMER_STATES & stored.states.keys() for stored in newest.operators.values())
     event_ms, _ = _earliest(newest.timers)
     return _is_passed(event_ms, newest.watermark_ms)
 

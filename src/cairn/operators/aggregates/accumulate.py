@@ -1,17 +1,14 @@
-"""The accumulators of an aggregation: a struct of columns per key, merged and turned to results.
+"""The accumulators of an aggregation: a struct of columns per key.
 
-Types and nulls are Spark's: a count is never null, everything else is while there was
-no value.
+Types and nulls are Spark's: a count is never null, every other aggregate is null without values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.errors import PlanError
@@ -22,10 +19,11 @@ from cairn.operators.aggregates.objects import (
     Edge,
     ObjectExtreme,
     quotient,
-    rounded,
+    round_to,
 )
 from cairn.operators.aggregates.parse import Call
 from cairn.operators.aggregates.parts import (
+    Array,
     Columns,
     Count,
     Extreme,
@@ -33,19 +31,18 @@ from cairn.operators.aggregates.parts import (
     Moments,
     Part,
     Sum,
-    is_number,
 )
 from cairn.types import type_ddl
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A call, what Spark says of its types, and the parts it is computed from."""
+    """A call, its types in Spark, and its parts."""
 
     call: Call
     argument_type: pa.DataType
     type: pa.DataType
-    """Of the result."""
+    """Type of the result."""
     parts: tuple[Part, ...]
 
     @property
@@ -57,7 +54,7 @@ class Aggregate:
 def make_aggregate(
     call: Call, argument_type: pa.DataType, type_: pa.DataType, *, is_timed: bool
 ) -> Aggregate:
-    """`is_timed`: first and last go by event time."""
+    """Make an aggregate; `is_timed` if first and last go by event time."""
     function = call.function
     parts: tuple[Part, ...]
     if function == "count":
@@ -131,24 +128,22 @@ class Accumulators:
         return [part.zeros(count) for part in self.parts]
 
     def read(self, arrays: Sequence[pa.Array]) -> list[Columns]:
-        """From what Spark sends: the columns of all parts, in order."""
-        return self._of(arrays, "read")
+        """Return the columns of the partials that Spark sends."""
+        rest = iter(arrays)
+        return [part.read([next(rest) for _ in part.names]) for part in self.parts]
 
     def load(self, arrays: Sequence[pa.Array]) -> list[Columns]:
-        """From the fields of state; null where a key is new."""
-        return self._of(arrays, "load")
-
-    def _of(self, arrays: Sequence[pa.Array], how: str) -> list[Columns]:
+        """Return the columns of the fields in state; null for new keys."""
         rest = iter(arrays)
-        return [getattr(part, how)([next(rest) for _ in part.names]) for part in self.parts]
+        return [part.load([next(rest) for _ in part.names]) for part in self.parts]
 
     def merge(self, into: list[Columns], at: Ints, columns: list[Columns]) -> None:
-        """Row i of `columns` into row at[i]."""
+        """Merge row i of `columns` into row at[i]."""
         for part, held, fresh in zip(self.parts, into, columns, strict=True):
             part.merge(held, at, fresh)
 
-    def grouped(self, at: Ints, count: int, columns: list[Columns]) -> list[Columns]:
-        """The rows of each number as one."""
+    def merge_rows(self, at: Ints, count: int, columns: list[Columns]) -> list[Columns]:
+        """Merge the rows of each number into one."""
         into = self.zeros(count)
         self.merge(into, at, columns)
         return into
@@ -156,8 +151,8 @@ class Accumulators:
     def take(self, columns: list[Columns], rows: Ints) -> list[Columns]:
         return [p.take(held, rows) for p, held in zip(self.parts, columns, strict=True)]
 
-    def joined(self, first: list[Columns], second: list[Columns]) -> list[Columns]:
-        return [p.joined(a, b) for p, a, b in zip(self.parts, first, second, strict=True)]
+    def concat(self, first: list[Columns], second: list[Columns]) -> list[Columns]:
+        return [p.concat(a, b) for p, a, b in zip(self.parts, first, second, strict=True)]
 
     def store(self, columns: list[Columns]) -> list[pa.Array]:
         return [
@@ -167,7 +162,7 @@ class Accumulators:
         ]
 
     def results(self, columns: list[Columns]) -> list[pa.Array]:
-        """A column per aggregate."""
+        """Return the result column of each aggregate."""
         rest = iter(zip(self.parts, columns, strict=True))
         return [
             _result(aggregate, [next(rest) for _ in aggregate.parts])
@@ -191,23 +186,18 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
 
 def _average(part: Part, columns: Columns, n: Ints, type_: pa.DataType) -> pa.Array:
     if isinstance(part, DecimalSum):
-        values: list[Any] = [
-            None if total is None else rounded(quotient(total, count), type_)
+        values = [
+            None if total is None else round_to(quotient(total, count), type_)
             for total, count in zip(columns[0].tolist(), n.tolist(), strict=True)
         ]
         return pa.array(values, type_)
     return pa.array(columns[0] / np.maximum(n, 1), mask=n == 0)
 
 
-def _spread(
-    function: str, n: npt.NDArray[Any], mean: npt.NDArray[Any], m2: npt.NDArray[Any]
-) -> pa.Array:
+def _spread(function: str, n: Array, mean: Array, m2: Array) -> pa.Array:
     degrees = n - 1 if function.endswith("_samp") else n
     values = m2 / np.maximum(degrees, 1)
     if function.startswith("stddev"):
         with np.errstate(invalid="ignore"):
             values = np.sqrt(values)
     return pa.array(values, mask=degrees <= 0)
-
-
-__all__ = ["Accumulators", "Aggregate", "is_number", "make_aggregate"]

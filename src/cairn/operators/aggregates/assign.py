@@ -1,10 +1,10 @@
 """Windows for whole columns of times, in microseconds.
 
-A pane is the longest stretch of time that no window begins or ends within: rows of a key
-and pane go the same way, so they are merged before they are put into windows.
+A pane is the longest stretch of time without a beginning or end of a window inside: rows of a
+key and pane are in the same windows, so they are merged before they are added to windows.
 
 Always true here:
-- what is found for a column is what `assign` of the windows finds time by time.
+- the result for a column is what `assign` of the windows returns for each time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _HOUR_US = 3_600_000_000
 
 
 def pane_us(spec: Tumbling | Sliding) -> int | None:
-    """The length of a pane; None where panes differ in length."""
+    """Return the length of a pane; None if panes differ in length."""
     if isinstance(spec, Sliding):
         return math.gcd(spec.size_ms, spec.slide_ms) * 1000
     return spec.size_ms * 1000 if spec.timezone is None else None
 
 
 def panes(spec: Tumbling | Sliding | Global, times: Ints) -> Ints:
-    """The start of each time's pane."""
+    """Return the start of each time's pane."""
     if isinstance(spec, Global):
         return np.full(len(times), FOREVER[0])
     length = pane_us(spec)
@@ -37,7 +37,7 @@ def panes(spec: Tumbling | Sliding | Global, times: Ints) -> Ints:
 
 
 def last_ends(spec: Tumbling | Sliding | Global, starts: Ints) -> Ints:
-    """When the last window that a pane is in ends."""
+    """Return the end of the last window of each pane."""
     if isinstance(spec, Global):
         return np.full(len(starts), FOREVER[1])
     if isinstance(spec, Sliding):
@@ -48,7 +48,7 @@ def last_ends(spec: Tumbling | Sliding | Global, starts: Ints) -> Ints:
 
 
 def windows(spec: Tumbling | Sliding | Global, starts: Ints) -> tuple[Ints, Ints, Ints]:
-    """(pane, start, end) of every window that a pane is in."""
+    """Return (pane, start, end) of every window of each pane."""
     rows = np.arange(len(starts))
     if not isinstance(spec, Sliding):
         return rows, starts, last_ends(spec, starts)
@@ -67,7 +67,7 @@ def _last_starts(spec: Sliding, starts: Ints) -> Ints:
 
 
 def _days(spec: Tumbling | Sliding, times: Ints) -> tuple[Ints, Ints]:
-    """Days by a calendar. No two of them begin within an hour, so an hour is in one or two."""
+    """Return the calendar days of times. No two begin within an hour, so an hour has one or two."""
     assert isinstance(spec, Tumbling)
     hours, at = np.unique(times // _HOUR_US, return_inverse=True)
     first = np.empty((len(hours), 2), np.int64)

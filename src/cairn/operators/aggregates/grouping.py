@@ -1,13 +1,11 @@
-"""Equal keys found by the batch: for each row the number of its key, and each key once.
+"""Equal keys by the batch: the number of each row's key.
 
 Always true here:
-- keys come in the order of their first row, so the same rows give the same numbers;
+- keys are numbered in the order of their first row, so the same rows give the same numbers;
 - null is a key; NaN is one key, and -0.0 the same as 0.0, as Spark groups them.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +17,18 @@ from cairn.types.codec import codec
 Ints = npt.NDArray[np.int64]
 
 
-def numbered(values: pa.Array) -> tuple[Ints, int]:
-    """(the number of each row's value, how many values there are)."""
+def number_values(values: pa.Array) -> tuple[Ints, int]:
+    """Return the number of each row's value, and the count of distinct values."""
     type_ = values.type
     if pa.types.is_struct(type_):
-        # A null struct is not one of nulls: whether it is there counts as a field.
+        # A null struct is not a struct of nulls: its validity counts as a field.
         fields = values.flatten()
-        numbers, count = numbered(values.is_valid())
+        numbers, count = number_values(values.is_valid())
         for field in fields:
-            numbers, count = together(numbers, count, *numbered(field))
+            numbers, count = number_pairs(numbers, count, *number_values(field))
         return numbers, count
     if pa.types.is_nested(type_):
-        # Named as state names them, so that what is one key there is one here.
+        # As state compares them, so that equal keys there are equal here.
         keys = codec(type_).decode_keys(values)
         places = {key: at for at, key in enumerate(dict.fromkeys(keys))}
         return np.fromiter(map(places.__getitem__, keys), np.int64, len(keys)), len(places)
@@ -40,16 +38,16 @@ def numbered(values: pa.Array) -> tuple[Ints, int]:
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
 
 
-def together(left: Ints, left_count: int, right: Ints, right_count: int) -> tuple[Ints, int]:
-    """Numbers for pairs of numbers, each of which occurs."""
+def number_pairs(left: Ints, left_count: int, right: Ints, right_count: int) -> tuple[Ints, int]:
+    """Return the number of each row's pair of numbers, and the count of distinct pairs."""
     if left_count <= 1:
         return right, right_count
     if right_count <= 1:
         return left, left_count
     pairs = left * right_count + right
     if left_count * right_count > 4 * len(pairs):
-        return numbered(pa.array(pairs))
-    # Few enough for a place each: no need to hash.
+        return number_values(pa.array(pairs))
+    # Few enough for a table of all pairs, without hashing.
     rows = np.arange(len(pairs))
     first = np.empty(left_count * right_count, np.int64)
     first[pairs[::-1]] = rows[::-1]
@@ -60,16 +58,16 @@ def together(left: Ints, left_count: int, right: Ints, right_count: int) -> tupl
 
 
 def first_rows(numbers: Ints, count: int) -> Ints:
-    """The first row of each number."""
+    """Return the first row of each number."""
     first = np.empty(count, np.int64)
-    # Of several assignments to one place the last one stays, so they are made backwards.
+    # The last of several assignments to one place wins, so they are made backwards.
     first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
     return first
 
 
 def normal_floats(values: pa.Array) -> pa.Array:
-    """Floats of which equal ones have equal bits."""
-    plain: npt.NDArray[Any] = values.fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
+    """Return floats with equal bits for equal values."""
+    plain = values.fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0
     plain[np.isnan(plain)] = np.nan
     return pa.array(plain, values.type, mask=_nulls(values))
 

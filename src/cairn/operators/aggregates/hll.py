@@ -1,17 +1,16 @@
-"""How many distinct values there were, about: a sketch of their 64-bit hashes.
+"""Approximate number of distinct values: a sketch of their 64-bit hashes.
 
 A sketch keeps the hashes themselves while they are few, so small counts are exact,
 then 2^11 registers (HyperLogLog with Ertl's estimator; a relative error of about 2.3 %).
 
 Always true here:
 - a sketch is a sorted array of distinct uint64 hashes, or an array of uint8 registers;
-- the order in which hashes come and sketches are merged does not matter.
+- the order of hashes and of merges does not matter.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ REGISTERS = 1 << BITS
 SPARSE_MAX = 256
 _RANK_MAX = 64 - BITS + 1
 
-Sketch = npt.NDArray[Any]
+Sketch = npt.NDArray[np.unsignedinteger]
 
 EMPTY: Sketch = np.empty(0, np.uint64)
 
@@ -35,13 +34,11 @@ def of_hashes(hashes: npt.NDArray[np.uint64]) -> Sketch:
     return distinct if len(distinct) <= SPARSE_MAX else _dense(distinct)
 
 
-def merged(left: Sketch, right: Sketch) -> Sketch:
+def merge(left: Sketch, right: Sketch) -> Sketch:
     if is_sparse(left) and is_sparse(right):
-        return (
-            of_hashes(np.concatenate([left, right]))
-            if len(left) and len(right)
-            else (left if len(left) else right)
-        )
+        if not len(left) or not len(right):
+            return left if len(left) else right
+        return of_hashes(np.concatenate([left, right]))
     left, right = (_dense(s) if is_sparse(s) else s for s in (left, right))
     registers: Sketch = np.maximum(left, right)
     return registers
@@ -68,10 +65,10 @@ def from_bytes(data: bytes) -> Sketch:
     return np.frombuffer(data, kind, offset=1).astype(kind.newbyteorder("="))
 
 
-def _dense(hashes: npt.NDArray[np.uint64]) -> Sketch:
+def _dense(hashes: Sketch) -> Sketch:
     register = (hashes >> np.uint64(64 - BITS)).astype(np.int64)
     rest = hashes & np.uint64((1 << (64 - BITS)) - 1)
-    # 53 bits fit a double exactly, so its exponent is the place of the highest bit.
+    # A double holds 53 bits exactly, so its exponent is the place of the highest bit.
     highest = np.frexp(rest.astype(np.float64))[1]
     registers = np.zeros(REGISTERS, np.uint8)
     np.maximum.at(registers, register, (_RANK_MAX - highest).astype(np.uint8))

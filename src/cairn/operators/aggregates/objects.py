@@ -1,6 +1,6 @@
 """Parts of types that numpy has no columns for: text, decimals, first and last, sketches.
 
-Slower than `parts`, by the row or by sorting, and otherwise the same.
+They work by the row or by sorting, so they are slower than those in `parts`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,26 @@ import decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.operators.aggregates import hll
-from cairn.operators.aggregates.parts import Columns, Ints, Part, plain, sum_overflow, validity
+from cairn.operators.aggregates.parts import (
+    Array,
+    Columns,
+    Ints,
+    Part,
+    plain,
+    sum_overflow,
+    validity,
+)
 from cairn.types import type_ddl
 
 _WIDE = decimal.Context(prec=100, rounding=decimal.ROUND_HALF_UP)
 
 
 class _Objects(Part):
-    """One column of Python values, None where there is none."""
+    """One column of Python values, None for none."""
 
     def __init__(self, type_: pa.DataType) -> None:
         self.type = type_
@@ -41,7 +48,7 @@ class _Objects(Part):
 
 
 class ObjectExtreme(_Objects):
-    """The least or the greatest of text, bytes or decimals."""
+    """Minimum or maximum of text, bytes or decimals."""
 
     def __init__(self, type_: pa.DataType, *, is_max: bool) -> None:
         super().__init__(type_)
@@ -60,7 +67,7 @@ class ObjectExtreme(_Objects):
 
 
 class DecimalSum(_Objects):
-    """Exact; `type` is the type of the sum."""
+    """Exact sum; `type` is its type."""
 
     names = ("sum",)
 
@@ -77,9 +84,9 @@ class DecimalSum(_Objects):
 
 
 class Edge(Part):
-    """The first or the last value: by the time given with it, or as rows arrive.
+    """The first or the last value, by its time or by arrival.
 
-    Of values of one time the least is first and the greatest last.
+    Among values of one time the least is first and the greatest last.
     """
 
     names = ("order", "value")
@@ -102,17 +109,17 @@ class Edge(Part):
 
     def merge(self, into: Columns, at: Ints, columns: Columns) -> None:
         count = len(into[0])
-        order, seen, values = self.joined(into, columns)
+        order, seen, values = self.concat(into, columns)
         rows = np.flatnonzero(seen)
         group = np.concatenate([np.arange(count), at])[rows]
-        by: dict[str, Any] = {"group": group}
+        by: dict[str, Array | pa.Array] = {"group": group}
         if self.is_timed:
-            told = values.take(pa.array(rows))
+            some = values.take(pa.array(rows))
             # Null comes before every value, as in Spark.
-            by |= {"order": order[rows], "there": told.is_valid(), "value": told}
+            by |= {"order": order[rows], "there": some.is_valid(), "value": some}
             if pa.types.is_nested(self.type):
-                by["value"] = pa.array([repr(v) for v in told.to_pylist()], pa.string())
-        # Last, so that what came first, or what is held, stays in front.
+                by["value"] = pa.array([repr(v) for v in some.to_pylist()], pa.string())
+        # Last, so that earlier rows, and the value in state, stay in front.
         by["row"] = rows
         ranked = pc.sort_indices(pa.table(by), [(name, "ascending") for name in by]).to_numpy()
         group = group[ranked]
@@ -133,13 +140,13 @@ class Edge(Part):
     def take(self, columns: Columns, rows: Ints) -> Columns:
         return [columns[0][rows], columns[1][rows], columns[2].take(pa.array(rows))]
 
-    def joined(self, first: Columns, second: Columns) -> Columns:
+    def concat(self, first: Columns, second: Columns) -> Columns:
         both = [np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True)]
         return [*both, pa.concat_arrays([first[2], second[2].cast(first[2].type)])]
 
 
 class Distinct(Part):
-    """A sketch of the hashes seen; Spark sends the hashes."""
+    """A sketch of the hashes so far; Spark sends the hashes."""
 
     names = ("sketch",)
     types = (pa.binary(),)
@@ -163,7 +170,7 @@ class Distinct(Part):
         held, sketches = into[0], columns[0]
         few = np.array([hll.is_sparse(s) for s in sketches], np.bool_)
         for row in np.flatnonzero(~few):
-            held[at[row]] = hll.merged(held[at[row]], sketches[row])
+            held[at[row]] = hll.merge(held[at[row]], sketches[row])
         if not few.any():
             return
         lengths = [len(s) for s in sketches[few]]
@@ -173,22 +180,22 @@ class Distinct(Part):
         group, hashes = group[ranked], hashes[ranked]
         starts = np.flatnonzero(np.diff(group, prepend=-1))
         for row, fresh in zip(group[starts], np.split(hashes, starts[1:]), strict=False):
-            held[row] = hll.merged(held[row], hll.of_hashes(fresh))
+            held[row] = hll.merge(held[row], hll.of_hashes(fresh))
 
     def store(self, columns: Columns) -> list[pa.Array]:
         return [pa.array([hll.to_bytes(s) for s in columns[0]], pa.binary())]
 
 
-def _objects(values: list[Any]) -> npt.NDArray[Any]:
-    # Element by element: numpy would make a table of sketches of one length.
+def _objects(values: list[Any]) -> Array:
+    # Element by element: numpy would make a matrix of sketches of one length.
     array = np.empty(len(values), object)
     for row, value in enumerate(values):
         array[row] = value
     return array
 
 
-def rounded(value: decimal.Decimal, type_: pa.DataType) -> decimal.Decimal:
-    """To the type's scale, as Spark rounds."""
+def round_to(value: decimal.Decimal, type_: pa.DataType) -> decimal.Decimal:
+    """Round to the type's scale, as Spark rounds."""
     return _WIDE.quantize(value, decimal.Decimal(1).scaleb(-type_.scale))
 
 

@@ -1,10 +1,10 @@
-"""What an aggregate asks for: "sum(amount * rate)" as a function and a Spark SQL expression.
+"""Parse aggregates: "sum(amount * rate)" is a function and a Spark SQL expression.
 
-Only the outer call is read here; what stands inside it is Spark's.
+Only the outer call is parsed here; Spark parses its argument.
 
 Always true here:
-- a call has a function from FUNCTIONS, under the one name it has there;
-- what Spark would understand and we do not is refused, never computed as something else.
+- the function of a call is a value of FUNCTIONS;
+- a call that Spark accepts and this parser does not is refused, never computed differently.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Call:
     argument: str | None
     """Spark SQL over the stream's columns; None: count(*)."""
     skips_nulls: bool = False
-    """Of first and last: a null is no value."""
+    """For first and last: nulls do not count as values."""
 
     @property
     def sql(self) -> str:
-        """The whole call as Spark understands it."""
+        """The whole call as Spark SQL."""
         skips = ", true" if self.skips_nulls else ""
         argument = "1" if self.argument is None else self.argument
         return f"{self.function}({argument}{skips})"
 
 
 def parse_calls(aggregates: Mapping[str, str], taken: Collection[str]) -> list[Call]:
-    """The aggregates by the names of their columns; `taken` are names the result has already."""
+    """Parse aggregates by column name; `taken` are names that the result already has."""
     if not aggregates:
         raise PlanError(
-            "aggregate() names no aggregates\n"
+            "aggregate() has no aggregates\n"
             '  next: name columns, as in .aggregate(total="sum(v)", n="count(*)", uid=...)'
         )
     for name in aggregates:
@@ -75,19 +75,19 @@ def parse_calls(aggregates: Mapping[str, str], taken: Collection[str]) -> list[C
 def _parse(name: str, text: str) -> Call:
     match = _CALL.match(text) if isinstance(text, str) else None
     if match is None:
-        raise _refused(name, text, "it is no call of a function")
+        raise _refuse(name, text, "it is not a function call")
     inner, rest = _closed(name, text, match.end())
     if rest.strip():
-        raise _refused(
-            name, text, f"{rest.strip()!r} stands behind the call; compute with results downstream"
+        raise _refuse(
+            name, text, f"{rest.strip()!r} follows the call; compute with results downstream"
         )
     function = FUNCTIONS.get(match[1].lower())
     if function is None:
-        raise _refused(name, text, f"there is no aggregate {match[1]!r}")
+        raise _refuse(name, text, f"{match[1]!r} is not an aggregate")
     arguments = [part.strip() for part in _split(inner)]
     if re.match(r"distinct\b", arguments[0], re.IGNORECASE):
-        raise _refused(
-            name, text, "DISTINCT would need every value kept; see approx_count_distinct"
+        raise _refuse(
+            name, text, "DISTINCT would have to keep every value; use approx_count_distinct"
         )
     if function == "count" and arguments == ["*"]:
         return Call(name, "count", None)
@@ -100,11 +100,11 @@ def _parse(name: str, text: str) -> Call:
         elif len(arguments) == 2 and arguments[1].lower() in ("true", "false"):
             skips_nulls = arguments.pop().lower() == "true"
     if len(arguments) != 1 or not arguments[0]:
-        raise _refused(name, text, f"{match[1]} takes one argument")
+        raise _refuse(name, text, f"{match[1]} takes one argument")
     return Call(name, function, arguments[0], skips_nulls)
 
 
-def _refused(name: str, text: object, why: str) -> PlanError:
+def _refuse(name: str, text: object, why: str) -> PlanError:
     return PlanError(
         f"aggregate {name!r} is {text!r}: {why}\n"
         f"  expected: one call of {_KNOWN}, on a Spark SQL expression",
@@ -113,17 +113,17 @@ def _refused(name: str, text: object, why: str) -> PlanError:
 
 
 def _closed(name: str, text: str, start: int) -> tuple[str, str]:
-    """(inside, behind) of the bracket that opens just before `start`."""
+    """Return the text inside and after the bracket that opens just before `start`."""
     depth = 1
     for at, mark in _marks(text, start):
         depth += {"(": 1, ")": -1}.get(mark, 0)
         if depth == 0:
             return text[start:at], text[at + 1 :]
-    raise _refused(name, text, "a bracket or a quote is not closed")
+    raise _refuse(name, text, "a bracket or a quote is not closed")
 
 
 def _split(inner: str) -> list[str]:
-    """The arguments: cut at commas outside of brackets."""
+    """Split arguments at commas outside of brackets."""
     parts, start, depth = [], 0, 0
     for at, mark in _marks(inner, 0):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(mark, 0)
@@ -134,7 +134,7 @@ def _split(inner: str) -> list[str]:
 
 
 def _marks(text: str, at: int) -> Iterator[tuple[int, str]]:
-    """Characters outside of quotes."""
+    """Yield the characters outside of quotes, with their places."""
     while at < len(text):
         mark = text[at]
         if mark in "'\"`":

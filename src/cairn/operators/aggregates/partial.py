@@ -1,15 +1,14 @@
-"""What Spark sends to an aggregation: partials, row by row or aggregated already, as SQL.
+"""Partials that Spark sends to an aggregation, by row or aggregated before the shuffle, as SQL.
 
     rows      a projection: sum -> v, count -> 1 or 0, stddev -> (1, v, 0), ...
     grouped   the same columns, of a groupBy over keys (and panes of windows)
 
-The slot merges either, so the choice is free epoch by epoch.
+The slot merges either, so each epoch can use either plan.
 
 Always true here:
-- both plans give the same columns in the same order, and merge to the same results;
-- in both, the partials of a group of rows are a function of the rows, not of their order; but
-  sums and moments of floats, which differ in their last digits with the order in which Spark's
-  groupBy comes to the rows, and first and last without event time, which go by arrival.
+- both plans have the same columns in the same order, and merge to the same results;
+- in both, partials depend on the rows, not on their order, with two exceptions: the last digits of
+  sums and moments of floats, and first and last without event time, which go by arrival.
 """
 
 from __future__ import annotations
@@ -26,26 +25,27 @@ from cairn.operators.aggregates.parts import Count, Moments, Part
 from cairn.types import type_ddl
 
 _EMPTY = "cast(array() AS array<bigint>)"
+_TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the columns of the partial stream are."""
+    """Names of the columns of the partial stream."""
 
     keys: tuple[str, ...]
     time: str | None
     row: str | None
-    """A struct of the whole row, for those that come too late."""
+    """A struct of the whole row, for late rows."""
     count: str
-    """How many rows a partial stands for."""
+    """Number of rows that a partial stands for."""
     parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Partials:
-    """SQL for both plans, each column under its name; `grouping` None: row by row only.
+    """SQL of both plans, each column with its name.
 
-    `grouped` is empty then.
+    If only the plan by row is possible, `grouping` is None and `grouped` empty.
     """
 
     layout: Layout
@@ -67,62 +67,87 @@ def make_partials(
     may_group: bool = True,
     checks_overflow: bool = True,
 ) -> Partials:
-    """`order`: SQL of the event time in microseconds, for first and last. `time`: SQL of the
-    timestamp partials carry, `pane` of the start of the pane it falls into. `checks_overflow`:
-    Spark raises when a sum leaves its type, as the slot does.
+    """Return the SQL of both plans.
+
+    `order` is SQL of the event time in microseconds, for first and last. `time` is SQL of the
+    timestamp that partials carry, `pane` of the start of its pane. `checks_overflow`: Spark
+    raises when a sum leaves its type, as the slot does.
     """
-    mark = _mark(keys)
-    fields = [schema.field(key) for key in keys]
-    rows = [_named(_quoted(key), key) for key in keys]
-    grouping = list(rows)
-    grouped: list[str] = []
+    columns = _PartialColumns(_mark(keys))
+    for key in keys:
+        columns.add_grouping(schema.field(key), _quote(key), _quote(key))
     if time is not None:
-        fields.append(pa.field(f"{mark}time", pa.timestamp("us", "UTC")))
-        rows.append(_named(time, f"{mark}time"))
-        grouping.append(_named(pane or time, f"{mark}time"))
+        time = columns.add_grouping(columns.field("time", _TIMESTAMP), time, pane or time)
+    row = None
     if carries_rows:
-        struct = pa.struct(list(schema))
-        fields.append(pa.field(f"{mark}row", struct))
-        inner = ", ".join(_quoted(name) for name in schema.names)
-        rows.append(_named(f"struct({inner})", f"{mark}row"))
-    fields.append(pa.field(f"{mark}count", pa.int64()))
-    rows.append(_named("1L", f"{mark}count"))
-    grouped.append(_named("count(1)", f"{mark}count"))
-    names: list[str] = []
-    for aggregate in aggregates:
-        for part in aggregate.parts:
-            if isinstance(part, Count) and aggregate.call.argument is None:
-                names.append(f"{mark}count")
-                continue
-            one_row, many = _part_sql(aggregate.call, part, order)
-            for type_, by_row, by_group in zip(part.partial_types, one_row, many, strict=True):
-                name = f"{mark}p{len(names)}"
-                names.append(name)
-                fields.append(pa.field(name, type_))
-                rows.append(_named(_cast(by_row, type_), name))
-                grouped.append(_named(_cast(by_group, type_), name))
+        inner = ", ".join(_quote(name) for name in schema.names)
+        row = columns.add(columns.field("row", pa.struct(list(schema))), f"struct({inner})")
+    count = columns.add(columns.field("count", pa.int64()), "1L", "count(1)")
+    parts = [
+        name
+        for aggregate in aggregates
+        for part in aggregate.parts
+        for name in columns.add_part(aggregate.call, part, order, count)
+    ]
     may_group = (
         may_group
         and not carries_rows
         and all(_can_group(aggregate, checks_overflow) for aggregate in aggregates)
     )
     return Partials(
-        Layout(
-            tuple(keys),
-            None if time is None else f"{mark}time",
-            f"{mark}row" if carries_rows else None,
-            f"{mark}count",
-            tuple(names),
-        ),
-        pa.schema(fields),
-        tuple(rows),
-        tuple(grouping) if may_group else None,
-        tuple(grouped) if may_group else (),
+        Layout(tuple(keys), time, row, count, tuple(parts)),
+        pa.schema(columns.fields),
+        tuple(columns.rows),
+        tuple(columns.grouping) if may_group else None,
+        tuple(columns.grouped) if may_group else (),
     )
 
 
+class _PartialColumns:
+    """The columns of both plans, as they are added."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self.fields: list[pa.Field] = []
+        self.rows: list[str] = []
+        self.grouping: list[str] = []
+        self.grouped: list[str] = []
+        self._part_count = 0
+
+    def field(self, name: str, type_: pa.DataType) -> pa.Field:
+        return pa.field(self._mark + name, type_)
+
+    def add(self, field: pa.Field, by_row: str, by_group: str | None = None) -> str:
+        """Add a column; without `by_group` only to the plan by row. Return its name."""
+        name: str = field.name
+        self.fields.append(field)
+        self.rows.append(_as(by_row, name))
+        if by_group is not None:
+            self.grouped.append(_as(by_group, name))
+        return name
+
+    def add_grouping(self, field: pa.Field, by_row: str, by_group: str) -> str:
+        """Add a column that the grouped plan groups by. Return its name."""
+        self.grouping.append(_as(by_group, field.name))
+        return self.add(field, by_row)
+
+    def add_part(self, call: Call, part: Part, order: str | None, count: str) -> list[str]:
+        """Add the columns of a part. Return their names."""
+        if isinstance(part, Count) and call.argument is None:
+            self._part_count += 1
+            return [count]
+        names = []
+        for type_, by_row, by_group in zip(
+            part.partial_types, *_part_sql(call, part, order), strict=True
+        ):
+            field = self.field(f"p{self._part_count}", type_)
+            self._part_count += 1
+            names.append(self.add(field, _cast(by_row, type_), _cast(by_group, type_)))
+        return names
+
+
 def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], list[str]]:
-    """(of one row, of a group of rows): SQL for each column of a part."""
+    """Return the SQL of each column of a part: of one row, and of a group of rows."""
     x = f"({call.argument})"
     if isinstance(part, Count):
         return [f"if({x} IS NULL, 0L, 1L)"], [f"count{x}"]
@@ -167,7 +192,7 @@ def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
         # The hashes of a group would be a set of any size, in one row.
         if isinstance(part, Distinct):
             return False
-        # Spark and the slot may not agree on the order of nested values.
+        # Spark and the slot may order nested values differently.
         if isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type):
             return False
         # Spark would wrap the sum, or make it null.
@@ -177,7 +202,7 @@ def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
 
 
 def _mark(keys: Collection[str]) -> str:
-    """A beginning that no key column has."""
+    """Return a prefix that no key column has."""
     mark = "_"
     while any(key.startswith(mark) for key in keys):
         mark += "_"
@@ -188,9 +213,9 @@ def _cast(sql: str, type_: pa.DataType) -> str:
     return f"cast({sql} AS {type_ddl(type_)})"
 
 
-def _named(sql: str, name: str) -> str:
-    return f"{sql} AS {_quoted(name)}"
+def _as(sql: str, name: str) -> str:
+    return f"{sql} AS {_quote(name)}"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

@@ -1,11 +1,11 @@
-"""The parts accumulators are made of: sums, counts, extremes and moments, in numpy columns.
+"""The parts of accumulators: sums, counts, extremes and moments, in numpy columns.
 
-What Spark sends (partials), what state holds (accumulators) and what is merged on the
-way have one form, so a merge does not care where its two sides come from.
+The partials that Spark sends and the accumulators in state have one form, so that any two of
+them can be merged.
 
 Always true here:
 - `merge` changes its first side only, and works on all rows at once;
-- a part that has seen no value knows it, and gives null;
+- a part without values gives null;
 - a sum that leaves its type raises; it never wraps.
 """
 
@@ -21,49 +21,51 @@ import pyarrow as pa
 from cairn.errors import FunctionError
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
 Columns = list[Any]
-"""Of one part: numpy arrays, or an Arrow array where numpy has no such type."""
+"""The columns of one part: numpy arrays, or an Arrow array if numpy has no such type."""
 
 
 class Part(ABC):
-    """A column, or several that are merged together."""
+    """Columns that are merged together."""
 
     names: tuple[str, ...]
 
     @property
     @abstractmethod
     def types(self) -> tuple[pa.DataType, ...]:
-        """Of the columns in state."""
+        """Types of the columns in state."""
 
     @property
     def partial_types(self) -> tuple[pa.DataType, ...]:
-        """Of the columns Spark sends."""
+        """Types of the columns that Spark sends."""
         return self.types
 
     @abstractmethod
     def zeros(self, count: int) -> Columns:
-        """That have seen nothing yet."""
+        """Return rows without values."""
 
     @abstractmethod
     def load(self, arrays: list[pa.Array]) -> Columns:
-        """From state; nulls are parts that were not there yet."""
+        """Return the columns of stored arrays; null for new rows."""
 
     def read(self, arrays: list[pa.Array]) -> Columns:
-        """From what Spark sends."""
+        """Return the columns of partials that Spark sends."""
         return self.load(arrays)
 
     @abstractmethod
     def merge(self, into: Columns, at: Ints, columns: Columns) -> None:
-        """Row i of `columns` into row at[i]; several rows may go to one."""
+        """Merge row i of `columns` into row at[i]; several rows may go to one."""
 
     @abstractmethod
     def store(self, columns: Columns) -> list[pa.Array]:
-        """To state."""
+        """Return the arrays to store."""
 
     def take(self, columns: Columns, rows: Ints) -> Columns:
         return [column[rows] for column in columns]
 
-    def joined(self, first: Columns, second: Columns) -> Columns:
+    def concat(self, first: Columns, second: Columns) -> Columns:
         return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
 
 
@@ -85,7 +87,7 @@ class Count(Part):
 
 
 class Sum(Part):
-    """Of bigint or double."""
+    """Sum of bigint or double."""
 
     names = ("sum",)
 
@@ -121,11 +123,11 @@ class Sum(Part):
         held[:] = total
 
     def store(self, columns: Columns) -> list[pa.Array]:
-        return [masked(columns[0], columns[1])]
+        return [with_nulls(columns[0], columns[1])]
 
 
 class Extreme(Part):
-    """The least or the greatest of a type that numpy has."""
+    """Minimum or maximum of a type that numpy has."""
 
     def __init__(self, type_: pa.DataType, *, is_max: bool) -> None:
         self.type = type_
@@ -146,9 +148,9 @@ class Extreme(Part):
 
     def zeros(self, count: int) -> Columns:
         kind = self._plain_type.to_pandas_dtype()
-        start: Any
+        start: float
         if np.issubdtype(kind, np.floating):
-            # NaN is greater than all others: `maximum` keeps it, `fmin` leaves it alone.
+            # NaN is greater than all other values: `maximum` keeps it, `fmin` ignores it.
             start = -np.inf if self.is_max else np.nan
         else:
             start = np.iinfo(kind).min if self.is_max else np.iinfo(kind).max
@@ -171,11 +173,11 @@ class Extreme(Part):
         into[1][at] = True
 
     def store(self, columns: Columns) -> list[pa.Array]:
-        return [masked(columns[0], columns[1]).cast(self.type)]
+        return [with_nulls(columns[0], columns[1]).cast(self.type)]
 
 
 class Moments(Part):
-    """Count, mean and the sum of squared distances from it, all that variances need."""
+    """Count, mean and the sum of squared distances from the mean: enough for variances."""
 
     names = ("n", "mean", "m2")
     types = (pa.int64(), pa.float64(), pa.float64())
@@ -195,7 +197,7 @@ class Moments(Part):
         count = len(held_n)
         with np.errstate(invalid="ignore", over="ignore"):
             total = held_n + np.bincount(at, weights=n, minlength=count)
-            # Distances from the mean that is held, then shifted: exact also far from zero.
+            # Distances from the present mean, then shifted: exact also far from zero.
             shift = np.bincount(at, weights=n * (mean - held_mean[at]), minlength=count)
             new_mean = held_mean + shift / np.maximum(total, 1)
             fresh = m2 + n * (mean - new_mean[at]) ** 2
@@ -214,22 +216,22 @@ def is_number(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
 
 
-def plain(array: pa.Array) -> npt.NDArray[Any]:
-    """Numbers as a numpy array of our own, zero where there is none."""
+def plain(array: pa.Array) -> Array:
+    """Return numbers as a writable numpy array, zero for null."""
     if array.null_count:
         array = array.fill_null(0)
-    numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    numbers: Array = array.to_numpy(zero_copy_only=False)
     return numbers if numbers.flags.writeable else numbers.copy()
 
 
-def validity(array: pa.Array) -> npt.NDArray[np.bool_]:
+def validity(array: pa.Array) -> Bools:
     if not array.null_count:
         return np.ones(len(array), np.bool_)
-    found: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    found: Bools = array.is_valid().to_numpy(zero_copy_only=False)
     return found
 
 
-def masked(values: npt.NDArray[Any], seen: npt.NDArray[np.bool_]) -> pa.Array:
+def with_nulls(values: Array, seen: Bools) -> pa.Array:
     return pa.array(values, mask=None if seen.all() else ~seen)
 
 
@@ -246,7 +248,7 @@ def _may_wrap(values: Ints) -> bool:
 
 
 def _check_sums(at: Ints, values: Ints, count: int) -> None:
-    """The sums of a batch, with numbers that do not wrap."""
+    """Raise if a sum of a batch overflows; computed with numbers that do not wrap."""
     sums = np.zeros(count, object)
     np.add.at(sums, at, values.astype(object))
     if any(not -(1 << 63) <= total < 1 << 63 for total in sums[np.unique(at)]):

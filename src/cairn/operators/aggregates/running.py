@@ -1,29 +1,32 @@
 """Running aggregates: an accumulator per key, and a row per changed key and epoch.
 
-There is nothing to close here, so rows behind the watermark count like all others.
+Nothing closes, so late rows count like all others.
 
 Always true here:
-- a key is emitted once per epoch in which a row of it came, with all rows so far.
+- a key is emitted once in every epoch that has rows of it, with the result of all rows so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.functions import Hooks, PartialProcess
+from cairn.functions import BatchContext, Hooks, PartialProcess
 from cairn.operators.aggregates.accumulate import Accumulators
-from cairn.operators.aggregates.grouping import first_rows, numbered
+from cairn.operators.aggregates.grouping import first_rows, number_values
 from cairn.operators.aggregates.partial import Layout
 from cairn.operators.aggregates.parts import Columns
 from cairn.state import Declaration, Value
 
+if TYPE_CHECKING:
+    from cairn.backends.handles.batch import ColumnValueHandle, RowValueHandle
+
 
 class Aggregation(Hooks, PartialProcess):
-    """What aggregations have in common: they are fed partials."""
+    """An aggregation of partials."""
 
     wants_order = False
     handles_late: ClassVar[bool] = True
@@ -32,14 +35,14 @@ class Aggregation(Hooks, PartialProcess):
         self.accumulators = accumulators
         self.layout = layout
         self.schema = schema
-        """Of the results."""
-        self.groups = 0
+        """Schema of the results."""
+        self.partial_count = 0
 
-    def begin_epoch(self, ctx: Any) -> None:
-        self.groups = 0
+    def begin_epoch(self, ctx: BatchContext) -> None:
+        self.partial_count = 0
 
     def read(self, batch: pa.RecordBatch) -> list[Columns]:
-        """The partials of a batch."""
+        """Return the columns of the partials in a batch."""
         return self.accumulators.read([batch[name] for name in self.layout.parts])
 
     def row_count(self, rows: pa.StructArray) -> int:
@@ -59,15 +62,15 @@ class Aggregation(Hooks, PartialProcess):
 
 
 class RunningAggregate(Aggregation):
-    aggregates: Any
+    aggregates: ColumnValueHandle | RowValueHandle
 
     def declare_state(self) -> dict[str, Declaration]:
         declaration: Value[Any] = Value(pa.struct(self.accumulators.fields))
         declaration.name = "aggregates"
         return {"aggregates": declaration}
 
-    def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
-        at, count = numbered(ctx.keys)
+    def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> None:
+        at, count = number_values(ctx.keys)
         keys = ctx.keys if count == len(at) else ctx.keys.take(pa.array(first_rows(at, count)))
         held = self.aggregates.get_many(keys)
         columns = self.accumulators.load(held.flatten())
@@ -75,9 +78,9 @@ class RunningAggregate(Aggregation):
         stored = self.accumulators.store(columns)
         struct = pa.StructArray.from_arrays(stored, fields=self.accumulators.fields)
         self.aggregates.put_many(keys, struct)
-        self.groups += count
+        self.partial_count += count
 
-    def end_epoch(self, ctx: Any) -> pa.RecordBatch | None:
+    def end_epoch(self, ctx: BatchContext) -> pa.RecordBatch | None:
         keys, values = self.aggregates.set_in_epoch()
         if not len(keys):
             return None

@@ -22,15 +22,15 @@ class Spans(NamedTuple):
     ends: Ints
 
 
-def united(spans: Spans) -> tuple[Ints, Spans]:
-    """(the number of each span's union, the unions): spans of a key that overlap or touch."""
+def unite(spans: Spans) -> tuple[Ints, Spans]:
+    """Unite spans of a key that overlap or touch: the number of each span's union, the unions."""
     keys, starts, ends = spans
     count = len(keys)
     if not count:
         return np.zeros(0, np.int64), spans
     order = np.lexsort((starts, keys))
     keys, starts, ends = keys[order], starts[order], ends[order]
-    # How far spans reach so far, per key: as ranks, which leave room for the key above them.
+    # The latest end so far, per key: as ranks, which leave room for the key in the upper digits.
     ranked, ranks = np.unique(ends, return_inverse=True)
     reach = ranked[np.maximum.accumulate(ranks + keys * len(ranked)) % len(ranked)]
     is_first = np.ones(count, np.bool_)
@@ -42,8 +42,8 @@ def united(spans: Spans) -> tuple[Ints, Spans]:
     return numbers, Spans(keys[firsts], starts[firsts], reach[lasts])
 
 
-def touching(spans: Spans, others: Spans) -> npt.NDArray[np.bool_]:
-    """Which spans overlap or touch one of the others; those of a key are apart from each other."""
+def mark_touching(spans: Spans, others: Spans) -> npt.NDArray[np.bool_]:
+    """Mark the spans that overlap or touch one of the others, which are apart from each other."""
     # Few rows are late, and few keys have any.
     others = Spans(*(column[np.isin(others.keys, spans.keys)] for column in others))
     by_key: dict[int, list[tuple[int, int]]] = {}

@@ -2,9 +2,9 @@
 
     windows    per key: the end of a window -> its start, accumulators, and what it has emitted
 
-A window is emitted at the end of the epoch that runs with a watermark at or behind its end,
-and again at the end of an epoch that brought it rows within the allowed lateness. Early
-triggers are looked at when an epoch ends, too.
+A window is emitted at the end of the first epoch whose watermark has reached its end, and again
+at the end of an epoch that has rows for it within the allowed lateness. Early triggers are checked
+at the end of an epoch too.
 
 Always true here:
 - a row is judged by its windows: it is late when all of them are gone;
@@ -14,24 +14,27 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.functions import LATE
+from cairn.functions import LATE, BatchContext
 from cairn.operators.aggregates import assign
 from cairn.operators.aggregates.accumulate import Accumulators
-from cairn.operators.aggregates.grouping import first_rows, numbered, together
+from cairn.operators.aggregates.grouping import first_rows, number_pairs, number_values
 from cairn.operators.aggregates.partial import Layout
-from cairn.operators.aggregates.parts import Columns, Ints, plain
+from cairn.operators.aggregates.parts import Bools, Columns, Ints, plain
 from cairn.operators.aggregates.running import Aggregation
-from cairn.operators.aggregates.sessions import Spans, touching, united
+from cairn.operators.aggregates.sessions import Spans, mark_touching, unite
+from cairn.operators.context import ColumnContext
 from cairn.operators.window_process import WindowPlan
 from cairn.state import Declaration, Map
 from cairn.types.durations import MAX_MS
 from cairn.windows import Global, Session, Sliding, complete_ms
+
+if TYPE_CHECKING:
+    from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
 
 NEVER = 2**63 - 1
 _META = [
@@ -43,20 +46,20 @@ _META = [
 
 
 class Held(NamedTuple):
-    """Windows in columns."""
+    """Windows as columns."""
 
     starts: Ints
     rows: Ints
-    """That came since it was emitted last."""
-    fired: npt.NDArray[np.bool_]
-    """It is complete and what it came to is emitted."""
+    """Rows since the last result."""
+    fired: Bools
+    """The window is complete and its result is emitted."""
     early_at: Ints
-    """When it is to be emitted early, in milliseconds; NEVER where it is not."""
+    """Time of the next early result, in milliseconds; NEVER if there is none."""
     columns: list[Columns]
 
 
 class WindowAggregate(Aggregation):
-    windows: Any
+    windows: ColumnMapHandle | RowMapHandle
 
     def __init__(
         self, plan: WindowPlan, accumulators: Accumulators, layout: Layout, schema: pa.Schema
@@ -68,7 +71,7 @@ class WindowAggregate(Aggregation):
         self._is_global = isinstance(plan.windows, Global)
         self._by_event = plan.windows.time == "event" and not self._is_global
         self._lateness_us = plan.allowed_lateness_ms * 1000
-        # A row at the very end of a session is in it: complete is one whose end has passed.
+        # A session includes a row at its very end, so it is complete when its end has passed.
         self._past_us = 1 if isinstance(plan.windows, Session) else 0
         self.result_shift_us = self._past_us - 1
         self._fields = [*_META, *accumulators.fields]
@@ -78,13 +81,13 @@ class WindowAggregate(Aggregation):
         declaration.name = "windows"
         return {"windows": declaration}
 
-    def begin_epoch(self, ctx: Any) -> None:
+    def begin_epoch(self, ctx: BatchContext) -> None:
         super().begin_epoch(ctx)
         self._touched: list[tuple[pa.Array, pa.Array]] = []
 
     # Rows
 
-    def process(self, batch: pa.RecordBatch, ctx: Any) -> None:
+    def process(self, batch: pa.RecordBatch, ctx: ColumnContext) -> None:  # type: ignore[override]
         counts = plain(batch[self.layout.count])
         now_us = ctx.now_ms * 1000
         times = plain(ctx.times_us) if self._by_event else np.full(batch.num_rows, now_us)
@@ -93,91 +96,98 @@ class WindowAggregate(Aggregation):
         else:
             self._take(batch, ctx, times, counts)
 
-    def _gone_us(self, ctx: Any) -> int | None:
-        """Windows that end here or before are gone."""
+    def _removal_us(self, ctx: BatchContext) -> int | None:
+        """Return the time up to which ended windows are removed."""
         if not self._by_event or ctx.late_ms is None:
             return None
         return int(ctx.late_ms * 1000 - self._lateness_us - self._past_us)
 
-    def _take(self, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints) -> None:
+    def _take(self, batch: pa.RecordBatch, ctx: ColumnContext, times: Ints, counts: Ints) -> None:
         assert not isinstance(self._spec, Session)
         keys, panes = ctx.keys, assign.panes(self._spec, times)
-        gone_us = self._gone_us(ctx)
-        if gone_us is not None:
-            is_late = assign.last_ends(self._spec, panes) <= gone_us
+        removed_us = self._removal_us(ctx)
+        if removed_us is not None:
+            is_late = assign.last_ends(self._spec, panes) <= removed_us
             if is_late.any():
-                self._put_aside(batch, ctx, is_late, counts)
+                self._drop_late(batch, ctx, is_late, counts)
                 in_time = pa.array(~is_late)
                 batch, keys = batch.filter(in_time), keys.filter(in_time)
                 panes, counts = panes[~is_late], counts[~is_late]
         if not len(panes):
             return
-        key_at, key_count = numbered(keys)
-        at, count = together(key_at, key_count, *numbered(pa.array(panes)))
-        self.groups += count
+        key_at, key_count = number_values(keys)
+        at, count = number_pairs(key_at, key_count, *number_values(pa.array(panes)))
+        self.partial_count += count
         first = first_rows(at, count)
         columns, starts = self.read(batch), panes[first]
         ends = assign.last_ends(self._spec, starts)
         if isinstance(self._spec, Sliding):
-            # A pane is in several windows: merged once, then given to each of them.
-            columns = self.accumulators.grouped(at, count, columns)
-            counts = _summed(at, counts, count)
+            # A pane is in several windows: it is merged once, then added to each of them.
+            columns = self.accumulators.merge_rows(at, count, columns)
+            counts = _sum_rows(at, counts, count)
             pane_at, starts, ends = assign.windows(self._spec, starts)
-            if gone_us is not None and (ends <= gone_us).any():
-                is_open = ends > gone_us
+            if removed_us is not None and (ends <= removed_us).any():
+                is_open = ends > removed_us
                 pane_at, starts, ends = pane_at[is_open], starts[is_open], ends[is_open]
             columns, counts = self.accumulators.take(columns, pane_at), counts[pane_at]
-            at, count = together(key_at[first][pane_at], key_count, *numbered(pa.array(ends)))
+            at, count = number_pairs(
+                key_at[first][pane_at], key_count, *number_values(pa.array(ends))
+            )
             one = first_rows(at, count)
             first, starts, ends = first[pane_at[one]], starts[one], ends[one]
         window_keys = keys.take(pa.array(first))
         entries = pa.array(ends)
         held = self._load(self.windows.get_many(window_keys, entries))
         self.accumulators.merge(held.columns, at, columns)
-        more = _summed(at, counts, count)
+        more = _sum_rows(at, counts, count)
         self._keep(ctx, window_keys, entries, held._replace(starts=starts), more)
 
     def _take_sessions(
-        self, spec: Session, batch: pa.RecordBatch, ctx: Any, times: Ints, counts: Ints
+        self,
+        spec: Session,
+        batch: pa.RecordBatch,
+        ctx: ColumnContext,
+        times: Ints,
+        counts: Ints,
     ) -> None:
         gap_us = spec.gap_ms * 1000
-        key_at, key_count = numbered(ctx.keys)
+        key_at, key_count = number_values(ctx.keys)
         keys = ctx.keys.take(pa.array(first_rows(key_at, key_count)))
         indices, entries, values = self.windows.of_keys(keys)
         known = Spans(plain(indices), plain(values.field("start")), plain(entries))
-        gone_us = self._gone_us(ctx)
-        if gone_us is not None:
-            is_late = times + gap_us <= gone_us
+        removed_us = self._removal_us(ctx)
+        if removed_us is not None:
+            is_late = times + gap_us <= removed_us
             if is_late.any():
                 alone = np.flatnonzero(is_late)
                 spans = Spans(key_at[alone], times[alone], times[alone] + gap_us)
-                is_open = known.ends > gone_us
-                is_late[alone] = ~touching(spans, Spans(*(c[is_open] for c in known)))
+                is_open = known.ends > removed_us
+                is_late[alone] = ~mark_touching(spans, Spans(*(c[is_open] for c in known)))
             if is_late.any():
-                self._put_aside(batch, ctx, is_late, counts)
+                self._drop_late(batch, ctx, is_late, counts)
                 batch = batch.filter(pa.array(~is_late))
                 key_at, times, counts = key_at[~is_late], times[~is_late], counts[~is_late]
         if not len(times):
             return
-        at, sessions = united(Spans(key_at, times, times + gap_us))
-        self.groups += len(sessions.keys)
-        columns = self.accumulators.grouped(at, len(sessions.keys), self.read(batch))
-        rows = _summed(at, counts, len(sessions.keys))
-        # What is known and what is new, together.
+        at, sessions = unite(Spans(key_at, times, times + gap_us))
+        self.partial_count += len(sessions.keys)
+        columns = self.accumulators.merge_rows(at, len(sessions.keys), self.read(batch))
+        rows = _sum_rows(at, counts, len(sessions.keys))
+        # Known and new sessions, united.
         held = self._load(values)
         both = Spans(*(np.concatenate(pair) for pair in zip(known, sessions, strict=True)))
-        number, unions = united(both)
+        number, unions = unite(both)
         count = len(unions.keys)
-        merged = self.accumulators.grouped(
-            number, count, self.accumulators.joined(held.columns, columns)
+        merged = self.accumulators.merge_rows(
+            number, count, self.accumulators.concat(held.columns, columns)
         )
         is_changed = np.zeros(count, np.bool_)
         is_changed[number[len(known.keys) :]] = True
         replaced = np.flatnonzero(is_changed[number[: len(known.keys)]])
         early_at = np.full(count, NEVER)
         np.minimum.at(early_at, number[: len(known.keys)], held.early_at)
-        before = _summed(number[: len(known.keys)], held.rows, count)
-        more = _summed(number[len(known.keys) :], rows, count)
+        before = _sum_rows(number[: len(known.keys)], held.rows, count)
+        more = _sum_rows(number[len(known.keys) :], rows, count)
         changed = np.flatnonzero(is_changed)
         at_replaced = pa.array(replaced)
         self._remove(keys.take(indices.take(at_replaced)), entries.take(at_replaced))
@@ -191,9 +201,10 @@ class WindowAggregate(Aggregation):
         session_keys = keys.take(pa.array(unions.keys[changed]))
         self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
 
-    def _put_aside(
-        self, batch: pa.RecordBatch, ctx: Any, is_late: npt.NDArray[np.bool_], counts: Ints
+    def _drop_late(
+        self, batch: pa.RecordBatch, ctx: ColumnContext, is_late: Bools, counts: Ints
     ) -> None:
+        """Count late rows, and emit them on the side output if it is read."""
         ctx.count_late(int(counts[is_late].sum()))
         if self.layout.row is not None and LATE in ctx.sides:
             rows = batch[self.layout.row].filter(pa.array(is_late))
@@ -211,10 +222,12 @@ class WindowAggregate(Aggregation):
             self.accumulators.load(columns),
         )
 
-    # Entries are passed on as the very arrays that were asked for: state knows where those are.
+    # Keys and entries are the same array objects as in the read: state has cached their positions.
 
-    def _keep(self, ctx: Any, keys: pa.Array, entries: pa.Array, held: Held, more: Ints) -> None:
-        """Windows that got so many rows more."""
+    def _keep(
+        self, ctx: BatchContext, keys: pa.Array, entries: pa.Array, held: Held, more: Ints
+    ) -> None:
+        """Store windows that have got `more` rows."""
         early_at = held.early_at
         if self.plan.early_ms is not None:
             early_at = np.minimum(early_at, ctx.now_ms + self.plan.early_ms)
@@ -242,16 +255,16 @@ class WindowAggregate(Aggregation):
 
     # Results
 
-    def end_epoch(self, ctx: Any) -> Any:
+    def end_epoch(self, ctx: BatchContext) -> list[pa.RecordBatch]:
         results = [self._complete(ctx)]
         if self.plan.early_rows is not None or self.plan.early_ms is not None:
             results.append(self._early(ctx))
         return [batch for batch in results if batch is not None]
 
-    def _due_us(self, ctx: Any) -> int | None:
-        """Windows that end here or before are complete."""
+    def _due_us(self, ctx: BatchContext) -> int | None:
+        """Return the time up to which ended windows are complete."""
         if ctx.watermark_ms == MAX_MS:
-            # The job is drained: no row says that time has ended.
+            # The job is drained: time has ended.
             return NEVER
         if self._is_global:
             return None
@@ -259,7 +272,7 @@ class WindowAggregate(Aggregation):
             return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000 - self._past_us
         return int(ctx.now_ms * 1000 - self._past_us)
 
-    def _complete(self, ctx: Any) -> pa.RecordBatch | None:
+    def _complete(self, ctx: BatchContext) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
         if due_us is None:
             return None
@@ -279,17 +292,19 @@ class WindowAggregate(Aggregation):
             self._remove(keys.filter(gone), entries.filter(gone))
             kept = np.flatnonzero(is_new & ~is_gone)
             self._mark(keys, entries, held, kept, fired=not self._is_global)
-        return self._emitted(keys, entries, held, np.flatnonzero(is_new))
+        return self._results(keys, entries, held, np.flatnonzero(is_new))
 
-    def _early(self, ctx: Any) -> pa.RecordBatch | None:
+    def _early(self, ctx: BatchContext) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
         if self.plan.early_ms is not None:
-            # By the clock any window may be due, not only those that got rows.
+            # By the clock any window may be due, not only those with new rows.
             keys, entries, values = self.windows.between(due_us, None)
         elif self._touched:
             keys = pa.concat_arrays([keys for keys, _ in self._touched])
             entries = pa.concat_arrays([entries for _, entries in self._touched])
-            once = pa.array(first_rows(*together(*numbered(keys), *numbered(entries))))
+            once = pa.array(
+                first_rows(*number_pairs(*number_values(keys), *number_values(entries)))
+            )
             keys, entries = keys.take(once), entries.take(once)
             values = self.windows.get_many(keys, entries)
         else:
@@ -300,16 +315,16 @@ class WindowAggregate(Aggregation):
         is_due = held.early_at <= ctx.now_ms
         if self.plan.early_rows is not None:
             is_due |= held.rows >= self.plan.early_rows
-        # Complete ones have been emitted, and merged sessions are not there any more.
+        # Complete windows have been emitted, and merged sessions no longer exist.
         is_due &= (held.rows > 0) & ~held.fired
         rows = np.flatnonzero(is_due)
         self._mark(keys, entries, held, rows, fired=False)
-        return self._emitted(keys, entries, held, rows)
+        return self._results(keys, entries, held, rows)
 
     def _mark(
         self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints, *, fired: bool
     ) -> None:
-        """These have been emitted."""
+        """Store that these windows have been emitted."""
         if len(rows):
             emitted = Held(
                 held.starts[rows],
@@ -321,7 +336,7 @@ class WindowAggregate(Aggregation):
             taken = pa.array(rows)
             self._put(keys.take(taken), entries.take(taken), emitted)
 
-    def _emitted(
+    def _results(
         self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints
     ) -> pa.RecordBatch | None:
         if not len(rows):
@@ -336,13 +351,13 @@ class WindowAggregate(Aggregation):
             bounds = [pa.nulls(len(rows), pa.int64())] * 2
         return self.result([*self.key_columns(keys), *bounds, *self.accumulators.results(columns)])
 
-    def next_timer(self, ctx: Any) -> tuple[int | None, int | None]:
-        """(by event time, by the clock): when something is to be emitted without a row."""
+    def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
+        """Return the next times, by event time and by the clock, of a result without a row."""
         event_ms: int | None = None
         clock_ms: int | None = None
         if self._is_global:
-            # Draining is what completes it, and leaves nothing to emit. Whether there is anything
-            # before is not worth a look at every window in every epoch.
+            # Only draining completes it, and leaves nothing to emit. Before that, any window may
+            # have something to emit: reading all of them in every epoch would cost too much.
             if ctx.watermark_ms != MAX_MS and self.windows.entry_above(None) is not None:
                 clock_ms = MAX_MS
         elif (end_us := self.windows.entry_above(self._due_us(ctx))) is not None:
@@ -357,7 +372,7 @@ class WindowAggregate(Aggregation):
         return event_ms, clock_ms
 
 
-def _summed(at: Ints, values: Ints, count: int) -> Ints:
+def _sum_rows(at: Ints, values: Ints, count: int) -> Ints:
     sums = np.zeros(count, np.int64)
     np.add.at(sums, at, values)
     return sums

@@ -1,10 +1,10 @@
-"""What slots write for a Delta table: Parquet files, named by their content.
+"""Write Parquet files for a Delta table, named by their content, in the slots.
 
 Always true here:
-- a file's name is that of its sink, epoch, subtask, pass and content, so an attempt that runs
-  again cannot change one, and no file takes the place of another;
-- a file that the log will name is noted first, so what is abandoned can be found without
-  looking through the table.
+- a file is named by its sink, epoch, batch, round, subtask and content, so an attempt that runs
+  again cannot change a file, and no file replaces another;
+- a note is written before each data file, so abandoned files can be found without listing the
+  table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cairn.errors import EpochError
 from cairn.ids import digest
-from cairn.sinks.base import Committable, Writer
+from cairn.sinks.base import Committable, Execution, Writer
+from cairn.sinks.grouping import sort_by
 
 if TYPE_CHECKING:
     from cairn.sinks.delta.sink import Delta
@@ -34,18 +34,18 @@ TEXT_LENGTH_MAX = 32
 
 PUTS_AT_ONCE = 8
 SPLIT_BYTES = 8 * 1024 * 1024
-"""So many rows are sorted into partitions at a time."""
+"""The bytes of rows that are sorted into partitions at a time."""
 
 Partition = tuple[str | None, ...]
 
 
 class _FilesWriter(Writer, ABC):
-    """Holds rows by partition and stores files of them, the largest when there are too many."""
+    """Holds rows by partition and stores them as files, the largest first if memory is full."""
 
-    def __init__(self, sink: Delta, epoch: int, subtask: int, pass_index: int) -> None:
+    def __init__(self, sink: Delta, epoch: int, subtask: int, execution: Execution) -> None:
         self._sink = sink
         self._prefix = f"part-{epoch:012d}-{subtask:05d}"
-        self._place = [pass_index, subtask]
+        self._place = [execution.batch, execution.round, subtask]
         self._new: list[pa.RecordBatch] = []
         self._new_bytes = 0
         self._held: dict[Partition, list[pa.Table]] = {}
@@ -58,7 +58,7 @@ class _FilesWriter(Writer, ABC):
                 what = "is in the key" if name in self._sink.key else "is NOT NULL in the table"
                 raise EpochError(
                     f"sink {self._sink.context.uid!r}: column {name!r} {what}, and a row has "
-                    "none\n  next: filter such rows out before the sink",
+                    "null\n  next: filter such rows out before the sink",
                     sink=self._sink.context.uid,
                 )
         self._new.append(batch)
@@ -83,8 +83,8 @@ class _FilesWriter(Writer, ABC):
         return {"files": self._files, "columns": self._sink.context.schema.names}
 
     def abort(self) -> None:
-        # What is stored stays until `recover`: equal rows have equal names, so by now it may
-        # be the work of the attempt that came after this one.
+        # Stored files stay until `recover`: equal rows have equal names, so a later attempt may
+        # have stored the same file.
         self._new, self._held, self._bytes, self._files = [], {}, {}, []
 
     def _split(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
@@ -92,7 +92,7 @@ class _FilesWriter(Writer, ABC):
             yield (), rows
 
     def _store(self, partitions: Sequence[Partition]) -> None:
-        encoded = [self._encoded(*item) for item in enumerate(partitions, len(self._files))]
+        encoded = [self._encode(*item) for item in enumerate(partitions, len(self._files))]
         if len(encoded) == 1:
             self._put(*encoded[0][1:])
         elif encoded:
@@ -100,22 +100,22 @@ class _FilesWriter(Writer, ABC):
                 list(pool.map(lambda item: self._put(*item[1:]), encoded))
         self._files += [file for file, _, _ in encoded]
 
-    def _encoded(self, index: int, partition: Partition) -> tuple[dict[str, Any], str, bytes]:
+    def _encode(self, index: int, partition: Partition) -> tuple[dict[str, Any], str, bytes]:
         rows = pa.concat_tables(self._held.pop(partition)).combine_chunks()
         del self._bytes[partition]
         stream = pa.BufferOutputStream()
         pq.write_table(rows, stream, compression=self._sink.compression)
         data = stream.getvalue().to_pybytes()
-        # Equal rows of another sink, in the next file, or in the next pass, are other rows.
+        # Equal rows of another sink, or of the next file, batch or round, are other rows.
         place = [*self._place, index]
         content = digest(self._sink.home.encode(), str(place).encode(), data)
         name = f"{self._prefix}-{content}.parquet"
         file = {"name": name, "rows": rows.num_rows, "bytes": len(data)}
-        return file | self._described(rows, partition, place), name, data
+        return file | self._describe(rows, partition, place), name, data
 
     @abstractmethod
-    def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
-        """What else the driver needs to know of a file."""
+    def _describe(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
+        """Return further facts of a file for the driver."""
 
     @abstractmethod
     def _put(self, name: str, data: bytes) -> None: ...
@@ -128,11 +128,11 @@ class MergeWriter(_FilesWriter):
         prepared = super().prepare()
         return prepared and prepared | {"key": list(self._sink.key)}
 
-    def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
+    def _describe(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
         return {"place": place}
 
     def _put(self, name: str, data: bytes) -> None:
-        self._sink.store.put(self._sink.staged(name), data)
+        self._sink.store.put(self._sink.staging_path(name), data)
 
 
 class AppendWriter(_FilesWriter):
@@ -143,23 +143,15 @@ class AppendWriter(_FilesWriter):
         if not columns or not rows.num_rows:
             yield from super()._split(rows)
             return
-        codes = np.zeros(rows.num_rows, np.int64)
-        values = {name: rows[name].combine_chunks() for name in columns}
-        for column in values.values():
-            encoded = column.dictionary_encode(null_encoding="encode")
-            codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
-            # Small again, whatever the number of columns.
-            codes = np.unique(codes, return_inverse=True)[1]
-        order = np.argsort(codes, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, len(order))
-        # Sorted once: a partition is then a slice.
-        rest = rows.drop_columns(list(columns)).take(pa.array(order))
-        start = 0
-        for end in ends.tolist():
-            first = int(order[start])
-            partition = tuple(self._value(column[first]) for column in values.values())
-            yield partition, rest.slice(start, end - start)
-            start = end
+        values = [rows[name].combine_chunks() for name in columns]
+        order, starts = sort_by(values)
+        rest = rows.drop_columns(list(columns)).take(order)
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            first = order[start].as_py()
+            yield (
+                tuple(self._value(column[first]) for column in values),
+                rest.slice(start, end - start),
+            )
 
     def _value(self, value: pa.Scalar) -> str | None:
         try:
@@ -167,22 +159,22 @@ class AppendWriter(_FilesWriter):
         except (OverflowError, ValueError):
             uid = self._sink.context.uid
             raise EpochError(
-                f"sink {uid!r}: {value.cast(pa.string())} is no value of a partition: only dates "
-                "of the years 1 to 9999 are\n  next: filter such rows out before the sink",
+                f"sink {uid!r}: {value.cast(pa.string())} cannot be the value of a partition: only "
+                "dates of the years 1 to 9999 can\n  next: filter such rows out before the sink",
                 sink=uid,
             ) from None
 
-    def _described(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
+    def _describe(self, rows: pa.Table, partition: Partition, place: list[int]) -> dict[str, Any]:
         values = dict(zip(self._sink.partitions, partition, strict=True))
         return {"partition": values, "stats": statistics(rows)}
 
     def _put(self, name: str, data: bytes) -> None:
-        self._sink.store.put(self._sink.staged(name), b"")
+        self._sink.store.put(self._sink.staging_path(name), b"")
         self._sink.store.put(name, data)
 
 
 def statistics(rows: pa.Table) -> str:
-    """What the log says of a file, so that readers can skip it."""
+    """Return the statistics of a file for the log, by which readers skip files."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -212,7 +204,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     try:
         low, high = found["min"].as_py(), found["max"].as_py()
         if high is not None and pa.types.is_timestamp(kind):
-            # The log has milliseconds; the bounds must hold all the same.
+            # The log has milliseconds, and the bound must still hold.
             high += dt.timedelta(microseconds=999)
     except (OverflowError, ValueError):
         return None  # Beyond the year 9999, or before the year 1.
@@ -233,7 +225,7 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
 
 
 def _text(value: Any) -> str | None:
-    """A partition's value as the log has it. Text without letters is null there."""
+    """Return a partition's value as the log stores it: the empty string is null."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

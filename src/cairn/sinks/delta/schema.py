@@ -1,9 +1,10 @@
-"""Whether rows fit a Delta table: found out when the sink is opened, before anything runs.
+"""Check that rows fit a Delta table, when the sink is opened and before anything runs.
 
 Always true here:
-- a table that a commit would be refused by, or that our files would break a promise of, is
-  refused with what to do;
-- a column of the stream is in the table with the same type; others of the table may be null.
+- a table that would refuse a commit, or whose rules our files would break, is refused with the
+  next step;
+- a column of the stream is in the table with the same type; other columns of the table are
+  nullable.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 
-# Those that need nothing of a writer, or only where columns or properties ask for it.
+# Features that need no support from a writer, unless columns or properties use them.
 WRITABLE_FEATURES = frozenset(
     {
         "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors",
@@ -27,7 +28,7 @@ _COMPUTED = ("delta.generationExpression", "delta.invariants", "delta.identity.s
 
 
 class Target(Protocol):
-    """What is asked of a table."""
+    """The settings that a table is checked against."""
 
     @property
     def path(self) -> str: ...
@@ -40,7 +41,7 @@ class Target(Protocol):
 
 
 def missing_columns(table: Any, schema: pa.Schema) -> list[Any]:
-    """Fields of the stream that the table lacks, as it would have them."""
+    """Return the fields of the stream that the table lacks, with their Delta types."""
     from deltalake import Schema
 
     known = {field.name for field in table.schema().fields}
@@ -48,12 +49,12 @@ def missing_columns(table: Any, schema: pa.Schema) -> list[Any]:
 
 
 def check_columns(schema: pa.Schema, target: Target) -> None:
-    """That Delta has the stream's types, and the settings name columns that can be used so."""
+    """Check that Delta has the stream's types, and that the settings name usable columns."""
     for field in schema:
         try:
             _as_stored(pa.schema([field]))
         except Exception:  # deltalake raises no other.
-            raise _refused(
+            raise _table_error(
                 target,
                 f"column {field.name!r} has type {field.type}, which Delta does not have",
                 "  next: cast it before the sink, or leave it out",
@@ -61,27 +62,27 @@ def check_columns(schema: pa.Schema, target: Target) -> None:
     for role, names in (("key", target.key), ("partition_by", target.partition_by)):
         unknown = [name for name in names if name not in schema.names]
         if unknown:
-            raise _refused(
+            raise _table_error(
                 target,
-                f"{role} names no column of the stream: {unknown[0]!r}",
+                f"{role} names {unknown[0]!r}, which is not a column of the stream",
                 f"  expected: some of {', '.join(schema.names)}",
             )
         for name in names:
             _check_comparable(target, role, schema.field(name))
     if len(target.partition_by) == len(schema):
-        raise _refused(
+        raise _table_error(
             target, "every column is in partition_by", "  next: leave at least one for the files"
         )
 
 
 def check_table(table: Any, schema: pa.Schema, target: Target) -> None:
-    """That the table takes these rows, and files that are written by us."""
+    """Check that the table accepts these rows, and files written by us."""
     _check_features(table, target)
     _check_properties(table, target)
     theirs = pa.schema(table.schema().to_arrow())
     missing = missing_columns(table, schema)
     if missing:
-        raise _refused(
+        raise _table_error(
             target,
             f"the table has no column {missing[0].name!r}",
             f"  found: {', '.join(theirs.names)}\n"
@@ -90,7 +91,7 @@ def check_table(table: Any, schema: pa.Schema, target: Target) -> None:
     for field in _as_stored(schema):
         found = theirs.field(field.name)
         if found.type != field.type:
-            raise _refused(
+            raise _table_error(
                 target,
                 f"column {field.name!r} of the table has another type",
                 f"  expected: {field.type}\n  found: {found.type}\n"
@@ -98,7 +99,7 @@ def check_table(table: Any, schema: pa.Schema, target: Target) -> None:
             )
     unfilled = [f.name for f in theirs if not f.nullable and f.name not in schema.names]
     if unfilled:
-        raise _refused(
+        raise _table_error(
             target,
             f"column {unfilled[0]!r} of the table is NOT NULL and not in the stream",
             "  next: add it to the stream, or let the column be null",
@@ -106,10 +107,10 @@ def check_table(table: Any, schema: pa.Schema, target: Target) -> None:
 
 
 def check_partitions(table: Any, schema: pa.Schema, target: Target) -> tuple[str, ...]:
-    """What the table is partitioned by."""
+    """Return the table's partition columns, after checking them."""
     columns = tuple(table.metadata().partition_columns)
     if target.partition_by and tuple(target.partition_by) != columns:
-        raise _refused(
+        raise _table_error(
             target,
             "the table is partitioned by other columns",
             f"  expected: {', '.join(target.partition_by)}\n"
@@ -118,7 +119,7 @@ def check_partitions(table: Any, schema: pa.Schema, target: Target) -> tuple[str
         )
     for name in columns:
         if name not in schema.names:
-            raise _refused(
+            raise _table_error(
                 target, f"the table is partitioned by {name!r}, which is not in the stream", ""
             )
         _check_comparable(target, "partition_by", schema.field(name))
@@ -132,11 +133,11 @@ def _check_comparable(target: Target, role: str, field: pa.Field) -> None:
         or pa.types.is_string(kind)
         or pa.types.is_boolean(kind)
         or pa.types.is_date(kind)
-        # As partitions, delta-rs reads some of their values back as others.
+        # Not as partitions: delta-rs reads some of their values back as others.
         or (role == "key" and _is_exact(kind))
     )
     if not fits:
-        raise _refused(
+        raise _table_error(
             target,
             f"{role} column {field.name!r} has type {kind}",
             "  next: use a column of whole numbers, text or dates",
@@ -154,9 +155,9 @@ def _check_features(table: Any, target: Target) -> None:
     features: Iterable[str] = protocol.writer_features or ()
     unknown = sorted(set(features) - WRITABLE_FEATURES)
     if protocol.min_writer_version > WRITER_VERSION_FEATURES or unknown:
-        raise _refused(
+        raise _table_error(
             target,
-            "the table needs what this writer cannot do",
+            "the table needs features that this writer lacks",
             f"  found: writer version {protocol.min_writer_version}, {', '.join(unknown)}\n"
             "  next: drop the feature from the table, or write with sinks.Spark('delta')",
         )
@@ -168,9 +169,9 @@ def _check_properties(table: Any, target: Target) -> None:
     if properties.get("delta.columnMapping.mode", "none") != "none":
         problem = "maps its columns (delta.columnMapping.mode)"
     if target.mode == "merge" and properties.get("delta.appendOnly") == "true":
-        problem = "takes no changes (delta.appendOnly)"
+        problem = "allows no changes (delta.appendOnly)"
     if target.mode == "append":
-        # Files are only named in the log: nobody would check their rows.
+        # Files are only named in the log, so their rows would not be checked.
         checks = [name for name in properties if name.startswith("delta.constraints.")]
         computed = [
             field.name
@@ -178,9 +179,9 @@ def _check_properties(table: Any, target: Target) -> None:
             if any(name in field.metadata for name in _COMPUTED)
         ]
         if checks or computed:
-            problem = f"checks or computes what is written: {(checks + computed)[0]}"
+            problem = f"checks or computes values: {(checks + computed)[0]}"
     if problem:
-        raise _refused(
+        raise _table_error(
             target,
             f"the table {problem}",
             "  next: write to a table without it, or write with sinks.Spark('delta')",
@@ -193,5 +194,5 @@ def _as_stored(schema: pa.Schema) -> pa.Schema:
     return pa.schema(Schema.from_arrow(schema).to_arrow())
 
 
-def _refused(target: Target, problem: str, rest: str) -> PlanError:
+def _table_error(target: Target, problem: str, rest: str) -> PlanError:
     return PlanError(f"cannot write to the Delta table {target.path}: {problem}\n{rest}".rstrip())

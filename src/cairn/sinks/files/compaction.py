@@ -1,21 +1,22 @@
-"""Small published files become larger ones, without a reader noticing.
+"""Merge small published files into larger ones, without a reader noticing.
 
     plan written -> merged file stored -> a `.compact` entry of the list has the merged file
     in place of its sources -> a grace period -> sources deleted, plan deleted
 
-A thread of the driver writes plans and merged files. The commit that makes the next
-`.compact` entry takes what is ready into it: that entry is the moment of the change, for
-every reader at once. Where other sinks of the folder make those entries, one is made for it.
-Files of one folder and of about one size are merged, eight or more at a time, so a row is
-written again a few times only, however long the job runs.
+A thread of the driver writes plans and merged files. The commit that creates the next
+`.compact` entry includes the merges that are ready: with that entry all readers change over at
+once. If other sinks of the folder create those entries, an extra one is created. Files of one
+folder and of similar size are merged, eight or more at a time, so a row is rewritten only a few
+times, however long the job runs.
 
 Always true here:
 - sources and their merged file are never in the list together;
 - only files of this job and sink are merged, and only once their epochs have marks: a
   repeated commit finds its epoch in the list, by its mark, or by the note of removed marks;
-- who makes the entry has read the list and then seen the plan; who gives a merge up deletes
-  the plan, makes an entry, and deletes the merged file only if it is not in the list then;
-- a source is deleted only after the entry without it is durable and the grace is over.
+- a driver that creates the entry has read the list and then seen the plan; a driver that
+  abandons a merge deletes the plan, creates an entry, and deletes the merged file only if it is
+  not in the list then;
+- a source is deleted only after the entry without it is durable and the grace period is over.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from cairn.sinks.files.spark_list import COMPACT_INTERVAL, Listed, Listing, Spar
 from cairn.storage.store import NotFoundError, Store, StoredObject, is_transient
 
 MERGE_FILES_MIN: Final = 8
-# Merged in one round, at most: what is ready waits for one entry.
+# The limit of one round, in target sizes: all merges of a round wait for one entry.
 ROUND_TARGETS_MAX: Final = 4
 
 
@@ -48,7 +49,7 @@ class Merge(msgspec.Struct, frozen=True):
     """A plan: one file in place of several."""
 
     path: str
-    """Of the plan itself."""
+    """The path of the plan itself."""
     merged: str
     sources: list[str]
     bytes: int = 0
@@ -91,7 +92,7 @@ class Compactor:
     # Beside the commits
 
     def consider(self) -> None:
-        """After a commit: work in the background, once per `.compact` entry."""
+        """Start a round in the background if one is due; called after each commit."""
         self._commits += 1
         if self._thread is not None and self._thread.is_alive():
             return
@@ -102,7 +103,7 @@ class Compactor:
             self._thread.start()
 
     def close(self) -> None:
-        """Let the work in progress end; what is ready and in no entry is left to `recover`."""
+        """Wait for the round in progress; `recover` handles merges that are in no entry."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -111,14 +112,14 @@ class Compactor:
         try:
             self.round()
         except Exception:
-            # Nothing depends on it: the files stay as they are, and the next round tries again.
+            # Harmless: the files stay as they are, and the next round tries again.
             logger.warning("merging small files in %s failed", self._store.url, exc_info=True)
 
     def round(self) -> None:
-        """Delete what is past its grace, then prepare merges of what is small."""
+        """Delete sources whose grace period is over, then prepare merges of small files."""
         listing = self._list.read()
         names = listing.names
-        merges = [self._settled(merge, names) for merge in self._plans()]
+        merges = [self._settle(merge, names) for merge in self._plans()]
         self._expire(merges, names)
         self._ready_at = listing.next_number
         budget = ROUND_TARGETS_MAX * self._target
@@ -131,14 +132,14 @@ class Compactor:
                 return
 
     def _groups(self, listing: Listing) -> Iterable[list[tuple[str, int]]]:
-        """Files to merge, with their sizes."""
+        """Yield groups of files to merge, with their sizes."""
         small = []
         for file in listing.files:
             name = self._list.name(file)
             if name is None or file.size >= self._target / 2 or name in self._refused:
                 continue
             parsed = parse_name(name)
-            # Of other settings it may be written in another way.
+            # Another extension means another format or other settings.
             if parsed is not None and parsed.extension == self._format.extension:
                 small.append((name, file.size))
         marked = self._with_mark([name for name, _ in small])
@@ -158,7 +159,7 @@ class Compactor:
                 yield group
 
     def _with_mark(self, names: list[str]) -> set[str]:
-        """Those of this sink that are merged files, or whose epochs have their marks."""
+        """Return the files of this sink that are merged files or whose epochs have marks."""
         found = set()
         wanted: dict[int, set[str]] = defaultdict(set)
         for name in names:
@@ -173,7 +174,7 @@ class Compactor:
             return found
         marks = find_marks(self._store, f"{self._home}/epochs")
         for epoch, of_epoch in wanted.items():
-            # Epochs are marked in their order, and the oldest marks are removed.
+            # Epochs are marked in order, and the oldest marks are removed.
             found |= of_epoch if marks and epoch < marks[0].epoch else set()
         for mark in marks:
             if mark.epoch in wanted:
@@ -199,7 +200,7 @@ class Compactor:
                 self._store.put_file(merge.merged, local)
                 size = os.path.getsize(local)
         except Exception:
-            # Nothing depends on it: the files stay as they are. Nobody else has this merge.
+            # Harmless: the files stay as they are, and no other driver has this merge.
             logger.warning("small files in %s are not merged", self._store.url, exc_info=True)
             self._store.delete([merge.path, merge.merged])
             return
@@ -207,7 +208,7 @@ class Compactor:
             self._ready.append(msgspec.structs.replace(merge, bytes=size))
 
     def _write_merged(self, local: str, files: list[tuple[str, int]]) -> None:
-        """What cannot be merged is left alone from here on, so that it stops no others."""
+        """Write the merged file. Files that fail are left out of later rounds."""
         read = []
 
         def contents() -> Iterator[bytes]:
@@ -218,7 +219,7 @@ class Compactor:
         try:
             self._format.merge(local, contents())
         except CommitError:
-            # Of other schemas than each other.
+            # Their schemas differ.
             self._refused |= {name for name, _ in files}
             raise
         except Exception as error:
@@ -240,13 +241,13 @@ class Compactor:
     # In commits
 
     def is_overdue(self, next_number: int) -> bool:
-        """Whether merges wait while others make the `.compact` entries."""
+        """True if merges wait while other sinks create the `.compact` entries."""
         with self._lock:
             waits = next_number - self._ready_at
             return bool(self._ready) and waits >= 2 * COMPACT_INTERVAL
 
-    def merged(self, listing: Listing) -> list[Listed]:
-        """All files of the list, merged ones in place of their sources where that is ready."""
+    def apply_merges(self, listing: Listing) -> list[Listed]:
+        """Return all files of the list, with merged files that are ready in place of sources."""
         files = list(listing.files)
         with self._lock:
             self._applied = []
@@ -254,19 +255,19 @@ class Compactor:
                 by_name = {self._list.name(file): i for i, file in enumerate(files)}
                 is_there = all(source in by_name for source in merge.sources)
                 if not is_there or not self._store.exists(merge.path):
-                    # In the list already, or given up by another driver: the next round, or
-                    # whoever gave it up, sees to it.
+                    # In the list already, which the next round notices; or abandoned by
+                    # another driver, which removes it.
                     self._ready.remove(merge)
                     continue
                 first = min(by_name[source] for source in merge.sources)
                 gone = {by_name[source] for source in merge.sources}
-                files[first] = self._list.listed(merge.merged, merge.bytes)
+                files[first] = self._list.line(merge.merged, merge.bytes)
                 files = [file for i, file in enumerate(files) if i == first or i not in gone]
                 self._applied.append(merge)
         return files
 
-    def entry_made(self) -> None:
-        """The entry that `merged` was asked for last is in the list."""
+    def confirm_entry(self) -> None:
+        """Note that the entry of the last `apply_merges` is in the list."""
         with self._lock:
             applied, self._applied = self._applied, []
             self._ready = [merge for merge in self._ready if merge not in applied]
@@ -276,9 +277,9 @@ class Compactor:
     # After a takeover
 
     def leftovers(self, stored: Sequence[StoredObject], names: Set[str]) -> list[Merge]:
-        """Merges of earlier drivers that are in no entry; what is past its grace is deleted."""
+        """Return merges of earlier drivers that are in no entry; expire the others."""
         plans = self._plans()
-        merges = [self._settled(merge, names) for merge in plans]
+        merges = [self._settle(merge, names) for merge in plans]
         self._expire(merges, names)
         known = {merge.merged for merge in merges} | in_grace(merges)
         strays = []
@@ -290,11 +291,11 @@ class Compactor:
         return [merge for merge in merges if merge.published_s is None] + strays
 
     def revoke(self, leftovers: Sequence[Merge]) -> None:
-        """From here on nobody begins to make an entry with them."""
+        """Delete their plans: from here on no driver starts an entry with them."""
         self._store.delete([merge.path for merge in leftovers if merge.path])
 
     def remove(self, leftovers: Sequence[Merge], names: Set[str]) -> None:
-        """After an entry was made since `revoke`; `names` are in the list now."""
+        """Delete their merged files, unless `names`, the list since `revoke`, has them."""
         gone = []
         for merge in leftovers:
             if merge.merged not in names:
@@ -303,8 +304,8 @@ class Compactor:
                 self._put(msgspec.structs.replace(merge, published_s=self.wall_clock()))
         self._store.delete(gone)
 
-    def kept(self) -> set[str]:
-        """Sources that are in no list any more, but readers may still know."""
+    def sources_in_grace(self) -> set[str]:
+        """Return sources that have left the list, but that readers may still use."""
         return in_grace(self._plans())
 
     # Plans
@@ -327,8 +328,8 @@ class Compactor:
     def _put(self, merge: Merge) -> None:
         self._store.put(merge.path, msgspec.json.encode(merge))
 
-    def _settled(self, merge: Merge, names: Set[str]) -> Merge:
-        """With its time, when its entry was made by somebody who died right after."""
+    def _settle(self, merge: Merge, names: Set[str]) -> Merge:
+        """Set the time of a merge whose driver died right after it created the entry."""
         if merge.published_s is not None or merge.merged not in names:
             return merge
         settled = msgspec.structs.replace(merge, published_s=self.wall_clock())

@@ -1,13 +1,13 @@
-"""What files of the `Files` sink look like inside: Parquet, JSON lines, CSV.
+"""The formats of the `Files` sink: Parquet, JSON lines, CSV.
 
-CSV is that of RFC 4180: text is quoted, a quote is doubled, null is empty and the empty string
-is `""`. Spark reads it with `header`, `escape='"'`, a `nullValue` that does not occur (by its
-default it takes `""` for null) and, for line breaks in values, `multiLine`. In Parquet a duration
-is a count of microseconds to Spark.
+CSV follows RFC 4180: text is quoted, a quote is doubled, null is empty and the empty string is
+`""`. Spark reads it with `header`, `escape='"'`, a `nullValue` that does not occur (by default
+it reads `""` as null) and, for line breaks in values, `multiLine`. In Parquet, Spark reads a
+duration as a number of microseconds.
 
 Always true here:
 - equal batches give equal bytes, so a file can be named by its content;
-- what a reader could not tell from something else is refused before the first row.
+- a schema whose values would be ambiguous in the format is refused before the first row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from cairn.errors import CommitError, PlanError
-from cairn.sinks.json_lines import LinesEncoder, as_text, interval_text, refused_in_json
+from cairn.sinks.json_lines import LinesEncoder, as_text, interval_text, why_not_json
 
 _MERGED_GROUP_BYTES: Final = 64 << 20
 
@@ -43,9 +43,9 @@ class Format(ABC):
 
     name: ClassVar[str]
     compressions: ClassVar[dict[str, str]]
-    """What files are compressed with, and the end of their names.
+    """The compressions, each with the extension of its files.
 
-    Files with equal ends of their names can be merged, whatever the sink's settings are by now.
+    Files with equal extensions can be merged, whatever the settings of the sink are now.
     """
 
     def __init__(self, compression: str) -> None:
@@ -54,14 +54,14 @@ class Format(ABC):
 
     @abstractmethod
     def check(self, schema: pa.Schema) -> str | None:
-        """Why rows of this schema cannot be written, or None."""
+        """Return why rows of this schema cannot be written, or None."""
 
     @abstractmethod
     def open(self, local_path: str, schema: pa.Schema) -> FileWriter: ...
 
     @abstractmethod
     def merge(self, local_path: str, contents: Iterable[bytes]) -> None:
-        """One file with the rows of several, in their order."""
+        """Write one file with the rows of several, in order."""
 
 
 class Parquet(Format):
@@ -76,7 +76,7 @@ class Parquet(Format):
 
     def merge(self, local_path: str, contents: Iterable[bytes]) -> None:
         writer: pq.ParquetWriter | None = None
-        # Small row groups of small files become one: that is what readers gain by it.
+        # Readers gain by this: many small row groups become one.
         waiting: list[pa.Table] = []
         try:
             for content in contents:
@@ -114,7 +114,7 @@ class Json(Format):
 
     def check(self, schema: pa.Schema) -> str | None:
         for field in schema:
-            why = refused_in_json(field.type)
+            why = why_not_json(field.type)
             if why is not None:
                 return f"column {field.name!r} has {why}"
         return None
@@ -123,7 +123,7 @@ class Json(Format):
         return _JsonFile(_stream(local_path, self.compression), schema)
 
     def merge(self, local_path: str, contents: Iterable[bytes]) -> None:
-        # Lines after lines; and gzip files after each other are one gzip file.
+        # Concatenated gzip files are a gzip file.
         with open(local_path, "wb") as out:
             for content in contents:
                 out.write(content)
@@ -199,7 +199,7 @@ class _CsvFile(FileWriter):
 
 
 def _csv_type(type: pa.DataType) -> pa.DataType:
-    """Numbers and booleans are Arrow's to write; the rest is made text here."""
+    """Return the type that Arrow writes: its own for numbers and booleans, text for others."""
     is_plain = pa.types.is_integer(type) or pa.types.is_boolean(type) or pa.types.is_decimal(type)
     return type if is_plain else pa.string()
 
@@ -210,8 +210,8 @@ def _csv_column(array: pa.Array) -> pa.Array:
         text = array.cast(pa.string())
         if pc.all(pc.is_finite(array)).as_py() in (True, None):
             return text
-        for arrows, sparks in (("nan", "NaN"), ("-nan", "NaN"), ("inf", "Inf"), ("-inf", "-Inf")):
-            text = pc.if_else(pc.equal(text, arrows), sparks, text)
+        for arrow, spark in (("nan", "NaN"), ("-nan", "NaN"), ("inf", "Inf"), ("-inf", "-Inf")):
+            text = pc.if_else(pc.equal(text, arrow), spark, text)
         return text
     if pa.types.is_timestamp(type) or pa.types.is_date(type):
         return as_text(array)
@@ -222,7 +222,7 @@ def _csv_column(array: pa.Array) -> pa.Array:
 
 
 def _header_end(data: bytes) -> int:
-    """Behind the line break that ends the first record; those in quotes do not."""
+    """Return the end of the first record, after its line break; quoted line breaks do not count."""
     position = 0
     while True:
         end = data.find(b"\n", position)
@@ -234,7 +234,7 @@ def _header_end(data: bytes) -> int:
 
 
 class _Gzip(gzip.GzipFile):
-    """Without name and time in its head: equal rows give equal bytes."""
+    """A gzip file without name and time in its header: equal rows give equal bytes."""
 
     def __init__(self, local_path: str) -> None:
         self._file = open(local_path, "wb")  # noqa: SIM115
@@ -260,7 +260,7 @@ _DEFAULT: Final = {"parquet": "snappy", "json": "none", "csv": "none"}
 
 
 def make_format(name: str, compression: str | None, *, header: bool) -> Format:
-    """The format by its name; PlanError when there is no such one."""
+    """Return the format of this name, or raise PlanError."""
     kinds = {kind.name: kind for kind in FORMATS}
     kind = kinds.get(name)
     if kind is None:

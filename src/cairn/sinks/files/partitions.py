@@ -1,11 +1,11 @@
-"""Hive-style folders: the rows of a batch by the values of its partition columns.
+"""Hive-style folders: rows of a batch, split by the values of its partition columns.
 
     day=2026-01-31/country=DE/part-….parquet
 
 Always true here:
-- folders have the names Spark gives them, so it finds the columns again;
-- null and the empty string go to `__HIVE_DEFAULT_PARTITION__`, and come back as null;
-- a batch is sorted once, by Arrow; the rows of a folder keep their order.
+- folders have the names Spark would give them, so Spark reads the columns back;
+- null and the empty string go to `__HIVE_DEFAULT_PARTITION__`, and are read as null;
+- a batch is sorted once; the rows of a folder keep their order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from cairn.errors import PlanError
+from cairn.sinks.grouping import sort_by
 
 DEFAULT_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
-# Those Spark escapes, and every control character: stores refuse them in names.
+# Spark's list, and every control character: stores refuse those in names.
 _ESCAPED: Final = {
     code: f"%{code:02X}"
     for code in (*range(0x20), *range(0x7F, 0xA0), *map(ord, "\"#%'*/:=?\\{[]^"))
@@ -27,12 +27,12 @@ _ESCAPED: Final = {
 
 
 def escape(name: str) -> str:
-    """A value or a column name as a part of a folder's name."""
+    """Return a value or a column name as part of a folder's name."""
     return name.translate(_ESCAPED)
 
 
 class Piece(NamedTuple):
-    """Rows of one folder; "" without partition columns."""
+    """Rows of one folder; the folder is "" without partition columns."""
 
     folder: str
     rows: pa.RecordBatch
@@ -46,7 +46,7 @@ class Partitions:
         _check(self.columns, schema)
         kept = [field.name for field in schema if field.name not in self.columns]
         self.schema = pa.schema([schema.field(name) for name in kept])
-        """What is left in the files."""
+        """The columns in the files."""
         self._kept = kept
         self._folders: dict[tuple[str | None, ...], str] = {}
 
@@ -56,22 +56,13 @@ class Partitions:
             return
         if not batch.num_rows:
             return
-        texts = [_text(batch.column(name)).dictionary_encode() for name in self.columns]
-        code = np.zeros(batch.num_rows, np.int64)
-        for encoded in texts:
-            # Nulls have no index of their own: they are one more value.
-            count = len(encoded.dictionary)
-            indices = encoded.indices.fill_null(count).to_numpy(zero_copy_only=False)
-            code = code * (count + 1) + indices
-            # As many codes as rows at most, so the next product does not overflow.
-            code = np.unique(code, return_inverse=True)[1].reshape(-1)
-        order = np.argsort(code, kind="stable")
-        rows = batch.select(self._kept).take(pa.array(order))
-        code = code[order]
-        starts = np.flatnonzero(np.diff(code, prepend=-1)).tolist()
-        firsts = order[starts]
-        names = list(zip(*(t.take(pa.array(firsts)).to_pylist() for t in texts), strict=True))
-        for name, start, end in zip(names, starts, [*starts[1:], len(code)], strict=True):
+        # Spark's names of values are Arrow's text; timestamps are in UTC and end in Z.
+        texts = [batch.column(name).cast(pa.string()) for name in self.columns]
+        order, starts = sort_by(texts)
+        rows = batch.select(self._kept).take(order)
+        firsts = order.take(pa.array(starts))
+        names = zip(*(text.take(firsts).to_pylist() for text in texts), strict=True)
+        for name, start, end in zip(names, starts, [*starts[1:], len(order)], strict=True):
             yield Piece(self._folder(name), rows.slice(start, end - start))
 
     def _folder(self, values: tuple[str | None, ...]) -> str:
@@ -86,16 +77,11 @@ class Partitions:
         return found
 
 
-def _text(array: pa.Array) -> pa.Array:
-    """Values as Spark writes them in names; timestamps are in UTC and say so."""
-    return array.cast(pa.string())
-
-
 def _check(columns: tuple[str, ...], schema: pa.Schema) -> None:
     for name in columns:
         if name not in schema.names:
             raise PlanError(
-                f"cannot partition files by {name!r}: there is no such column\n"
+                f"cannot partition files by {name!r}: the rows do not have this column\n"
                 f"  columns: {', '.join(schema.names)}"
             )
         type = schema.field(name).type

@@ -1,11 +1,11 @@
-"""Which files of a folder count, and in which order.
+"""The published files of a folder, in order.
 
-    <folder>/_cairn/<job>/<sink>/epochs/<epoch>[-<part>].json    a mark: the files of an epoch
-    <folder>/_spark_metadata/…                                    the list, where there is one
+    <folder>/_cairn/<job>/<sink>/epochs/<epoch>[-<batch>].json   a mark: the files of an epoch
+    <folder>/_spark_metadata/…                                    the list, if the folder has one
 
 Always true here:
-- in a folder with a list, what is in the list counts, and nothing else;
-- in one without, the files that a mark names count: a mark is of a whole epoch.
+- in a folder with a list, the files in the list are published, and no others;
+- in a folder without one, the files that a mark names are published; a mark names a whole epoch.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NAME: Final = re.compile(r"part-(\d{12})-(\d{5}|merged)-([0-9a-f]{12})-[0-9a-f]
 
 
 class FileName(NamedTuple):
-    """What the name of a file says."""
+    """The parts of a file's name."""
 
     epoch: int
     is_merged: bool
     owner: str
     extension: str
-    """How it is written: the format with those settings a reader has to know."""
+    """The format, with the settings a reader needs."""
 
 
 def parse_name(path: str) -> FileName | None:
-    """None when the file is not of this kind of sink."""
+    """Return the parts of a file's name, or None if no Files sink wrote it."""
     found = _NAME.fullmatch(path.rpartition("/")[2])
     return FileName(int(found[1]), found[2] == "merged", *found.group(3, 4)) if found else None
 
@@ -56,29 +56,29 @@ class _Mark(msgspec.Struct):
 class MarkPath(NamedTuple):
     home: str
     epoch: int
-    part: int
+    batch: int
     path: str
 
 
-def mark_path(home: str, epoch: int, part: int) -> str:
-    return f"{home}/epochs/{epoch:012d}{f'-{part}' if part else ''}.json"
+def mark_path(home: str, epoch: int, batch: int) -> str:
+    return f"{home}/epochs/{epoch:012d}{f'-{batch}' if batch else ''}.json"
 
 
 def find_marks(store: Store, home: str = CAIRN_FOLDER) -> list[MarkPath]:
-    """The marks below a folder: of each sink by epoch and part, the sink that began first first."""
+    """Return the marks below a folder: by sink, oldest sink first, then by epoch and batch."""
     marks: list[MarkPath] = []
     began: dict[str, float] = {}
     for found in store.list(home):
         match = _MARK.fullmatch(found.path)
         if match:
-            of = f"{CAIRN_FOLDER}/{match[1]}"
-            marks.append(MarkPath(of, int(match[2]), int(match[3] or 0), found.path))
-            began[of] = min(found.modified_s, began.get(of, found.modified_s))
+            sink = f"{CAIRN_FOLDER}/{match[1]}"
+            marks.append(MarkPath(sink, int(match[2]), int(match[3] or 0), found.path))
+            began[sink] = min(found.modified_s, began.get(sink, found.modified_s))
     return sorted(marks, key=lambda mark: (began[mark.home], mark))
 
 
 def read_mark(store: Store, path: str) -> list[dict[str, Any]]:
-    """The files that a mark names: name, rows, bytes."""
+    """Return the files that a mark names: name, rows, bytes."""
     data = store.get(path)
     try:
         files = msgspec.json.decode(data, type=_Mark).files
@@ -91,7 +91,7 @@ def read_mark(store: Store, path: str) -> list[dict[str, Any]]:
 
 
 def is_data(path: str) -> bool:
-    """Whether Spark would read a file at this path in a folder without a list."""
+    """True if Spark would read a file at this path in a folder without a list."""
     return not any(
         part.startswith(".") or (part.startswith("_") and "=" not in part)
         for part in path.split("/")
@@ -99,7 +99,7 @@ def is_data(path: str) -> bool:
 
 
 def files_without_list(store: Store) -> Iterator[StoredObject]:
-    """What counts in a folder that has no list yet: of this sink's files those with a mark."""
+    """Yield the published files of a folder without a list; files of sinks need a mark."""
     marked = {file["name"] for mark in find_marks(store) for file in read_mark(store, mark.path)}
     for found in store.list():
         if is_data(found.path) and (parse_name(found.path) is None or found.path in marked):
@@ -107,20 +107,20 @@ def files_without_list(store: Store) -> Iterator[StoredObject]:
 
 
 def spark_url(store: Store) -> str:
-    """The folder as Spark names it: encoded, and a bucket of S3 by Hadoop's scheme."""
+    """Return the folder as Spark names it: encoded, and S3 under Hadoop's scheme."""
     if isinstance(store, LocalStore):
         return f"file://{quote(store.root)}"
     scheme, rest = store.url.split("://", 1)
-    # Not by urlsplit: in the url of a store `#` and `?` are part of names.
+    # Not urlsplit: `#` and `?` are part of names in the url of a store.
     bucket, slash, path = rest.partition("/")
     return f"{'s3a' if scheme == 's3' else scheme}://{bucket}{slash}{quote(path)}"
 
 
-def published(path: str) -> list[str]:
-    """The files of all committed epochs in a folder of `sinks.Files`, oldest first.
+def list_published(path: str) -> list[str]:
+    """Return the files of all committed epochs in a folder of `sinks.Files`, oldest first.
 
-    As paths on a local disk, as urls elsewhere: for `spark.read.parquet(*files)`, pandas,
-    DuckDB. Whole epochs only, of every job and sink that writes there.
+    They are paths on a local disk and urls elsewhere, for `spark.read.parquet(*files)`, pandas
+    or DuckDB. Only whole epochs, of every job and sink that writes there.
     """
     try:
         store = open_store(str(path), create=False)

@@ -4,23 +4,23 @@
     <folder>/_cairn/<job>/<sink>/epochs/<epoch>.json     the files of an epoch: the mark
     <folder>/_cairn/<job>/<sink>/staged/                 durable, invisible; without a list only
     <folder>/_cairn/<job>/<sink>/merges/                 see `compaction`; with a list only
-    <folder>/_cairn/<job>/<sink>/below/recovered-<epoch> what is below and in no list is gone
-    <folder>/_cairn/<job>/<sink>/below/trimmed-<epoch>   what is below was published
+    <folder>/_cairn/<job>/<sink>/below/recovered-<epoch> unlisted files of epochs below are deleted
+    <folder>/_cairn/<job>/<sink>/below/trimmed-<epoch>   epochs below are published
     <folder>/_spark_metadata/                            the list, see `spark_list`
 
 Without a list (a disk, HDFS) files are staged and renamed into the folder: a plain reader sees
-published files only, and one who reads by the marks sees whole epochs only. With a list
-(object stores, where a rename is a copy) files are written once, under their last names,
-and one entry of the list publishes an epoch: Spark reads by it. `published` reads by either.
+published files only, and a reader that uses the marks sees whole epochs only. With a list
+(object stores, where a rename is a copy) files are written once, under their final names, and
+one entry of the list publishes an epoch to Spark. `list_published` reads marks or list.
 
 Always true here:
-- a file is named by its sink, its place and its content, so an attempt that runs again
-  cannot change one, and no file takes the place of another;
-- the mark of an epoch is written once all its files are published, and proves the commit; where
-  there is a list, a note takes the place of those that are old;
-- an epoch enters the list once: whoever adds it has looked at the list, then at the mark,
-  and its files leave the list only after the mark is there;
-- a commit of files that are gone raises, and publishes nothing.
+- a file is named by its sink, its place and its content, so an attempt that runs again cannot
+  change a file, and no file replaces another;
+- the mark of an epoch is written once all its files are published, and proves the commit; with
+  a list, a note replaces old marks;
+- an epoch enters the list once: the driver that adds it has read the list, then looked for the
+  mark, and its files leave the list only after the mark is written;
+- a commit raises if a file is missing, and publishes nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from cairn.errors import CommitError, PlanError
 from cairn.ids import digest
 from cairn.sinks.base import (
     Committable,
+    Execution,
     Sink,
     SinkContext,
     Writer,
     causes,
-    round_of,
     without_password,
 )
 from cairn.sinks.files.compaction import Compactor
@@ -62,7 +62,7 @@ from cairn.storage.store import is_away, is_bucket, open_store
 
 THREADS: Final = 16
 MARKS_KEPT: Final = 100
-"""Old marks are removed down to this many epochs, when there are twice as many."""
+"""Marks that stay when old ones are removed, which happens at twice this number."""
 MOVED_ALONE_MAX: Final = 16
 _OPENED: Final = (
     "context", "_store", "_spark_url", "_spark_list", "home", "owner", "_partitions", "_compactor",
@@ -90,7 +90,7 @@ class Files(Sink):
         Every tenth entry of a list names all files: `compact` also keeps that short.
 
         `header` is for CSV. Files that were merged into others are deleted after
-        `compact_grace_s`: readers who know them are done by then.
+        `compact_grace_s`, when readers no longer use them.
         """
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.format = make_format(format, compression, header=header)
@@ -102,14 +102,14 @@ class Files(Sink):
         self.listed = is_bucket(self.path) if listed is None else listed
         if self.listed and self.path.startswith(("az://", "azure://")):
             raise PlanError(
-                f"Spark could not follow a list of files in {self.path!r}: it has no such scheme\n"
+                f"Spark cannot read a list of files in {self.path!r}: it lacks the scheme\n"
                 "  next: use abfss://<container>@<account>.dfs.core.windows.net/<path>"
             )
-        # Renamed one by one; whoever reads by `published` sees whole epochs all the same.
+        # Files are renamed one by one; readers that use `list_published` still see whole epochs.
         self.shows = "epochs" if self.listed else "pieces"
         if compact and not self.listed:
             raise PlanError(
-                f"compact=True needs a list of the files that count, and {self.path!r} has none\n"
+                f"compact=True needs a list of published files, and {self.path!r} has none\n"
                 "  next: pass listed=True too"
             )
         self.compact = compact
@@ -138,13 +138,13 @@ class Files(Sink):
         if not self.listed:
             if self._list().exists():
                 raise PlanError(
-                    f"{self.path!r} has a list of the files that count (_spark_metadata); what "
-                    "is not in it, Spark does not read\n  next: pass listed=True"
+                    f"{self.path!r} has a list of published files (_spark_metadata); Spark ignores "
+                    "files that are not in it\n  next: pass listed=True"
                 )
         elif isinstance(self._store, ArrowStore):
             raise PlanError(
-                f"listed=True needs a store with put-if-absent, and {self.path!r} is none\n"
-                "  next: leave listed out; files are renamed into the folder there"
+                f"listed=True needs a store with put-if-absent, which {self.path!r} lacks\n"
+                "  next: leave listed out; files are then renamed into the folder"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,35 +166,35 @@ class Files(Sink):
 
     # Slots
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         target = Target(
             store=self._store,
-            stored_as=(lambda name: name) if self.listed else self.staged,
+            stored_as=(lambda name: name) if self.listed else self.staging_path,
             format=self.format,
             partitions=self._partitions,
             file_bytes_target=self.file_bytes_target,
             scratch=self.context.scratch,
         )
-        # Equal rows of another sink into this folder, in the next file, or in the next round
-        # of a loop, are other rows.
-        place = f"{self.home}/{round_of(attempt)}"
+        # Equal rows of another sink in this folder, or of the next file, batch or round, are
+        # other rows.
+        place = f"{self.home}/{execution.batch}/{execution.round}"
         return FilesWriter(target, f"part-{epoch:012d}-{subtask:05d}-{self.owner}", place)
 
-    def staged(self, name: str) -> str:
+    def staging_path(self, name: str) -> str:
         return f"{self.home}/staged/{name}"
 
     # The driver
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         files = [file for committable in committables for file in committable["files"]]
-        mark = mark_path(self.home, epoch, part)
+        mark = mark_path(self.home, epoch, batch)
         if not files or self._store.exists(mark):
             return
         number = 0
         if not self.listed:
             self._publish_by_rename([file["name"] for file in files])
         if self.listed or self._list().exists():
-            # Another job may have begun a list since this one started.
+            # Another job may have created a list since this one started.
             number = self._publish_by_list(epoch, files, mark)
         crash_point("driver.sink.unmarked")
         self._store.put(mark, msgspec.json.encode({"files": files}))
@@ -205,27 +205,27 @@ class Files(Sink):
             self._compacting().consider()
 
     def _publish_by_rename(self, names: list[str]) -> None:
-        missing = self._missing([self.staged(name) for name in names])
-        published = [name for name in names if self.staged(name) in missing]
+        missing = self._missing([self.staging_path(name) for name in names])
+        published = [name for name in names if self.staging_path(name) in missing]
         self._refuse_missing(self._missing(published))
         if len(names) < MOVED_ALONE_MAX:
             for name in names:
-                self._store.move(self.staged(name), name)
+                self._store.move(self.staging_path(name), name)
                 crash_point("driver.sink.piece")
             return
-        # Each waits for the disk, and several wait no longer than one.
+        # Each waits for the disk; together they wait about as long as one.
         with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda name: self._store.move(self.staged(name), name), names):
+            for _ in pool.map(lambda name: self._store.move(self.staging_path(name), name), names):
                 crash_point("driver.sink.piece")
 
     def _publish_by_list(self, epoch: int, files: list[dict[str, Any]], mark: str) -> int:
         spark_list = self._list()
         names = [file["name"] for file in files]
-        added = [spark_list.listed(file["name"], file["bytes"]) for file in files]
+        added = [spark_list.line(file["name"], file["bytes"]) for file in files]
 
-        def added_to(listing: Listing) -> Sequence[Listed] | None:
-            # In this order: files that left the list since did so after the mark was there,
-            # and files that are removed are so after the note about it and another entry.
+        def choose_added(listing: Listing) -> Sequence[Listed] | None:
+            # In this order: files leave the list only after the mark is written, and files are
+            # deleted only after the note about it and another entry.
             if names[0] in listing.names or self._store.exists(mark):
                 return None
             below = self._below()
@@ -240,41 +240,41 @@ class Files(Sink):
                 return [*self._files_of_before(), *added]
             return added
 
-        return self._append(added_to)
+        return self._append(choose_added)
 
-    def _append(self, added_to: Callable[[Listing], Sequence[Listed] | None]) -> int:
-        """Make an entry, with what is merged if it is a `.compact` one; its number."""
+    def _append(self, choose_added: Callable[[Listing], Sequence[Listed] | None]) -> int:
+        """Create an entry, a `.compact` one with merges, and return its number."""
         number, is_merging = 0, False
 
         def change(listing: Listing) -> Replacement | None:
             nonlocal number, is_merging
             number, is_merging = listing.next_number, False
-            added = added_to(listing)
+            added = choose_added(listing)
             if added is None:
                 return None
             if self.compact and is_compact(number):
                 is_merging = True
-                return Replacement(added, self._compacting().merged(listing))
+                return Replacement(added, self._compacting().apply_merges(listing))
             return Replacement(added)
 
         self._list().append(change)
         if is_merging:
-            self._compacting().entry_made()
+            self._compacting().confirm_entry()
         return number
 
     def _list_merges(self, number: int) -> None:
-        """Those that no entry of an epoch takes, with empty ones up to the next that can."""
+        """Create empty entries up to a `.compact` one if no epoch's entry includes the merges."""
         while self._compacting().is_overdue(number):
             number = self._append(lambda listing: ())
 
     def _files_of_before(self) -> list[Listed]:
         found = files_without_list(self._store)
-        return [self._list().listed(file.path, file.size) for file in found]
+        return [self._list().line(file.path, file.size) for file in found]
 
     def _missing(self, paths: list[str]) -> set[str]:
         if len(paths) < 2:
             return {path for path in paths if not self._store.exists(path)}
-        # Each of them is a request in a bucket.
+        # Each is a request to a bucket.
         with ThreadPoolExecutor(min(THREADS, len(paths))) as pool:
             there = pool.map(self._store.exists, paths)
             return {path for path, is_there in zip(paths, there, strict=True) if not is_there}
@@ -284,7 +284,7 @@ class Files(Sink):
             raise CommitError(
                 f"sink {self.context.uid!r} cannot publish an epoch: {len(missing)} of its files "
                 f"are gone\n  first: {self._store.url}/{min(missing)}\n"
-                "  next: put the files back; nothing of the epoch is published by this attempt",
+                "  next: restore the files; this attempt has published nothing of the epoch",
                 paths=sorted(missing),
             )
 
@@ -303,7 +303,7 @@ class Files(Sink):
         compactor = self._compacting()
         live = self._live()
         merges = compactor.leftovers(stored, live)
-        kept = live | compactor.kept()
+        kept = live | compactor.sources_in_grace()
         left = [
             found.path
             for found in stored
@@ -311,8 +311,8 @@ class Files(Sink):
         ]
         if not left and not merges:
             return
-        # A driver that was fenced may be about to list what is removed here. After the note it
-        # does not begin to, and after another entry it cannot end what it had begun.
+        # A fenced driver may be about to list files that are deleted here. After the note it
+        # does not start to, and after another entry it cannot finish.
         self._note("recovered", before_epoch)
         compactor.revoke(merges)
         self._list().append(
@@ -323,30 +323,30 @@ class Files(Sink):
         compactor.remove(merges, live)
 
     def _remove_unfinished(self, before_epoch: int) -> None:
-        """What a slot killed while it stored a file has left, or a driver that was merging."""
-        unfinished = self._store.unfinished("" if self.listed else self.staged(""))
+        """Delete partial files of slots that were killed while storing, or of a killed merge."""
+        unfinished = self._store.list_unfinished("" if self.listed else self.staging_path(""))
         left = []
         for path, target in unfinished.items():
             name = parse_name(target)
-            # A merge whose file is gone is given up, also by a newer driver at work.
+            # A merge without its file is abandoned, also by a newer driver at work.
             if name is not None and name.owner == self.owner:
                 left += [path] if name.is_merged or name.epoch < before_epoch else []
         self._store.delete(left)
 
     def _live(self) -> set[str]:
-        """The files that count."""
+        """Return the published files."""
         listing = self._list().read()
         if listing.next_number:
             return set(listing.names)
         return {found.path for found in files_without_list(self._store)}
 
     def _trim_marks(self) -> None:
-        """The list proves a commit; marks are for files that have left it."""
+        """Delete old marks: the list proves commits, marks are for files that have left it."""
         marks = find_marks(self._store, f"{self.home}/epochs")
         if len(marks) < 2 * MARKS_KEPT:
             return
         oldest = marks[-MARKS_KEPT].epoch
-        # In this order: whoever misses a mark finds the note.
+        # In this order: a reader that misses a mark finds the note.
         self._note("trimmed", oldest)
         self._store.delete([mark.path for mark in marks if mark.epoch < oldest])
 
@@ -357,7 +357,7 @@ class Files(Sink):
         self._store.delete([path for path in notes if path.startswith(prefix)][:-1])
 
     def _below(self) -> dict[str, int]:
-        """The newest notes."""
+        """Return the epochs of the newest notes."""
         newest = {"recovered": 0, "trimmed": 0}
         for note in self._store.list(f"{self.home}/below"):
             kind, _, epoch = note.path.rpartition("/")[2].partition("-")
@@ -382,7 +382,7 @@ class Files(Sink):
         if self._compactor is None:
             self._compactor = Compactor(
                 self._store,
-                # Its own: it is read in another thread.
+                # Not shared: another thread reads it.
                 SparkList(self._store, self._spark_url),
                 self.format,
                 home=self.home,

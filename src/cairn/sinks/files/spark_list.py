@@ -1,16 +1,16 @@
-"""The list by which Spark reads a folder: the log of its own file sink, `_spark_metadata`.
+"""The list of a folder's files in Spark's format: the log of its file sink, `_spark_metadata`.
 
     <folder>/_spark_metadata/0, 1, … 8, 9.compact, 10, … 19.compact, …
 
-An entry names files; every tenth one, `.compact`, names all of them and takes the place of
-those before it. Spark, when it finds this log in a folder, reads the files it names and no
-others. So one entry publishes an epoch, whole, on any store.
+An entry names files. Every tenth entry, `.compact`, names all files and replaces those before
+it. If a folder has this log, Spark reads the files it names and no others. So one entry
+publishes a whole epoch, on any store.
 
 Always true here:
-- an entry is made by put-if-absent under the next number: what was checked against the list
-  as it was read still holds when the entry is there;
-- files leave the list in a `.compact` entry only, and something with their rows enters there;
-- an entry that cannot be read is named; the list is never cut short in silence.
+- an entry is created by put-if-absent under the next number, so a check against the list as it
+  was read still holds when the entry exists;
+- files leave the list only in a `.compact` entry, which adds a file with their rows;
+- an unreadable entry is an error that names it; the list is never cut short silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _READ_ATTEMPTS_MAX: Final = 5
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A line of an entry, as Spark's SinkFileStatus."""
+    """A line of an entry, Spark's SinkFileStatus."""
 
     path: str
     size: int
@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(Listed)
 
 
 class Listing(NamedTuple):
-    """The list as it was read: up to the entry before `next_number`."""
+    """The list at the time of reading: all entries before `next_number`."""
 
     next_number: int
     files: list[Listed]
@@ -72,11 +72,11 @@ Change = Callable[[Listing], "Replacement | None"]
 
 
 class Replacement(NamedTuple):
-    """What an entry changes: it adds files, and a `.compact` entry may replace all."""
+    """The change of an entry: it adds files, and a `.compact` entry may replace the others."""
 
     added: Sequence[Listed]
     all: Sequence[Listed] | None = None
-    """Every file from here on, but for those added."""
+    """All files from here on, without those added."""
 
 
 class SparkList:
@@ -91,13 +91,13 @@ class SparkList:
 
     # Names
 
-    def listed(self, name: str, size: int) -> Listed:
-        """The line of a file, given its path inside the folder."""
+    def line(self, name: str, size: int) -> Listed:
+        """Return the line of a file, given its path inside the folder."""
         path = f"{self._spark_url}/{quote(name, safe='/=')}"
         return Listed(path, size, False, int(time.time() * 1000), 1, 32 << 20, "add")
 
     def name(self, listed: Listed) -> str | None:
-        """The path of a listed file inside the folder; None when it lies elsewhere."""
+        """Return the path of a listed file inside the folder, or None if it lies elsewhere."""
         if listed.path.startswith(self._spark_url + "/") and "%" not in listed.path:
             return listed.path[len(self._spark_url) + 1 :]
         path = unquote(urlsplit(listed.path).path)
@@ -110,7 +110,7 @@ class SparkList:
         return bool(self._numbers())
 
     def read(self) -> Listing:
-        """All files, in the order of the entries."""
+        """Return all files, in the order of the entries."""
         for attempt in range(_READ_ATTEMPTS_MAX):
             numbers = self._numbers()
             if not numbers:
@@ -124,7 +124,7 @@ class SparkList:
             try:
                 entries = {numbers[n].path: self._entry(numbers[n]) for n in wanted}
             except NotFoundError:
-                # Old entries are removed once a newer `.compact` has them.
+                # Old entries are removed once a newer `.compact` entry covers them.
                 if attempt == _READ_ATTEMPTS_MAX - 1:
                     raise
                 continue
@@ -135,9 +135,9 @@ class SparkList:
         raise AssertionError("not reached")
 
     def append(self, change: Change) -> None:
-        """Make the next entry of what `change` says of the list as it is, unless that is None.
+        """Create the next entry from what `change` returns for the list, unless that is None.
 
-        It is asked again when somebody else made that entry first.
+        `change` is called again if another writer created that entry first.
         """
         while True:
             began_s = time.monotonic(), time.time()
@@ -157,7 +157,7 @@ class SparkList:
                     return
 
     def _stands(self, number: int, elapsed_s: float) -> bool:
-        """Whether the entry is read: one made by somebody who slept may fill an old gap."""
+        """True if readers use the entry: a writer that was suspended may have filled an old gap."""
         entries = self._numbers().items() if elapsed_s > KEPT_S / 2 else ()
         if any(n > number and entry.path.endswith(COMPACT) for n, entry in entries):
             return False
@@ -177,7 +177,7 @@ class SparkList:
         self.store.delete(old)
 
     def _numbers(self) -> dict[int, StoredObject]:
-        """The entries, by number."""
+        """Return the entries by number."""
         found = {}
         for entry in self.store.list(LIST_FOLDER):
             number = _number(entry.path)
@@ -207,7 +207,7 @@ class SparkList:
         return CorruptFileError(
             f"the list of published files is damaged: {what}\n"
             f"  file: {path}\n"
-            "  next: put the entry back; without it nobody can say which files count",
+            "  next: restore the entry; without it the published files are unknown",
             path=path,
         )
 

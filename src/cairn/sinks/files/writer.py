@@ -1,14 +1,14 @@
-"""Writes one subtask's rows of one attempt into files, by folder and by size.
+"""Write one subtask's rows of one attempt into files, split by folder and size.
 
 A file is written to local scratch and stored whole, under a name made of its place and its
-content. Rows are gathered in memory first, whatever the batches they come in: a Parquet file
-has few row groups then. Of partitioned files, an epoch with rows for many folders has
-one in each; when there are too many rows for that, some folders get more files.
+content. Rows are collected in memory first, so that a Parquet file has few row groups whatever
+the size of the batches. With partitions, an epoch has one file per folder; if the rows do not
+fit into memory, some folders get more files.
 
 Always true here:
-- equal rows in equal batches give equal names, in equal order, whatever the attempt; in other
-  batches too, while GROUP_ROWS of them (of partitioned files: all) fit into memory;
-- at most OPEN_MAX files are open, and about BUFFER_BYTES_MAX of rows in memory;
+- equal rows in equal batches give equal names, in equal order, in every attempt; in other
+  batches too, while GROUP_ROWS of them (with partitions: all) fit into memory;
+- at most OPEN_MAX files are open, and about BUFFER_BYTES_MAX of rows are in memory;
 - nothing local is left behind after `prepare` or `abort`.
 """
 
@@ -39,11 +39,11 @@ STORE_THREADS: Final = 8
 
 
 class Target(NamedTuple):
-    """Where files of a writer go."""
+    """The destination and the form of a writer's files."""
 
     store: Store
     stored_as: Callable[[str], str]
-    """The path at which a file lies until it is published."""
+    """Return the path of a file until it is published."""
     format: Format
     partitions: Partitions
     file_bytes_target: int
@@ -64,7 +64,7 @@ class _Open:
             raise
 
     def write(self, batch: pa.RecordBatch) -> int:
-        """Returns how big the file is by now."""
+        """Write rows and return the size of the file so far."""
         self._writer.write(batch)
         self.rows += batch.num_rows
         return os.path.getsize(self.path)
@@ -75,7 +75,7 @@ class _Open:
 
 class FilesWriter(Writer):
     def __init__(self, target: Target, prefix: str, place: str) -> None:
-        """`prefix` begins the names; `place` tells apart equal rows that are other rows."""
+        """`prefix` begins the names; `place` separates equal rows of different places."""
         self._target = target
         self._prefix = prefix
         self._place = place
@@ -99,7 +99,7 @@ class FilesWriter(Writer):
             self._drain(BUFFER_BYTES_MAX // 2)
 
     def _gather(self, batch: pa.RecordBatch) -> None:
-        """Write groups of rows that do not depend on how the rows come."""
+        """Write groups of rows that do not depend on the size of the batches."""
         bytes_max = min(GROUP_BYTES, self._target.file_bytes_target)
         start = 0
         while start < batch.num_rows:
@@ -126,7 +126,7 @@ class FilesWriter(Writer):
 
     def abort(self) -> None:
         for open_file in self._open.values():
-            # It may not close where the disk is full; the file goes anyway.
+            # Closing fails on a full disk; the file is deleted anyway.
             with contextlib.suppress(Exception):
                 open_file.close()
         self._end()
@@ -142,12 +142,12 @@ class FilesWriter(Writer):
         self._open.clear()
         self._buffers.clear()
         self._buffer_bytes.clear()
-        # What is stored stays until `recover`: equal rows have equal names, so by now it may
-        # be the work of the attempt that came after this one.
+        # Stored files stay until `recover`: equal rows have equal names, so a later attempt may
+        # have stored the same file.
         self._stored = []
 
     def _drain(self, down_to_bytes: int) -> None:
-        """Write the largest buffers out: few files get much."""
+        """Write the largest buffers out: few files get many rows."""
         largest = sorted(self._buffers, key=lambda f: (-self._buffer_bytes[f], f))
         rest = sum(self._buffer_bytes.values())
         for folder in largest:
@@ -155,7 +155,7 @@ class FilesWriter(Writer):
                 break
             rest -= self._buffer_bytes[folder]
             self._flush(folder)
-        # Rows that stay are slices of batches whose other rows are written: copied, they let go.
+        # The remaining rows are slices of written batches: a copy frees those.
         for folder, batches in self._buffers.items():
             self._buffers[folder] = [pa.concat_batches(batches)]
 

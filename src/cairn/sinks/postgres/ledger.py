@@ -1,27 +1,29 @@
-"""What a sink keeps in the database beside the rows: four small tables in the target's schema.
+"""The sink's own tables in the database, beside the rows: four small ones.
 
     cairn_sinks    one row per job and sink: which epochs are closed, from where marks are kept
-    cairn_marks    one row per published epoch and part: the proof
-    cairn_staged   one row per staged piece: where a subtask's rows of an epoch wait
-    cairn_proofs   one row per transaction that is committed in two phases, written inside it
+    cairn_marks    one row per published epoch and batch: the proof
+    cairn_staged   one row per staged piece: the table that holds a subtask's rows of an epoch
+    cairn_proofs   one row per two-phase transaction, written inside it
 
-A piece is named by its place (epoch, pass, subtask) and the digest of its content, and lies
-in a table of its own: publishing never waits for an abandoned session that still writes, and
-dropping it leaves no dead rows behind but in the catalog, some thirty, for autovacuum.
+A piece is named by its place (epoch, batch, round, subtask) and the digest of its content. It has
+a table of its own: publishing never waits for an abandoned session that still writes, and dropping
+the table leaves dead rows only in the catalog, about thirty, for autovacuum.
+
+Two columns have old names: `part` of a mark is its batch, `pass` of a piece is its `ordinal`.
 
 Always true here:
 - the rows of an epoch and its mark are one transaction, and that is one statement: a driver
   that stops halfway holds no lock;
-- a piece is listed as long as its table is there, and dropped when it is published or given up;
-- pieces are taken in one order by all, each in the list first and then its table, so nobody
-  waits in a circle;
-- a mark is written once; whoever comes second waits for the first and finds it;
+- a piece is listed while its table exists, and dropped when it is published or abandoned;
+- all sessions lock pieces in the same order, each in the list first and then its table, so they
+  cannot deadlock;
+- a mark is written once; a second writer waits for the first and finds its mark;
 - a proof is written once, so a transaction prepared again after its commit cannot be committed;
 - an epoch below `marks_from` has been published: epochs are published in order, each
   before the next begins;
-- nothing stays staged in an epoch below `staged_from`, which rises with each mark: the
-  session that stages looks after its commit, the driver that closes the epoch looks after closing
-  it, so one of the two sees the other.
+- nothing stays staged in an epoch below `staged_from`, which rises with each mark: the session
+  that stages checks it after its commit, the driver that closes the epoch checks for pieces
+  after closing it, so one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.errors import CommitError
 from cairn.ids import digest, new_id
-from cairn.sinks.base import Committable, SinkContext
-from cairn.sinks.postgres.table import quoted, quoted_list
+from cairn.sinks.base import ROUNDS_MAX, Committable, Execution, SinkContext
+from cairn.sinks.postgres.table import quote, quote_list
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -44,45 +46,48 @@ MARKS_KEPT = 1000
 """Epochs whose marks stay, per job and sink."""
 
 DROPS_MAX = 50
-"""Tables dropped in one transaction: each takes several of the server's locks, which are few."""
+"""Tables dropped in one transaction: each takes several of the server's few locks."""
 
 DROP_WAIT = "1s"
-"""How long a table to be dropped is waited for. Who holds it ends at some time, and then the
-next commit drops it."""
+"""Lock timeout of a drop. A table that is still held is dropped by a later commit."""
 
 PIECE = "cairn_piece_"
-"""How names of staged tables begin."""
+"""Prefix of the names of staged tables."""
 
 MISSING = "CA001"
-"""The SQLSTATE of a publication that does not find what was staged."""
+"""The SQLSTATE of a publication that does not find the staged rows."""
 
 POSITION = "cairn position"
-"""The column of a piece that tells which row of a key is the last."""
+"""The column of a piece that numbers its rows: the highest of a key is its last row."""
 
 _LITTLE_MEMORY = "where pg_size_bytes(current_setting('work_mem')) < 64 * 1024 * 1024"
 _CREATE_LOCK = 0x636169726E  # "cairn"
+_RAISE_GONE = f"""raise exception using errcode = '{MISSING}', message =
+  format('rows that subtask %s staged are gone', piece.subtask);"""
+_RAISE_INCOMPLETE = f"""raise exception using errcode = '{MISSING}', message = format(
+  'subtask %s staged %s rows, of which %s are there', piece.subtask, piece.rows, rows_);"""
 
 
 def key_of(context: SinkContext) -> str:
-    """A short name of job and sink, for names the server limits."""
+    """Return a short name of job and sink, for names whose length the server limits."""
     return digest(context.job_id.encode(), context.uid.encode())[:16]
 
 
 def literal(value: Any) -> str:
-    """A value inside a statement that cannot have parameters."""
+    """Return a value as SQL, for statements that cannot have parameters."""
     if isinstance(value, int):
         return str(value)
     return "'" + str(value).replace("'", "''") + "'"
 
 
 def block(body: str) -> str:
-    """Statements that run as one, on the server."""
+    """Return statements as one that runs on the server."""
     tag = f"$cairn_{digest(body.encode())[:12]}$"
     return f"do {tag}\n{body}\n{tag}"
 
 
-def alone(statements: str) -> str:
-    """One transaction that no other cairn runs beside: `if not exists` is not safe for two."""
+def create_alone(statements: str) -> str:
+    """Return a transaction that excludes other sinks: `if not exists` is not safe for two."""
     return f"begin; select pg_advisory_xact_lock({_CREATE_LOCK}); {statements}; commit"
 
 
@@ -93,16 +98,16 @@ class Ledger:
         self.context = context
         self.schema = schema
         self.key = key_of(context)
-        self.sinks = quoted(schema, "cairn_sinks")
-        self.marks = quoted(schema, "cairn_marks")
-        self.staged = quoted(schema, "cairn_staged")
-        self.proofs = quoted(schema, "cairn_proofs")
+        self.sinks = quote(schema, "cairn_sinks")
+        self.marks = quote(schema, "cairn_marks")
+        self.staged = quote(schema, "cairn_staged")
+        self.proofs = quote(schema, "cairn_proofs")
         self._mine = f"job = {literal(context.job_id)} and sink = {literal(context.uid)}"
         self._who = f"{literal(context.job_id)}, {literal(context.uid)}"
 
     def create(self) -> str:
-        """The tables, and the row of this sink."""
-        return alone(
+        """Return the statement that creates the tables and the row of this sink."""
+        return create_alone(
             f"""
             create table if not exists {self.sinks} (
               job text, sink text, job_name text not null,
@@ -127,11 +132,11 @@ class Ledger:
     # In a slot
 
     def new_piece(self) -> str:
-        """A name nobody has: which of two equal pieces stays is decided when they are listed."""
-        return quoted(self.schema, f"{PIECE}{new_id()}")
+        """Return a new name: which of two equal pieces stays is decided when they are listed."""
+        return quote(self.schema, f"{PIECE}{new_id()}")
 
-    def staged_from(self) -> str:
-        """Asks from which epoch on rows are still taken."""
+    def select_staged_from(self) -> str:
+        """Return the query for the first epoch that still accepts rows."""
         return f"select staged_from from {self.sinks} where {self._mine}"
 
     def list_piece(self, epoch: int, piece: Committable, place: str) -> str:
@@ -145,44 +150,33 @@ class Ledger:
 
     # In the driver
 
-    def gone(self, epoch: int, why: str) -> CommitError:
+    def missing_error(self, epoch: int, why: str) -> CommitError:
         uid = self.context.uid
         return CommitError(
             f"sink {uid!r} cannot publish epoch {epoch}: {why}\n"
-            "  nothing of it was published now: another driver has given the epoch up, or staged "
-            "rows were removed by hand\n"
-            f"  marks and staged rows are looked for in schema {self.schema!r}\n"
+            "  nothing was published: another driver has abandoned the epoch, or staged rows were "
+            "removed by hand\n"
+            f"  searched for marks and staged rows in schema {self.schema!r}\n"
             "  next: if another run of this job is active, stop this one; if dsn, schema= or the "
-            "table's schema were others before, go back to those; else start the job again",
+            "table's schema have changed, change them back; else start the job again",
             sink=uid,
             epoch=epoch,
             schema=self.schema,
         )
 
     def publish(
-        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, part: int,
+        self, table: str, columns: Sequence[str], key: Sequence[str], epoch: int, batch: int,
         pieces: Sequence[Committable],
     ) -> str:  # fmt: skip
-        """Everything of an epoch into the table, with its mark, as one statement.
+        """Return one statement that moves an epoch into the table and writes its mark.
 
-        `table` is its quoted name. Pieces are dropped in it too, unless they are many: then
-        `drop` follows.
+        `table` is its quoted name. The statement also drops the pieces, unless there are more
+        than DROPS_MAX: then `drop` follows.
         """
         wanted = ", ".join(
             f"({i}, {_place(piece)}, {piece['rows']})" for i, piece in enumerate(pieces)
         )
-        before, after = _move_statements(table, columns, key)
-        move = f"execute {literal(before)} || place_ || {literal(after)};"
-        held = "execute 'select count(*) from ' || place_ into rows_;"
-        # A trigger of the table may have left rows out.
-        count = "get diagnostics rows_ = row_count;"
-        count += f" if rows_ is distinct from piece.rows then {held} end if;"
-        if key:
-            # Rows of one key are one row there, so how many are moved says nothing. They are
-            # sorted, and the server's own limit is small for that.
-            count = f"perform set_config('work_mem', '64MB', true) {_LITTLE_MEMORY}; {move}"
-            move = held
-        take, drop = f"select s.place into place_ from {self._listed(epoch)}", ""
+        take, drop = f"select s.place into place_ from {self._row_of_piece(epoch)}", ""
         if len(pieces) <= DROPS_MAX:
             take, drop = self._take(epoch), "execute 'drop table ' || place_;"
         return block(
@@ -196,7 +190,7 @@ class Ledger:
                 return;
               end if;
               insert into {self.marks} (job, sink, epoch, part)
-                values ({self._who}, {epoch}, {part}) on conflict do nothing;
+                values ({self._who}, {epoch}, {batch}) on conflict do nothing;
               if not found then
                 return;
               end if;
@@ -204,35 +198,27 @@ class Ledger:
                 as w(place, pass, subtask, digest, rows) order by place
               loop
                 {take};
-                if not found then
-                  raise exception using errcode = '{MISSING}', message =
-                    format('what subtask %s staged in pass %s is gone', piece.subtask, piece.pass);
-                end if;
-                {move}
-                {count}
-                if rows_ is distinct from piece.rows then
-                  raise exception using errcode = '{MISSING}', message = format(
-                    'subtask %s staged %s rows in pass %s, of which %s are there',
-                    piece.subtask, piece.rows, piece.pass, rows_);
-                end if;
+                if not found then {_RAISE_GONE} end if;
+                {_move_statements(table, columns, key)}
+                if rows_ is distinct from piece.rows then {_RAISE_INCOMPLETE} end if;
                 {drop}
               end loop;
               {self.close_epochs(epoch)};
             end"""
         )
 
-    def _listed(self, epoch: int) -> str:
+    def _row_of_piece(self, epoch: int) -> str:
         return (
             f"{self.staged} s where {self._mine} and epoch = {epoch} and s.pass = piece.pass"
             " and s.subtask = piece.subtask and s.digest = piece.digest"
         )
 
     def _take(self, epoch: int) -> str:
-        """A piece off the list, for whoever drops its table in the same transaction."""
-        return f"delete from {self._listed(epoch)} returning s.place into place_"
+        """Return a statement that unlists a piece; its table is dropped in the same transaction."""
+        return f"delete from {self._row_of_piece(epoch)} returning s.place into place_"
 
     def drop(self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable]) -> None:
-        """Drops what is there of these pieces, a few at a time, but for what somebody holds."""
+        """Drop those of these pieces that exist, a few at a time, except tables that are held."""
         from psycopg import errors
 
         for start in range(0, len(pieces), DROPS_MAX):
@@ -257,10 +243,10 @@ class Ledger:
             with suppress(errors.LockNotAvailable):
                 connection.execute(statement.encode())
 
-    def is_published(self, connection: Connection[Any], epoch: int, part: int) -> bool:
+    def is_published(self, connection: Connection[Any], epoch: int, batch: int) -> bool:
         found = connection.execute(
             f"select exists (select from {self.marks} where {self._mine} and epoch = {epoch}"
-            f" and part = {part}) or exists (select from {self.sinks} where {self._mine}"
+            f" and part = {batch}) or exists (select from {self.sinks} where {self._mine}"
             f" and marks_from > {epoch})".encode()
         ).fetchone()
         return bool(found and found[0])
@@ -278,16 +264,16 @@ class Ledger:
         ).fetchone()
         return bool(found and found[0])
 
-    def mark(self, epoch: int, part: int) -> str:
-        """The mark of an epoch whose transactions are all committed."""
+    def mark(self, epoch: int, batch: int) -> str:
+        """Return the statement that marks an epoch whose transactions are all committed."""
         return (
             f"insert into {self.marks} (job, sink, epoch, part)"
-            f" values ({self._who}, {epoch}, {part}) on conflict do nothing;"
+            f" values ({self._who}, {epoch}, {batch}) on conflict do nothing;"
             f" {self.close_epochs(epoch)}"
         )
 
     def trim(self) -> str:
-        """Forgets marks of long ago; `marks_from` remembers that they were there."""
+        """Return the statement that deletes old marks; `marks_from` records that they existed."""
         return block(
             f"""
             declare oldest bigint;
@@ -322,10 +308,10 @@ class Ledger:
             self.drop(connection, epoch, pieces)
 
     def end_sessions(self, before_epoch: int) -> str:
-        """Ends sessions of slots that are inside a transaction of a closed epoch.
+        """Return the query that ends sessions of slots in a transaction of a closed epoch.
 
-        Nobody can commit what they write, so nothing is lost; a slot that still lives connects
-        again. One may have gone on to a newer epoch just now: its attempt fails and is repeated.
+        Their writes can no longer be committed, so nothing is lost; a live slot connects again.
+        One may just have moved on to a newer epoch: its attempt fails and is repeated.
         """
         return (
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
@@ -336,19 +322,38 @@ class Ledger:
         )
 
 
+def ordinal(execution: Execution) -> int:
+    """Return one number for batch and round, which rises in the order in which they run."""
+    return execution.batch * ROUNDS_MAX + execution.round
+
+
 def _place(piece: Committable) -> str:
     return f"{piece['pass']}, {piece['subtask']}, {literal(piece['digest'])}"
 
 
-def _move_statements(table: str, columns: Sequence[str], key: Sequence[str]) -> tuple[str, str]:
-    """What moves a piece's rows, before and after its name: of each key the last one."""
-    into, names = f"insert into {table} ({quoted_list(columns)})", quoted_list(columns)
+def _move_statements(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
+    """Return statements that move the rows of a piece and count them into rows_.
+
+    With a key, the last row of each key replaces the one in the table.
+    """
+    names = quote_list(columns)
+    insert = f"insert into {table} ({names}) select"
+    count = "execute 'select count(*) from ' || place_ into rows_;"
     if not key:
-        return f"{into} select {names} from ", ""
-    keys = quoted_list(key)
-    update = ", ".join(f"{quoted(n)} = excluded.{quoted(n)}" for n in columns if n not in key)
+        # A trigger of the table may have left rows out.
+        return (
+            f"execute {literal(f'{insert} {names} from ')} || place_;"
+            " get diagnostics rows_ = row_count;"
+            f" if rows_ is distinct from piece.rows then {count} end if;"
+        )
+    keys = quote_list(key)
+    update = ", ".join(f"{quote(n)} = excluded.{quote(n)}" for n in columns if n not in key)
+    order = f" order by {keys}, {quote(POSITION)} desc on conflict ({keys}) "
+    order += f"do update set {update}" if update else "do nothing"
+    # Rows of one key become one row, so the number of moved rows proves nothing: the piece is
+    # counted instead. The rows are sorted, and the server's default memory is small for that.
     return (
-        f"{into} select distinct on ({keys}) {names} from ",
-        f" order by {keys}, {quoted(POSITION)} desc on conflict ({keys}) "
-        + (f"do update set {update}" if update else "do nothing"),
+        f"{count} perform set_config('work_mem', '64MB', true) {_LITTLE_MEMORY};"
+        f" execute {literal(f'{insert} distinct on ({keys}) {names} from ')} || place_"
+        f" || {literal(order)};"
     )

@@ -1,21 +1,21 @@
-"""Connections to PostgreSQL: opened when needed, kept, and given up when they break.
+"""Connections to PostgreSQL: opened when needed, reused, and closed when they break.
 
 Always true here:
-- the dsn is in no message, log or repr: it may hold a password;
-- a session carries a name that says whose it is, so that an abandoned one can be found;
-- a lock that somebody else holds, or a server that has gone, is an error after a while, never
-  a wait without end; what runs is never cut off for taking long;
-- a commit is durable when it returns, whatever the role's settings are.
+- no message, log or repr shows the dsn: it may hold a password;
+- a session is named after its job, sink and epoch, so an abandoned one can be found;
+- waiting for a lock or for a lost server ends with an error; a running statement is never cut
+  off for taking long;
+- a commit is durable when it returns, whatever the settings of the role.
 """
 
 from __future__ import annotations
 
-import os
 import select
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
+from cairn.sinks.environment import read_setting
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -24,7 +24,7 @@ Dsn = str | Callable[[], str] | None
 
 CONNECT_TIMEOUT_S = 10
 
-# The client notices a server that is gone, the server a client that is gone.
+# Client and server each notice when the other is gone.
 _CLIENT = {
     "connect_timeout": CONNECT_TIMEOUT_S,
     "keepalives_idle": 10,
@@ -58,7 +58,10 @@ def check_installed() -> None:
 
 
 def session_name(key: str, epoch: int | None, label: str) -> str:
-    """As pg_stat_activity shows it. The server keeps 63 bytes, so what is searched comes first."""
+    """Return the session's name for pg_stat_activity.
+
+    The server keeps 63 bytes, so the parts that are searched for come first.
+    """
     return f"cairn:{key}:{'-' if epoch is None else epoch}:{label}".encode()[:63].decode(
         errors="ignore"
     )
@@ -81,7 +84,7 @@ def connect(dsn: Dsn, name: str) -> Connection[Any]:
 
 
 def _settings(server_version: int) -> bytes:
-    """All in one trip."""
+    """Return one statement that sets all of them, in one round trip."""
     values = dict(_SERVER)
     if server_version >= 170000:
         values["transaction_timeout"] = "0"
@@ -96,15 +99,7 @@ def _parameters(dsn: Dsn) -> dict[str, Any]:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
-    text = dsn() if callable(dsn) else dsn or ""
-    if text.startswith("env:"):
-        name = text.removeprefix("env:")
-        if name not in os.environ:
-            raise PlanError(
-                f"the dsn is to be found in the environment as {name}, which is not set here\n"
-                "  next: set it for the driver and for the executors"
-            )
-        text = os.environ[name]
+    text = read_setting(dsn() if callable(dsn) else dsn or "", "the dsn")
     try:
         return dict(conninfo_to_dict(text))
     except psycopg.ProgrammingError:
@@ -115,19 +110,19 @@ def _parameters(dsn: Dsn) -> dict[str, Any]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error is about the line to the server, not about what was asked of it."""
+    """True if an error is about the connection, not about the statement."""
     import psycopg
 
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        # Without a state it comes from the client. What the server says when it takes no
-        # connection, or ends one: lost, too many, shutting down, starting.
+        # Without a state it comes from the client. The others are the server's reasons to
+        # refuse or end a connection: lost, too many, shutting down, starting.
         state = error.sqlstate
         return state is None or state.startswith(("08", "57P")) or state == "53300"
     return isinstance(error, ConnectionError | TimeoutError)
 
 
 def _is_broken(connection: Connection[Any]) -> bool:
-    """Whether the server has hung up meanwhile: nothing else is to be read between statements."""
+    """True if the server has closed it: between statements nothing else makes it readable."""
     if connection.closed:
         return True
     poll = select.poll()
@@ -154,7 +149,7 @@ class Sessions:
         return kept
 
     def give(self, connection: Connection[Any]) -> None:
-        """Back, for the next one. One that is in the middle of something is closed."""
+        """Take a connection back for reuse, or close it if a transaction is open."""
         from psycopg.pq import TransactionStatus
 
         is_taken = connection in self._taken
@@ -166,7 +161,7 @@ class Sessions:
             connection.close()
 
     def close(self) -> None:
-        """Also what a writer still holds: the server rolls its transaction back."""
+        """Close all, those of writers too: the server rolls their transactions back."""
         for connection in [*self._taken, self._idle]:
             if connection is not None:
                 connection.close()

@@ -1,18 +1,18 @@
-"""PostgreSQL: rows arrive by COPY, whole epochs appear at once, or each row once.
+"""PostgreSQL: rows arrive by COPY and appear as whole epochs, or subtask by subtask.
 
     append     subtasks COPY into staging, one transaction publishes the epoch with its mark
-    upsert     the same, and of each key the last row replaces what the table held
-    prepared   each subtask COPYs into the table inside a transaction that is prepared, and
-               committed when the epoch is: nothing is written twice, but an epoch appears
+    upsert     the same, and the last row of each key replaces the one in the table
+    prepared   each subtask COPYs into the table in a transaction that is prepared, and
+               committed with the epoch: nothing is written twice, but an epoch appears
                subtask by subtask
 
 Always true here:
-- a mark in the database, keyed by job, sink, epoch and part, proves the commit: in append
-  and upsert it is in the transaction that publishes, in prepared each transaction has its own
-  proof inside;
-- what another driver gave up cannot be published, whole or in part;
-- an epoch is published as it was prepared, with the mode, table, columns and key of then;
-- a commit removes what is left of epochs before it: those are all published, or given up.
+- a mark in the database, keyed by job, sink, epoch and batch, proves the commit: in append
+  and upsert the publishing transaction writes it, in prepared each transaction contains its own
+  proof;
+- an epoch that another driver has abandoned cannot be published, whole or in part;
+- an epoch is published as it was prepared, with its mode, table, columns and key;
+- a commit removes leftovers of earlier epochs: those are all published or abandoned.
 """
 
 from __future__ import annotations
@@ -22,8 +22,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
-from cairn.sinks.base import Committable, Sink, SinkContext, Writer, away_at_start, causes
-from cairn.sinks.postgres.ledger import DROPS_MAX, MISSING, PIECE, Ledger, alone, key_of, literal
+from cairn.sinks.base import (
+    Committable,
+    Execution,
+    Sink,
+    SinkContext,
+    Writer,
+    away_error,
+    causes,
+)
+from cairn.sinks.postgres.ledger import (
+    DROPS_MAX,
+    MISSING,
+    PIECE,
+    Ledger,
+    create_alone,
+    key_of,
+    literal,
+)
 from cairn.sinks.postgres.session import Dsn, Sessions, check_installed, is_lost, session_name
 from cairn.sinks.postgres.table import (
     Table,
@@ -31,14 +47,14 @@ from cairn.sinks.postgres.table import (
     create_statement,
     find_table,
     parse_name,
-    quoted,
+    quote,
 )
 from cairn.sinks.postgres.writer import (
     PreparedWriter,
     StagedWriter,
     epoch_of,
+    find_gids,
     gid_of,
-    prepared_gids,
     roll_back_prepared,
 )
 
@@ -56,11 +72,10 @@ _TRIM_EVERY = 100
 class Postgres(Sink):
     """A table in PostgreSQL, each row exactly once.
 
-    `dsn` is a libpq URI or conninfo; 'env:NAME' reads it from the environment of each process,
-    a function is called there, and without one libpq's own variables (PGHOST …) and files
-    (.pgpass) decide. Either keeps passwords out of what is sent to the slots.
-    `schema` is where cairn's own tables are, marks and staged rows: that of the table, if
-    nothing else is said.
+    `dsn` is a libpq URI or conninfo. With 'env:NAME' each process reads it from its environment,
+    a function is called in each process, and without a dsn libpq's variables (PGHOST …) and files
+    (.pgpass) apply. All three keep passwords out of the pickled job. `schema` holds cairn's own
+    tables, with marks and staged rows; by default it is the schema of the table.
     """
 
     def __init__(
@@ -116,23 +131,23 @@ class Postgres(Sink):
         for name in self.key:
             if name not in schema.names:
                 raise PlanError(
-                    f"sink {self.context.uid!r}: the key {name!r} is no column of the rows\n"
+                    f"sink {self.context.uid!r}: the key {name!r} is not a column of the rows\n"
                     f"  columns: {', '.join(schema.names)}"
                 )
         try:
-            self._target = self._with_session(self._checked)
+            self._target = self._with_session(self._prepare_tables)
         except psycopg.Error as error:
             if is_lost(error):
-                raise away_at_start(self.context.uid, error) from error
+                raise away_error(self.context.uid, error) from error
             raise PlanError(
                 f"sink {self.context.uid!r} cannot use PostgreSQL: {str(error).strip()}\n"
-                "  next: check the dsn, the server, and what the role may do: it creates tables in "
-                "schema=, or where the target is",
+                "  next: check the dsn, the server, and that the role may create tables in schema= "
+                "or in the schema of the table",
                 sink=self.context.uid,
             ) from error
 
-    def _checked(self, connection: Connection[Any]) -> tuple[Table, Ledger]:
-        """The table that rows fit into, made if need be, and the tables beside it."""
+    def _prepare_tables(self, connection: Connection[Any]) -> tuple[Table, Ledger]:
+        """Find or create the table, check that rows fit, and create the ledger's tables."""
         schema = self.context.schema
         if self.mode == "prepared":
             self._check_can_prepare(connection)
@@ -140,19 +155,19 @@ class Postgres(Sink):
         table = find_table(connection, self.table)
         if table is None and self.create:
             statement = create_statement(self.table, schema, self.key)
-            connection.execute(alone(statement).encode())
-        table = table or self._found(connection)
+            connection.execute(create_alone(statement).encode())
+        table = table or self._find_table(connection)
         check_table(table, schema, self.key)
         ledger = Ledger(self.context, self.schema or table.schema)
         connection.execute(ledger.create().encode())
         return table, ledger
 
-    def _found(self, connection: Connection[Any]) -> Table:
+    def _find_table(self, connection: Connection[Any]) -> Table:
         table = find_table(connection, self.table)
         if table is None:
             statement = create_statement(self.table, self.context.schema, self.key)
             raise PlanError(
-                f"sink {self.context.uid!r}: there is no table {self.table!r}\n"
+                f"sink {self.context.uid!r}: table {self.table!r} does not exist\n"
                 f"  next: pass create=True, or run\n{statement};",
                 table=self.table,
             )
@@ -170,124 +185,124 @@ class Postgres(Sink):
                 "server; or use mode='append'"
             )
 
-    def _opened(self) -> tuple[Table, Ledger]:
+    def _open_target(self) -> tuple[Table, Ledger]:
         import psycopg
 
         if self._target is None:
             try:
-                table = self._with_session(self._found)
+                table = self._with_session(self._find_table)
             except psycopg.Error as error:
-                uid, said = self.context.uid, str(error).strip()
-                raise EpochError(f"sink {uid!r} could not be reached: {said}", sink=uid) from error
+                uid, why = self.context.uid, str(error).strip()
+                raise EpochError(f"sink {uid!r} could not be reached: {why}", sink=uid) from error
             self._target = table, Ledger(self.context, self.schema or table.schema)
         return self._target
 
-    def writer(self, epoch: int, subtask: int, attempt: int) -> Writer:
-        table, ledger = self._opened()
-        place = self._sessions, ledger, table, epoch, subtask, attempt
+    def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
+        table, ledger = self._open_target()
+        place = self._sessions, ledger, table, epoch, subtask, execution
         if self.mode == "prepared":
             return PreparedWriter(*place, schema=self.context.schema)
         return StagedWriter(*place, schema=self.context.schema, key=self.key)
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         if not committables:
             return
         self._reaching(
-            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, part)
+            f"publish epoch {epoch}", lambda c: self._commit(c, epoch, committables, batch)
         )
         self._commits += 1
 
     def _commit(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
-        # As they were prepared: the mode may have been another one then.
+        # As they were prepared: the mode may have changed since.
         publish = self._commit_prepared if "gid" in pieces[0] else self._publish
-        publish(connection, epoch, pieces, part)
+        publish(connection, epoch, pieces, batch)
         self._remove(connection, epoch)
         if self._commits % _TRIM_EVERY == 0:
-            connection.execute(self._opened()[1].trim().encode())
+            connection.execute(self._open_target()[1].trim().encode())
 
     def _publish(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         import psycopg
 
-        table, ledger = self._opened()
-        # What came in a later pass is newer, whichever subtask it came from.
+        table, ledger = self._open_target()
+        # Rows of a later batch or round are newer, in every subtask.
         pieces = sorted(pieces, key=lambda piece: (piece["pass"], piece["subtask"]))
-        # As it was prepared: this program may have another table, other columns, another key.
-        # Committables of older versions name the key only.
+        # As it was prepared: this program may have another table, columns or key. Committables
+        # of older versions name only the key.
         first = pieces[0]
-        into = quoted(*first["table"]) if "table" in first else table.sql
+        into = quote(*first["table"]) if "table" in first else table.sql
         columns = first.get("columns", self.context.schema.names)
-        statement = ledger.publish(into, columns, first.get("key", ()), epoch, part, pieces)
+        statement = ledger.publish(into, columns, first.get("key", ()), epoch, batch, pieces)
         crash_point("driver.sink.unmarked")
         try:
             connection.execute(statement.encode())
         except psycopg.Error as error:
             why = error.diag.message_primary or ""
             if error.sqlstate == MISSING or (error.sqlstate == "42P01" and PIECE in why):
-                raise ledger.gone(epoch, why) from error
+                raise ledger.missing_error(epoch, why) from error
             raise
         if len(pieces) > DROPS_MAX:
             ledger.drop(connection, epoch, pieces)
 
     def _commit_prepared(
-        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], part: int
+        self, connection: Connection[Any], epoch: int, pieces: Sequence[Committable], batch: int
     ) -> None:
         from psycopg import errors
 
-        ledger = self._opened()[1]
-        if ledger.is_published(connection, epoch, part):
+        ledger = self._open_target()[1]
+        if ledger.is_published(connection, epoch, batch):
             return
         for piece in pieces:
             try:
                 connection.execute(f"commit prepared {literal(piece['gid'])}".encode())
             except errors.UndefinedObject as error:
-                # Gone because it is committed, or because it was given up: its proof decides.
-                # Proofs end long after the mark of their epoch is there.
+                # It was committed or abandoned: its proof decides. Proofs are kept until long
+                # after the mark of their epoch is written.
                 if not ledger.is_proven(connection, epoch, piece["gid"]):
-                    if ledger.is_published(connection, epoch, part):
+                    if ledger.is_published(connection, epoch, batch):
                         return
                     why = f"its prepared transaction {piece['gid']} is gone"
-                    raise ledger.gone(epoch, why) from error
+                    raise ledger.missing_error(epoch, why) from error
             crash_point("driver.sink.piece")
         crash_point("driver.sink.unmarked")
-        connection.execute(ledger.mark(epoch, part).encode())
+        connection.execute(ledger.mark(epoch, batch).encode())
 
     def newest_mark(self) -> int | None:
         marks: list[int | None] = []
-        ledger = self._opened()[1]
+        ledger = self._open_target()[1]
         self._reaching("look for its marks", lambda c: marks.append(ledger.newest_mark(c)))
         return marks[0]
 
     def recover(self, before_epoch: int) -> None:
-        self._reaching("remove what was given up", lambda c: self._recover(c, before_epoch))
+        self._reaching("remove abandoned epochs", lambda c: self._recover(c, before_epoch))
 
     def _recover(self, connection: Connection[Any], before_epoch: int) -> None:
-        # First the epochs are closed, then what is in them is removed: see the ledger.
-        connection.execute(self._opened()[1].close_epochs(before_epoch).encode())
+        # Close the epochs first, then remove their contents: see the ledger.
+        connection.execute(self._open_target()[1].close_epochs(before_epoch).encode())
         self._remove(connection, before_epoch)
 
     def _remove(self, connection: Connection[Any], before_epoch: int) -> None:
-        """What is left in closed epochs, but for what somebody holds: that is for the next time."""
-        ledger = self._opened()[1]
+        """Remove leftovers of closed epochs; those that are locked wait for the next time."""
+        ledger = self._open_target()[1]
         connection.execute(ledger.end_sessions(before_epoch).encode())
-        for gid in prepared_gids(connection, gid_of(ledger.key)):
+        for gid in find_gids(connection, gid_of(ledger.key)):
             if epoch_of(gid) < before_epoch:
                 roll_back_prepared(connection, gid)
         ledger.drop_staged(connection, before_epoch)
 
     @property
     def target(self) -> str:
-        # Not by its host: that may have several names, and an epoch that another server holds
-        # is not found there, so it is never published twice.
-        table, ledger = self._opened()
+        # Without the host: it may have several names. An epoch staged on another server is not
+        # found here, so it cannot be published twice.
+        table, ledger = self._open_target()
         staged = "" if ledger.schema == table.schema else f", staged in schema {ledger.schema!r}"
         return f"table {table.sql} of PostgreSQL database {self._database!r}{staged}"
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the server cannot be reached now, and may be later."""
+        """True if the server cannot be reached now, and may be later."""
         return any(is_lost(each) for each in causes(error))
 
     def _reaching(self, what: str, act: Callable[[Connection[Any]], None]) -> None:
@@ -297,15 +312,15 @@ class Postgres(Sink):
         try:
             self._with_session(act)
         except psycopg.Error as error:
-            said = str(error).strip().replace("\n", "\n  ")
+            why = str(error).strip().replace("\n", "\n  ")
             raise CommitError(
-                f"sink {uid!r} could not {what}: PostgreSQL says\n  {said}",
+                f"sink {uid!r} could not {what}: PostgreSQL reports\n  {why}",
                 sink=uid,
                 sqlstate=error.sqlstate,
             ) from error
 
     def _with_session(self, act: Callable[[Connection[Any]], T]) -> T:
-        """Acts on a connection, which is given up when anything fails on the way."""
+        """Call `act` with a connection, which is closed if the call fails."""
         connection = self._sessions.take()
         try:
             done = act(connection)

@@ -1,12 +1,12 @@
-"""The table a sink writes to: its name, its columns, and whether rows fit into it.
+"""The table a sink writes to: its name, its columns, and a check that rows fit into it.
 
-Names are taken as they are written, case and spaces included: `Sales.Orders` is the table
-"Orders" in the schema "Sales". A dot inside a name needs quotes: '"my.schema".orders'.
+Names keep their case and spaces: `Sales.Orders` is the table "Orders" in the schema "Sales".
+A dot inside a name needs quotes: '"my.schema".orders'.
 
 Always true here:
-- a table that rows would not fit into without loss is refused before anything runs,
-  with the statement that would make them fit. What a column with a limit (`varchar(3)`) cannot
-  hold fails when it is written, but for spaces at its end, which SQL cuts off.
+- a table that cannot hold the rows without loss is refused before anything runs, with the
+  statement that would make them fit. A value too long for a limited column (`varchar(3)`) fails
+  when it is written, except for trailing spaces, which SQL cuts off.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.sinks.postgres.copy import is_nested
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 _NAME_BYTES_MAX = 63
 
-# What each type becomes in a new table, and where else it fits without loss.
+# For each type: its column type in a new table, then others that hold it without loss.
 _TYPES: dict[pa.DataType, tuple[str, ...]] = {
     pa.bool_(): ("boolean",),
     pa.int8(): ("smallint", "integer", "bigint", "numeric"),
@@ -47,49 +46,49 @@ _TYPES: dict[pa.DataType, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def quoted(*names: str) -> str:
+def quote(*names: str) -> str:
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
-def quoted_list(names: Sequence[str]) -> str:
-    return ", ".join(map(quoted, names))
+def quote_list(names: Sequence[str]) -> str:
+    return ", ".join(map(quote, names))
 
 
 def parse_name(table: str) -> tuple[str | None, str]:
-    """Schema, if any, and table."""
+    """Return schema, if any, and table."""
     part = r'(?:"((?:[^"]|"")+)"|([^".]+))'
     found = re.fullmatch(rf"(?:{part}\.)?{part}", table)
     if found is None:
         raise PlanError(
-            f"{table!r} is no name of a table\n"
+            f"{table!r} is not the name of a table\n"
             "  expected: 'table' or 'schema.table', in double quotes where a name holds a dot"
         )
     quoted_schema, schema, quoted_name, name = (part or "" for part in found.groups())
     schema, name = (
-        _checked(whole.replace('""', '"') or plain)
+        _check_name(whole.replace('""', '"') or plain)
         for whole, plain in ((quoted_schema, schema), (quoted_name, name))
     )
     return schema or None, name
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if len(name.encode()) > _NAME_BYTES_MAX or "\x00" in name:
-        raise PlanError(f"{name!r} is no name PostgreSQL can hold: those have at most 63 bytes")
+        raise PlanError(f"{name!r} cannot be a name in PostgreSQL: those have at most 63 bytes")
     return name
 
 
 def type_in_table(type: pa.DataType) -> str:
-    """The PostgreSQL type of a column made for this type."""
+    """Return the PostgreSQL type of a column made for this type."""
     if pa.types.is_decimal(type):
         return f"numeric({type.precision},{type.scale})"
-    if is_nested(type):
+    if pa.types.is_nested(type):
         return "jsonb"
     return _TYPES[type][0]
 
 
 def _fits(type: pa.DataType, found: str, kind: str) -> bool:
-    """Whether every value of the type can be stored in a column of the type found."""
-    if is_nested(type):
+    """True if a column of the type found can hold every value of the type."""
+    if pa.types.is_nested(type):
         return found in ("json", "jsonb")
     base, limits = re.sub(r"\([\d,]+\)", "", found), re.search(r"\(([\d,]+)\)", found)
     if pa.types.is_string(type):
@@ -104,12 +103,12 @@ def _fits(type: pa.DataType, found: str, kind: str) -> bool:
 
 
 def _digits(type: pa.DataType) -> tuple[int, int]:
-    """How many digits values have before and after the point."""
+    """Return the number of digits before and after the point."""
     if pa.types.is_decimal(type):
         return type.precision - type.scale, type.scale
     if pa.types.is_integer(type):
         return len(str(2 ** (type.bit_width - 1))), 0
-    return 1000, 1000  # No number that numeric holds without loss.
+    return 1000, 1000  # No numeric holds these without loss.
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,9 @@ class Column:
     name: str
     type: str
     kind: str
-    """'e' is an enum, as pg_type.typtype says."""
+    """pg_type.typtype: 'e' is an enum."""
     is_required: bool
-    """NOT NULL, and nothing fills it in."""
+    """NOT NULL, without a default."""
     is_computed: bool
 
 
@@ -138,7 +137,7 @@ _EXCLUSIVE = """
 select exists (select from pg_index where indrelid = %s and (indisunique or indisexclusion))
 """
 
-# The columns of each unique index that a conflict can be decided by.
+# The columns of each unique index that `on conflict` can use.
 _UNIQUE = """
 select array_agg(a.attname::text)
 from pg_index i
@@ -158,22 +157,22 @@ class Table:
     name: str
     columns: list[Column]
     unique: list[set[str]]
-    """The columns of each index by which a conflict can be decided."""
+    """The columns of each index that `on conflict` can use."""
     is_exclusive: bool
-    """Rows can be in each other's way."""
+    """Rows can conflict with each other."""
 
     @property
     def sql(self) -> str:
-        return quoted(self.schema, self.name)
+        return quote(self.schema, self.name)
 
     def extra(self, schema: pa.Schema) -> list[str]:
-        """Columns that rows of this schema leave to the table."""
+        """Return the columns of the table that rows of this schema do not have."""
         return [column.name for column in self.columns if column.name not in schema.names]
 
 
 def find_table(connection: Connection[Any], table: str) -> Table | None:
     schema, name = parse_name(table)
-    where = quoted(name) if schema is None else quoted(schema, name)
+    where = quote(name) if schema is None else quote(schema, name)
     found = connection.execute(
         "select c.oid, n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where c.oid = to_regclass(%s)",
@@ -190,12 +189,12 @@ def find_table(connection: Connection[Any], table: str) -> Table | None:
 def create_statement(table: str, schema: pa.Schema, key: Sequence[str]) -> str:
     namespace, name = parse_name(table)
     lines = [
-        f"  {quoted(_checked(f.name))} {type_in_table(f.type)}{'' if f.nullable else ' not null'}"
+        f"  {quote(_check_name(f.name))} {type_in_table(f.type)}{'' if f.nullable else ' not null'}"
         for f in schema
     ]
     if key:
-        lines.append(f"  primary key ({quoted_list(key)})")
-    where = quoted(name) if namespace is None else quoted(namespace, name)
+        lines.append(f"  primary key ({quote_list(key)})")
+    where = quote(name) if namespace is None else quote(namespace, name)
     return f"create table if not exists {where} (\n" + ",\n".join(lines) + "\n)"
 
 
@@ -208,24 +207,24 @@ def check_table(table: Table, schema: pa.Schema, key: Sequence[str]) -> None:
         column, wanted = columns.get(field.name), type_in_table(field.type)
         if column is None:
             problems.append(f"column {field.name!r} is missing")
-            statements.append(f"alter table {table.sql} add column {quoted(field.name)} {wanted};")
+            statements.append(f"alter table {table.sql} add column {quote(field.name)} {wanted};")
         elif column.is_computed:
             problems.append(f"column {field.name!r} is computed by the table, not written to")
             statements.append(f"-- drop {field.name!r} from the rows, or the rule from the column")
         elif not _fits(field.type, column.type, column.kind):
             problems.append(f"column {field.name!r} is {column.type}, the rows hold {wanted}")
             statements.append(
-                f"alter table {table.sql} alter column {quoted(field.name)} type {wanted};"
+                f"alter table {table.sql} alter column {quote(field.name)} type {wanted};"
             )
     for column in table.columns:
         if column.is_required and column.name not in schema.names:
             problems.append(f"column {column.name!r} is not null, and the rows do not have it")
             statements.append(
-                f"alter table {table.sql} alter column {quoted(column.name)} drop not null;"
+                f"alter table {table.sql} alter column {quote(column.name)} drop not null;"
             )
     if key and not problems and set(key) not in table.unique:
         problems.append(f"no primary key or unique index is on exactly ({', '.join(key)})")
-        statements.append(f"alter table {table.sql} add primary key ({quoted_list(key)});")
+        statements.append(f"alter table {table.sql} add primary key ({quote_list(key)});")
     if problems:
         raise PlanError(
             f"rows do not fit into table {table.sql}\n  "

@@ -1,15 +1,15 @@
-"""A subtask's rows on their way into PostgreSQL: sent as they come, durable when prepared.
+"""Send a subtask's rows to PostgreSQL as they come, and make them durable in `prepare`.
 
     staged     COPY into a new table, which is listed when it is complete
     prepared   COPY into the target itself, in a transaction that waits to be committed
 
 Always true here:
-- equal rows at one place are kept once, whoever sends them, also when two send them at once:
-  of all tries where they are staged, of one try where they are prepared;
-- a writer that has failed takes no more rows, and prepares nothing;
-- what is not prepared is inside an open transaction, and goes with it;
-- nothing that another attempt may have prepared is undone, but for lower attempts at the
-  same pass: the driver has given those up, or this one would not have begun.
+- equal rows of one place are kept once, also if two writers send them at the same time: staged
+  rows once for all attempts, prepared rows once for each attempt;
+- a writer that has failed accepts no more rows, and prepares nothing;
+- rows that are not prepared are in an open transaction, and end with it;
+- nothing that another attempt may have prepared is undone, except lower attempts at the same
+  batch: the driver has abandoned those, or this one would not have begun.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ import pyarrow as pa
 import xxhash
 
 from cairn.errors import EpochError
-from cairn.sinks.base import ATTEMPTS_MAX, Committable, Writer, round_of
+from cairn.sinks.base import Committable, Execution, Writer
 from cairn.sinks.postgres.copy import csv_rows
-from cairn.sinks.postgres.ledger import POSITION, Ledger, literal
+from cairn.sinks.postgres.ledger import POSITION, Ledger, literal, ordinal
 from cairn.sinks.postgres.session import Sessions, session_name
-from cairn.sinks.postgres.table import Table, quoted, quoted_list
+from cairn.sinks.postgres.table import Table, quote, quote_list
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 
 class CopyWriter(Writer):
-    """Sends rows by COPY inside a transaction of its own."""
+    """Sends rows by COPY in its own transaction."""
 
     def __init__(
         self, sessions: Sessions, ledger: Ledger, table: Table, epoch: int, subtask: int,
-        attempt: int,
+        execution: Execution,
     ) -> None:  # fmt: skip
         self._sessions = sessions
         self._ledger = ledger
         self._table = table
         self._epoch = epoch
         self._subtask = subtask
-        self._pass = round_of(attempt)
-        self._try = attempt % ATTEMPTS_MAX
+        self._ordinal = ordinal(execution)
+        self._attempt = execution.attempt
         self._rows = 0
         self._hash = xxhash.xxh3_128()
         self._connection: Connection[Any] | None = None
         self._copying: Any = None
         self._is_over = False
 
-    # What differs
+    # Hooks of subclasses
 
     def _clear(self, connection: Connection[Any]) -> None:
-        """Before the transaction: remove what would be in the way."""
+        """Remove obstacles; called before the transaction."""
 
     @abstractmethod
     def _begin(self, connection: Connection[Any]) -> str:
-        """Inside the transaction, before the first row: what is copied into, with its columns."""
+        """Return the target of COPY, with its columns; called in the transaction, before rows."""
 
     @abstractmethod
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
-        """After the last row: make them durable, and end the transaction."""
+        """Make the rows durable and end the transaction; called after the last row."""
 
     def _text(self, batch: pa.RecordBatch) -> bytes:
         return csv_rows(batch)
 
-    # What is common
+    # Shared by subclasses
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._check_is_on()
+        self._check_is_open()
         if not batch.num_rows:
             return
         try:
@@ -84,15 +84,15 @@ class CopyWriter(Writer):
             self._hash.update(text)
             self._copy.write(text)
         except BaseException as error:
-            self._failed(error)
+            self._fail(error)
             raise
         self._rows += batch.num_rows
 
-    def _check_is_on(self) -> None:
+    def _check_is_open(self) -> None:
         if self._is_over:
             raise EpochError(
                 f"sink {self._ledger.context.uid!r}: this attempt at epoch {self._epoch} has "
-                "failed or was given up, and takes no more rows"
+                "failed or was abandoned, and accepts no more rows"
             )
 
     def _start(self) -> None:
@@ -106,7 +106,7 @@ class CopyWriter(Writer):
         self._copy = self._copying.__enter__()
 
     def prepare(self) -> Committable | None:
-        self._check_is_on()
+        self._check_is_open()
         if self._copying is None:
             return None
         assert self._connection is not None
@@ -115,7 +115,7 @@ class CopyWriter(Writer):
             copying.__exit__(None, None, None)
             committable = self._end(self._connection, self._hash.hexdigest())
         except BaseException as error:
-            self._failed(error)
+            self._fail(error)
             raise
         connection, self._connection = self._connection, None
         self._sessions.give(connection)
@@ -125,7 +125,7 @@ class CopyWriter(Writer):
         self._give_up()
 
     def _give_up(self) -> None:
-        """The transaction is rolled back, by us or by the server that misses us."""
+        """Roll the transaction back, or close the connection, so that the server does."""
         self._is_over = True
         connection, self._connection = self._connection, None
         copying, self._copying = self._copying, None
@@ -133,38 +133,38 @@ class CopyWriter(Writer):
             return
         try:
             if copying is not None:
-                reason = InterruptedError("given up")
+                reason = InterruptedError("abandoned")
                 copying.__exit__(InterruptedError, reason, None)
             connection.execute("rollback")
         except Exception:
             connection.close()
         self._sessions.give(connection)
 
-    def _failed(self, error: BaseException) -> None:
-        """Gives up, and says of an error which sink it comes from."""
+    def _fail(self, error: BaseException) -> None:
+        """Give up, and raise the error again with the name of the sink."""
         import psycopg
 
         self._give_up()
         uid = self._ledger.context.uid
         if isinstance(error, psycopg.Error):
-            said = str(error).strip().replace("\n", "\n  ")
+            why = str(error).strip().replace("\n", "\n  ")
             raise EpochError(
-                f"sink {uid!r} could not be written: PostgreSQL says\n  {said}",
+                f"sink {uid!r} could not be written: PostgreSQL reports\n  {why}",
                 sink=uid,
                 sqlstate=error.sqlstate,
             ) from error
         if isinstance(error, EpochError):
             raise EpochError(f"sink {uid!r}: {error}", **{**error.facts, "sink": uid}) from error
 
-    def _closed(self) -> EpochError:
+    def _closed_error(self) -> EpochError:
         return EpochError(
             f"epoch {self._epoch} is closed: another driver has taken over, "
-            "and what this attempt has written is removed"
+            "and the rows of this attempt are removed"
         )
 
 
 class StagedWriter(CopyWriter):
-    """Rows into a piece: a table of their own, listed when it is complete."""
+    """Writes rows into a piece: a new table, which is listed when it is complete."""
 
     def __init__(self, *place: Any, schema: pa.Schema, key: Sequence[str]) -> None:
         super().__init__(*place)
@@ -173,24 +173,24 @@ class StagedWriter(CopyWriter):
         self._piece = self._ledger.new_piece()
 
     def _begin(self, connection: Connection[Any]) -> str:
-        # The table's own rules for single rows are asked here, where an epoch can still fail;
-        # when it is published it no longer can.
-        made = [
+        # With the table's constraints on single rows: here an epoch can still fail, when it is
+        # published it no longer can.
+        statements = [
             f"create table {self._piece} (like {self._table.sql} including constraints)"
             " with (autovacuum_enabled = off)"
         ]
-        made += [
-            f"alter table {self._piece} drop column {quoted(name)} cascade"
+        statements += [
+            f"alter table {self._piece} drop column {quote(name)} cascade"
             for name in self._table.extra(self._schema)
         ]
         names = list(self._schema.names)
         if self._key:
-            made.append(f"alter table {self._piece} add column {quoted(POSITION)} bigint")
+            statements.append(f"alter table {self._piece} add column {quote(POSITION)} bigint")
             names.append(POSITION)
-        connection.execute("; ".join(made).encode())
-        # Frozen: the table is new in this transaction, and who reads it later need not ask
-        # whether its rows were committed.
-        return f"{self._piece} ({quoted_list(names)}) from stdin (format csv, freeze)"
+        connection.execute("; ".join(statements).encode())
+        # Frozen: the table is new in this transaction, so later readers need not check whether
+        # its rows are committed.
+        return f"{self._piece} ({quote_list(names)}) from stdin (format csv, freeze)"
 
     def _text(self, batch: pa.RecordBatch) -> bytes:
         for name in self._key:
@@ -212,7 +212,7 @@ class StagedWriter(CopyWriter):
 
         piece: Committable = {
             "subtask": self._subtask,
-            "pass": self._pass,
+            "pass": self._ordinal,
             "digest": digest,
             "rows": self._rows,
             "table": [self._table.schema, self._table.name],
@@ -220,80 +220,80 @@ class StagedWriter(CopyWriter):
         }
         if self._key:
             piece["key"] = list(self._key)
-        # In one trip: a slot that dies here holds no lock that others wait for.
+        # In one round trip: a slot that dies here holds no lock that others wait for.
         try:
             listed = connection.execute(
                 f"{self._ledger.list_piece(self._epoch, piece, self._piece)}; commit;"
-                f" {self._ledger.staged_from()}".encode()
+                f" {self._ledger.select_staged_from()}".encode()
             )
         except errors.UniqueViolation:
-            # The very same rows are listed already, by an earlier try or by a slot that was
-            # given up for dead: these are not needed.
+            # The same rows are listed already, by an earlier attempt or by a slot that was
+            # believed dead: these are not needed.
             connection.execute("rollback")
-            listed = connection.execute(self._ledger.staged_from().encode())
+            listed = connection.execute(self._ledger.select_staged_from().encode())
         if _last(listed) > self._epoch:
             self._ledger.drop(connection, self._epoch, [piece])
-            raise self._closed()
+            raise self._closed_error()
         return piece
 
 
 class PreparedWriter(CopyWriter):
-    """Rows into the target, in a transaction that is prepared and committed by the driver."""
+    """Writes rows into the target, in a transaction that it prepares and the driver commits."""
 
     def __init__(self, *place: Any, schema: pa.Schema) -> None:
         super().__init__(*place)
         self._schema = schema
 
     def _begin(self, connection: Connection[Any]) -> str:
-        return f"{self._table.sql} ({quoted_list(self._schema.names)}) from stdin (format csv)"
+        return f"{self._table.sql} ({quote_list(self._schema.names)}) from stdin (format csv)"
 
     def _clear(self, connection: Connection[Any]) -> None:
-        """Lower tries, of which there may be many while a slot waits for the server.
+        """Roll back lower attempts; while a slot waits for the server there may be many.
 
-        The last one too where it would be in the way: rows of one key wait for each other. Of all
-        subtasks: a row may come to another one this time.
+        The last one too if its rows could conflict: rows of one key wait for each other. Those of
+        all subtasks: a row may come to another one this time.
         """
-        below = self._try if self._table.is_exclusive else self._try - 1
+        below = self._attempt if self._table.is_exclusive else self._attempt - 1
         if below <= 0:
             return
         place = gid_of(self._ledger.key, self._epoch)
-        for gid in prepared_gids(connection, place):
-            _, pass_, try_, _ = gid.removeprefix(place).split(":")
-            if int(pass_) == self._pass and int(try_) < below:
+        for gid in find_gids(connection, place):
+            _, ordinal_, attempt, _ = gid.removeprefix(place).split(":")
+            if int(ordinal_) == self._ordinal and int(attempt) < below:
                 roll_back_prepared(connection, gid)
 
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
         from psycopg import errors
 
-        place = gid_of(self._ledger.key, self._epoch, self._subtask, self._pass)
-        gid = f"{place}{self._try}:{digest}"
+        place = gid_of(self._ledger.key, self._epoch, self._subtask, self._ordinal)
+        gid = f"{place}{self._attempt}:{digest}"
         committable = {"gid": gid, "rows": self._rows}
-        if gid in prepared_gids(connection, gid):
+        if gid in find_gids(connection, gid):
             connection.execute("rollback")
             return committable
         try:
-            told = connection.execute(
+            answer = connection.execute(
                 f"{self._ledger.prove(self._epoch, gid)}; prepare transaction {literal(gid)};"
-                f" {self._ledger.staged_from()}".encode()
+                f" {self._ledger.select_staged_from()}".encode()
             )
         except errors.UniqueViolation as error:
             connection.execute("rollback")
             if error.diag.table_name != "cairn_proofs":
                 raise  # A deferred rule of the target.
-            # Committed already: this slot was given up for dead, and has been replaced.
+            # Committed already: this slot was believed dead, and has been replaced.
             return committable
-        if _last(told) > self._epoch:
+        if _last(answer) > self._epoch:
             roll_back_prepared(connection, gid)
-            raise self._closed()
+            raise self._closed_error()
         return committable
 
 
 def gid_of(key: str, *place: int) -> str:
-    """How the names of transactions begin: job and sink, epoch, subtask, pass."""
+    """Return the start of the names of transactions: job and sink, epoch, subtask, ordinal."""
     return ":".join(["cairn", key, *map(str, place), ""])
 
 
-def prepared_gids(connection: Connection[Any], prefix: str) -> list[str]:
+def find_gids(connection: Connection[Any], prefix: str) -> list[str]:
     rows = connection.execute(
         "select gid from pg_prepared_xacts"
         " where database = current_database() and starts_with(gid, %s)",
@@ -311,13 +311,13 @@ def epoch_of(gid: str) -> int:
 def roll_back_prepared(connection: Connection[Any], gid: str) -> None:
     from psycopg import errors
 
-    # When it is gone or busy, somebody else does it, or commits it.
+    # If it is gone or busy, another driver rolls it back or commits it.
     with suppress(errors.UndefinedObject, errors.ObjectNotInPrerequisiteState):
         connection.execute(f"rollback prepared {literal(gid)}".encode())
 
 
 def _last(cursor: Any) -> int:
-    """The number that the last of several statements has found."""
+    """Return the number that the last of several statements has found."""
     while cursor.nextset():
         pass
     found = cursor.fetchone()

@@ -15,7 +15,7 @@ Always true here:
   exactly when Spark groups them together: one NaN, no -0.0.
 """
 
-from cairn.types.codec.base import Codec, Datum, FrozenMap, Key, ValueTypeError
+from cairn.types.codec.core import Codec, Datum, FrozenMap, Key, ValueTypeError
 from cairn.types.codec.registry import codec, is_hashable
 from cairn.types.codec.strict import strict
 

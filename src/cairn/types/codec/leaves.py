@@ -8,16 +8,21 @@ import decimal
 import math
 import pickle
 import struct
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.types import OBJECT, type_ddl
-from cairn.types.codec.base import (
+from cairn.types.codec.core import (
     Codec,
+    Convert,
+    Datum,
+    Numbers,
+    Read,
     Values,
     ValueTypeError,
+    Write,
+    builtin_type,
     cast_to,
     integers,
     leaf,
@@ -36,11 +41,11 @@ _US_MAX = (dt.datetime.max - _EPOCH_NTZ) // dt.timedelta(microseconds=1)
 
 
 def plain_codec(type: pa.DataType) -> Codec:
-    """boolean, string and binary: Python has the very type."""
-    exact: Any = {pa.bool_(): bool, pa.string(): str, pa.binary(): bytes}[type]
-    also: Any = {bool: np.bool_, str: str, bytes: (bytes, bytearray, memoryview)}[exact]
+    """Return the codec of boolean, string or binary: Python has the same type."""
+    exact: builtin_type = {pa.bool_(): bool, pa.string(): str, pa.binary(): bytes}[type]
+    also = {bool: (np.bool_,), str: (str,), bytes: (bytes, bytearray, memoryview)}[exact]
 
-    def normalise(value: Any) -> Any:
+    def normalise(value: object) -> Datum:
         if value.__class__ is exact:
             return value
         if isinstance(value, also):
@@ -57,16 +62,16 @@ def plain_codec(type: pa.DataType) -> Codec:
 def integer_codec(type: pa.DataType) -> Codec:
     limit = 1 << (type.bit_width - 1)
 
-    def convert(value: Any) -> int:
+    def convert(value: object) -> int:
         if isinstance(value, int | np.integer) and not isinstance(value, bool):
             return int(value)
         raise misfit(type, value)
 
-    def normalise_long(value: Any) -> int:
+    def normalise_long(value: object) -> int:
         # The range of 64 bits is left to encode: almost no value comes near it.
         return value if value.__class__ is int else convert(value)
 
-    def normalise_short(value: Any) -> int:
+    def normalise_short(value: object) -> int:
         number = value if value.__class__ is int else convert(value)
         if -limit <= number < limit:
             return number
@@ -85,7 +90,7 @@ def integer_codec(type: pa.DataType) -> Codec:
 def floating_codec(type: pa.DataType) -> Codec:
     single = struct.Struct("<f")
 
-    def convert(value: Any) -> float:
+    def convert(value: object) -> float:
         if isinstance(value, float | int | np.floating | np.integer) and not isinstance(
             value, bool
         ):
@@ -95,10 +100,10 @@ def floating_codec(type: pa.DataType) -> Codec:
                 raise misfit(type, value, "out of range") from None
         raise misfit(type, value)
 
-    def normalise_double(value: Any) -> float:
+    def normalise_double(value: object) -> float:
         return value if value.__class__ is float else convert(value)
 
-    def normalise_float(value: Any) -> float:
+    def normalise_float(value: object) -> float:
         # Rounded here, so that memory holds what storage will give back.
         try:
             rounded: float = single.unpack(single.pack(normalise_double(value)))[0]
@@ -138,7 +143,7 @@ def decimal_codec(type: pa.DataType) -> Codec:
     unit = decimal.Decimal(1).scaleb(-type.scale)
     zero = unit * 0
 
-    def normalise(value: Any) -> decimal.Decimal:
+    def normalise(value: object) -> decimal.Decimal:
         if value.__class__ is not decimal.Decimal:
             if isinstance(value, bool) or not isinstance(value, decimal.Decimal | int | np.integer):
                 raise misfit(type, value)
@@ -148,7 +153,7 @@ def decimal_codec(type: pa.DataType) -> Codec:
         except decimal.InvalidOperation:
             raise misfit(type, value, "out of range") from None
         if not fitted:
-            return zero  # Storage has one zero: memory is not to have another.
+            return zero  # Storage has one zero, so memory has no other.
         if fitted.is_finite():
             return fitted
         raise misfit(type, value, "not a number")
@@ -171,7 +176,7 @@ def decimal_codec(type: pa.DataType) -> Codec:
 
 
 def date_codec(type: pa.DataType) -> Codec:
-    def normalise(value: Any) -> dt.date:
+    def normalise(value: object) -> dt.date:
         if value.__class__ is dt.date:
             return value
         if isinstance(value, np.datetime64):
@@ -197,17 +202,17 @@ def date_codec(type: pa.DataType) -> Codec:
     )
 
 
-def _check_years(type: pa.DataType, numbers: Any, low: int, high: int) -> None:
+def _check_years(type: pa.DataType, numbers: Numbers, low: int, high: int) -> None:
     if len(numbers) and (numbers.min() < low or numbers.max() > high):
         index = int(np.argmax((numbers < low) | (numbers > high)))
         raise ValueTypeError(
-            f"this {type_ddl(type)} lies outside the years 1 to 9999 that Python knows",
+            f"this {type_ddl(type)} is outside the years 1 to 9999, all that Python has",
             (f"[{index}]",),
             index,
         )
 
 
-def _read_times(type: pa.DataType, epoch: dt.datetime) -> Any:
+def _read_times(type: pa.DataType, epoch: dt.datetime) -> Read:
     def read(array: pa.Array) -> Values:
         array = cast_to(type, array)
         numbers = integers(array, pa.int64())
@@ -222,14 +227,14 @@ def _micros(passed: dt.timedelta) -> int:
     return (passed.days * 86400 + passed.seconds) * 1_000_000 + passed.microseconds
 
 
-def _pack_times(epoch: dt.datetime) -> dict[str, Any]:
+def _pack_times(epoch: dt.datetime) -> dict[str, Convert]:
     return {
         "pack": lambda value: _micros(value - epoch),
         "unpack": lambda packed: epoch + dt.timedelta(microseconds=packed),
     }
 
 
-def _write_times(type: pa.DataType, epoch: dt.datetime) -> Any:
+def _write_times(type: pa.DataType, epoch: dt.datetime) -> Write:
     def to_arrow(values: Values) -> pa.Array:
         try:
             passed = [value - epoch for value in values]
@@ -251,7 +256,7 @@ def _exact_datetime(value: dt.datetime) -> dt.datetime:
 
 
 def timestamp_codec(type: pa.DataType) -> Codec:
-    def normalise(value: Any) -> dt.datetime:
+    def normalise(value: object) -> dt.datetime:
         if value.__class__ is dt.datetime and value.tzinfo is UTC:
             return value
         # pandas' NaT is a datetime to Python, in the year NaN.
@@ -259,7 +264,7 @@ def timestamp_codec(type: pa.DataType) -> Codec:
             raise misfit(type, value)
         if value.utcoffset() is None:
             raise misfit(
-                type, value, "it names no time zone; add tzinfo=datetime.UTC or use timestamp_ntz"
+                type, value, "it has no time zone; add tzinfo=datetime.UTC or use timestamp_ntz"
             )
         try:
             return _exact_datetime(value.astimezone(UTC))
@@ -271,7 +276,7 @@ def timestamp_codec(type: pa.DataType) -> Codec:
 
 
 def timestamp_ntz_codec(type: pa.DataType) -> Codec:
-    def normalise(value: Any) -> dt.datetime:
+    def normalise(value: object) -> dt.datetime:
         if value.__class__ is dt.datetime and value.tzinfo is None:
             return value
         if isinstance(value, np.datetime64):
@@ -282,7 +287,7 @@ def timestamp_ntz_codec(type: pa.DataType) -> Codec:
             raise misfit(
                 type,
                 value,
-                "it names a time zone; drop it with replace(tzinfo=None) or use timestamp",
+                "it has a time zone; drop it with replace(tzinfo=None) or use timestamp",
             )
         return _exact_datetime(value)
 
@@ -291,7 +296,7 @@ def timestamp_ntz_codec(type: pa.DataType) -> Codec:
 
 
 def duration_codec(type: pa.DataType) -> Codec:
-    def normalise(value: Any) -> dt.timedelta:
+    def normalise(value: object) -> dt.timedelta:
         if value.__class__ is dt.timedelta:
             return value
         if isinstance(value, np.timedelta64):
@@ -316,7 +321,7 @@ def duration_codec(type: pa.DataType) -> Codec:
 
 
 def object_codec() -> Codec:
-    def normalise(value: Any) -> bytes:
+    def normalise(value: object) -> bytes:
         try:
             return pickle.dumps(value, protocol=5)
         except Exception as error:

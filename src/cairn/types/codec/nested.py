@@ -5,47 +5,44 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cairn.types import all_nullable, row_class
-from cairn.types.codec.base import (
+from cairn.types.codec.core import (
     Codec,
     Convert,
+    Datum,
     FrozenMap,
+    Read,
     Values,
     ValueTypeError,
+    Write,
+    builtin_type,
+    field_step,
+    if_some,
     misfit,
     put_nulls,
     same,
 )
 
-# Codecs call their type `type`, as users do; the builtin needs another name beside it.
-builtin_type = type
 _OFFSET_MAX = 2**31 - 1
+_make = tuple.__new__
 
-CodecOf = Callable[[Any], Codec]
-
-
-def _if_some(convert: Convert) -> Convert:
-    """The same for places that may be null."""
-    if convert is same:
-        return same
-    return lambda value: None if value is None else convert(value)
+CodecOf = Callable[[pa.DataType], Codec]
 
 
 def _each(converts: list[Convert], make: Convert) -> Convert:
-    """One value of each field, together as `make` wants them."""
+    """Convert one value per field, then call `make` with all of them."""
     if all(convert is same for convert in converts):
         return make
-    parts = [_if_some(convert) for convert in converts]
+    parts = [if_some(convert) for convert in converts]
     return lambda value: make([part(v) for part, v in zip(parts, value, strict=True)])
 
 
-def _blame(parts: Iterable[tuple[str, Callable[[Any], Any], Any]]) -> ValueTypeError:
-    """Find again, slowly, the part that a fast path refused."""
+def _blame(parts: Iterable[tuple[str, Convert, object]]) -> ValueTypeError:
+    """Return the error of the part that a fast path refused; this finds it again, slowly."""
     for step, normalise, value in parts:
         try:
             normalise(value)
@@ -54,38 +51,76 @@ def _blame(parts: Iterable[tuple[str, Callable[[Any], Any], Any]]) -> ValueTypeE
     raise AssertionError("a value was refused once and accepted the next time")
 
 
-def struct_codec(type: pa.DataType, codec: CodecOf) -> Codec:
-    names = [field.name for field in type]
-    fields = [codec(field.type) for field in type]
-    width, row, known = len(names), row_class(type), frozenset(names)
-    normalisers = [field.normalise for field in fields]
-    required = [index for index, field in enumerate(type) if not field.nullable]
-    steps = [f".{name}" if name.isidentifier() else f"[{name!r}]" for name in names]
-    # Most parts are of the one class that needs no check: spare them the call.
-    exacts = [field.exact for field in fields]
-    # Where that holds for every field, one comparison in C accepts the whole row.
-    all_exact = None if None in exacts else tuple(exacts)
-    make = tuple.__new__
+class _Fields:
+    """The fields of a struct type."""
 
-    def by_name(value: Mapping[str, Any], origin: Any) -> Sequence[Any]:
-        for name in value:
-            if name not in known:
-                raise misfit(type, origin, f"no field {name!r}")
-        return [value.get(name) for name in names]
+    def __init__(self, type: pa.DataType, codec: CodecOf) -> None:
+        self.type = type
+        self.names = [field.name for field in type]
+        self.codecs = [codec(field.type) for field in type]
+        self.known = frozenset(self.names)
+        self.row = row_class(type)
+        self.steps = [field_step(name) for name in self.names]
+        self.required = [index for index, field in enumerate(type) if not field.nullable]
+        """Indices of NOT NULL fields."""
+        self.blanks = [
+            None if field.nullable else part.blank
+            for field, part in zip(type, self.codecs, strict=True)
+        ]
 
-    def spread(value: Any) -> Sequence[Any]:
+    def spread(self, value: object) -> Sequence[Datum]:
+        """Return a user's mapping, tuple or dataclass as one value per field."""
         if isinstance(value, Mapping):
-            return by_name(value, value)
+            return self._by_name(value, value)
         if isinstance(value, tuple):
             own = getattr(value, "_fields", None) or getattr(value, "__fields__", None)
             # By position, a named tuple with its fields in another order would be misread.
-            return by_name(dict(zip(own, value, strict=True)), value) if own else value
+            return self._by_name(dict(zip(own, value, strict=True)), value) if own else value
         if dataclasses.is_dataclass(value) and not isinstance(value, builtin_type):
-            own = [field.name for field in dataclasses.fields(value)]
-            return by_name({name: getattr(value, name) for name in own}, value)
-        raise misfit(type, value)
+            names = [field.name for field in dataclasses.fields(value)]
+            return self._by_name({name: getattr(value, name) for name in names}, value)
+        raise misfit(self.type, value)
 
-    def normalise(value: Any) -> Any:
+    def _by_name(self, values: Mapping[str, Datum], value: object) -> Sequence[Datum]:
+        for name in values:
+            if name not in self.known:
+                raise misfit(self.type, value, f"no field {name!r}")
+        return [values.get(name) for name in self.names]
+
+
+def struct_codec(type: pa.DataType, codec: CodecOf) -> Codec:
+    fields = _Fields(type, codec)
+    parts, row = fields.codecs, fields.row
+
+    def make_row(values: Sequence[Datum]) -> Datum:
+        return _make(row, values)
+
+    # Most rows have nothing to change: a key is looked up for each of them.
+    is_canonical = all(part.canonical is same for part in parts)
+    return Codec(
+        type=type,
+        arrow=type,
+        normalise=_struct_normaliser(fields),
+        canonical=same if is_canonical else _each([part.canonical for part in parts], make_row),
+        read=_struct_reader(fields, [part.read for part in parts]),
+        read_keys=_struct_reader(fields, [part.read_keys for part in parts]),
+        write=_struct_writer(fields),
+        pack=_each([part.pack for part in parts], tuple),
+        unpack=_each([part.unpack for part in parts], make_row),
+        blank=_make(row, fields.blanks),
+    )
+
+
+def _struct_normaliser(fields: _Fields) -> Convert:
+    type, row, spread, width = fields.type, fields.row, fields.spread, len(fields.names)
+    normalisers = [part.normalise for part in fields.codecs]
+    # Most parts are of the one class that needs no check: spare them the call.
+    exacts = [part.exact for part in fields.codecs]
+    # If every field has such a class, one comparison in C accepts the whole row.
+    all_exact = None if None in exacts else tuple(exacts)
+    required, make = fields.required, _make
+
+    def normalise(value: Datum) -> Datum:
         kind = value.__class__
         values = value if kind is row or kind is tuple else spread(value)
         if all_exact is not None and tuple(map(builtin_type, values)) == all_exact:
@@ -99,31 +134,34 @@ def struct_codec(type: pa.DataType, codec: CodecOf) -> Codec:
                 for i, part in enumerate(values)
             ]
         except ValueTypeError:
-            parts = zip(steps, normalisers, values, strict=True)
+            parts = zip(fields.steps, normalisers, values, strict=True)
             raise _blame(part for part in parts if part[2] is not None) from None
         for index in required:
             if fitted[index] is None:
-                raise misfit(type[index].type, None, "it is NOT NULL").within(steps[index])
+                raise misfit(type[index].type, None, "it is NOT NULL").within(fields.steps[index])
         return make(row, fitted)
 
-    def canonical(value: Any) -> Any:
-        parts = zip(fields, value, strict=True)
-        return make(row, [None if part is None else f.canonical(part) for f, part in parts])
+    return normalise
 
-    def reader(reads: list[Callable[[pa.Array], Values]]) -> Any:
-        def read(array: pa.Array) -> Values:
-            if [field.name for field in array.type] != names:
-                array = array.cast(type)
-            if not width:
-                return put_nulls([row()] * len(array), array)
-            # flatten() hides what lies under a null struct, which may be anything.
-            columns = array.flatten() if array.null_count else map(array.field, range(width))
-            parts = [read_one(column) for read_one, column in zip(reads, columns, strict=True)]
-            return put_nulls(list(map(make, repeat(row), zip(*parts, strict=True))), array)
 
-        return read
+def _struct_reader(fields: _Fields, reads: Sequence[Read]) -> Read:
+    row, width = fields.row, len(fields.names)
 
-    blanks = [None if f.nullable else c.blank for f, c in zip(type, fields, strict=True)]
+    def read(array: pa.Array) -> Values:
+        if [field.name for field in array.type] != fields.names:
+            array = array.cast(fields.type)
+        if not width:
+            return put_nulls([row()] * len(array), array)
+        # flatten() hides what lies under a null struct, which may be anything.
+        columns = array.flatten() if array.null_count else map(array.field, range(width))
+        parts = [read_one(column) for read_one, column in zip(reads, columns, strict=True)]
+        return put_nulls(list(map(_make, repeat(row), zip(*parts, strict=True))), array)
+
+    return read
+
+
+def _struct_writer(fields: _Fields) -> Write:
+    width, blanks = len(fields.names), fields.blanks
 
     def write(values: Values) -> pa.Array:
         validity, count = None, len(values)
@@ -134,33 +172,21 @@ def struct_codec(type: pa.DataType, codec: CodecOf) -> Codec:
             flat = list(chain.from_iterable(blanks if v is None else v for v in values))
         assert len(flat) == count * width, "a row of another width was not normalised"
         children = []
-        for index, field in enumerate(fields):
+        for index, part in enumerate(fields.codecs):
             try:
-                children.append(field.write(flat[index::width]))
+                children.append(part.write(flat[index::width]))
             except ValueTypeError as error:
                 if error.index is None:
                     raise
                 at = error.index
-                raise error.inner().within(f"[{at}]", steps[index], index=at) from error
-        return pa.StructArray.from_buffers(type, count, [validity], children=children)
+                raise error.inner().within(f"[{at}]", fields.steps[index], index=at) from error
+        return pa.StructArray.from_buffers(fields.type, count, [validity], children=children)
 
-    return Codec(
-        type=type,
-        arrow=type,
-        normalise=normalise,
-        # Most rows have nothing to change: a key is looked up for each of them.
-        canonical=same if all(field.canonical is same for field in fields) else canonical,
-        read=reader([field.read for field in fields]),
-        read_keys=reader([field.read_keys for field in fields]),
-        write=write,
-        pack=_each([field.pack for field in fields], tuple),
-        unpack=_each([field.unpack for field in fields], lambda parts: make(row, parts)),
-        blank=make(row, blanks),
-    )
+    return write
 
 
 def _offsets(values: Values) -> tuple[pa.Array, pa.Array | None]:
-    """Arrow's offsets of variable-length values, and which of them are null."""
+    """Return Arrow's offsets of variable-length values, and which values are null."""
     try:
         lengths, nulls = list(map(len, values)), None
     except TypeError:
@@ -195,7 +221,7 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
     child = codec(type.value_type)
     normalise_part, exact = child.normalise, child.exact
 
-    def normalise(value: Any) -> tuple[Any, ...]:
+    def normalise(value: object) -> tuple[Datum, ...]:
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
@@ -208,10 +234,10 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
             parts = ((f"[{i}]", normalise_part, p) for i, p in enumerate(value) if p is not None)
             raise _blame(parts) from None
 
-    def canonical(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    def canonical(value: tuple[Datum, ...]) -> tuple[Datum, ...]:
         return tuple([None if part is None else child.canonical(part) for part in value])
 
-    def reader(read_child: Callable[[pa.Array], Values]) -> Any:
+    def reader(read_child: Read) -> Read:
         def read(array: pa.Array) -> Values:
             if not pa.types.is_list(array.type) and not pa.types.is_large_list(array.type):
                 array = array.cast(type)
@@ -226,7 +252,7 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         parts = _write_child(child, flat, offsets)
         return pa.ListArray.from_arrays(offsets, parts, type=type, mask=nulls)
 
-    pack_part, unpack_part = _if_some(child.pack), _if_some(child.unpack)
+    pack_part, unpack_part = if_some(child.pack), if_some(child.unpack)
 
     return Codec(
         type=type,
@@ -245,7 +271,7 @@ def list_codec(type: pa.DataType, codec: CodecOf) -> Codec:
 def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
     key, item = codec(type.key_type), codec(type.item_type)
 
-    def normalise(value: Any) -> FrozenMap:
+    def normalise(value: object) -> FrozenMap:
         if not isinstance(value, Mapping):
             raise misfit(type, value)
         try:
@@ -276,13 +302,13 @@ def map_codec(type: pa.DataType, codec: CodecOf) -> Codec:
         items = _write_child(item, flat, offsets)
         return pa.MapArray.from_arrays(offsets, keys, items, type=type, mask=nulls)
 
-    pack_item, unpack_item = _if_some(item.pack), _if_some(item.unpack)
+    pack_item, unpack_item = if_some(item.pack), if_some(item.unpack)
 
     # Pairs: msgpack would hold a map, but not with every kind of key.
-    def pack(value: FrozenMap) -> list[Any]:
+    def pack(value: FrozenMap) -> Values:
         return [(key.pack(k), pack_item(v)) for k, v in value.items()]
 
-    def unpack(pairs: list[Any]) -> FrozenMap:
+    def unpack(pairs: Values) -> FrozenMap:
         return FrozenMap((key.canonical(key.unpack(k)), unpack_item(v)) for k, v in pairs)
 
     return Codec(

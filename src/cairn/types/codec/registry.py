@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pyarrow as pa
 
-from cairn.types import OBJECT, contains_map, parse_type
+from cairn.types import OBJECT, TypeLike, contains_map, parse_type
 from cairn.types.codec import leaves, nested
-from cairn.types.codec.base import Codec
+from cairn.types.codec.core import Codec
 
 
 @functools.cache
-def codec(type: Any) -> Codec:
-    """The codec of a type, given as anything parse_type accepts."""
+def codec(type: TypeLike) -> Codec:
+    """Return the codec of a type, given as anything parse_type accepts."""
     parsed = parse_type(type)
     # Equal types share one codec however they were declared.
     return codec(parsed) if parsed is not type and parsed != type else _build(parsed)
 
 
-def is_hashable(type: Any) -> bool:
-    """Whether values of the type can be keys: no map and no pickled object inside."""
+def is_hashable(type: pa.DataType) -> bool:
+    """True if values of the type can be keys: it contains no map and is not OBJECT."""
     return type is not OBJECT and not contains_map(type)
 
 
-def _build(type: Any) -> Codec:
+def _build(type: pa.DataType) -> Codec:
     if type is OBJECT:
         return leaves.object_codec()
     if pa.types.is_struct(type):

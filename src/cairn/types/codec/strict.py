@@ -1,11 +1,11 @@
-"""Codecs that refuse, when a value is written, all that could not be stored later.
+"""Codecs that refuse, when a value is written, everything that could not be stored later.
 
-Most codecs leave what almost no value is, a number beyond 64 bits or half a character, to the
-encoding of a whole column: looking at every value costs more than that. Then nobody knows
-any more which row wrote it. Where a row must answer for what it writes, it is looked at.
+Most codecs leave rare misfits (a number beyond 64 bits, half a surrogate pair) to the encoding of
+the whole column, because checking every value costs more. By then the row that wrote the value is
+unknown. With dead letters the row must be known, so a strict codec checks each value.
 
 Always true here:
-- what a strict codec's `normalise` returns, `encode` takes.
+- `encode` accepts every value that a strict codec's `normalise` returns.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ import dataclasses
 import datetime as dt
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 
 from cairn.types import OBJECT
-from cairn.types.codec.base import Codec, ValueTypeError, misfit
+from cairn.types.codec.core import (
+    Codec,
+    Convert,
+    Datum,
+    FrozenMap,
+    ValueTypeError,
+    field_step,
+    misfit,
+)
 
 _INT64_LIMIT = 1 << 63
 _SPAN_MAX = dt.timedelta(microseconds=_INT64_LIMIT - 1)
 
-Check = Callable[[Any], None]
+Check = Callable[[Datum], None]
 """Raises ValueTypeError for a normalised value that cannot be encoded."""
 
 
@@ -37,29 +44,31 @@ def strict(codec: Codec) -> Codec:
     return dataclasses.replace(codec, normalise=_with_check(codec, check), exact=None)
 
 
-def _with_check(codec: Codec, check: Check) -> Callable[[Any], Any]:
-    """The `normalise` of a codec, and after it a check."""
+def _with_check(codec: Codec, check: Check) -> Convert:
+    """Return a `normalise` that checks what the codec's own returns."""
     normalise = codec.normalise
 
-    # Numbers and text are what most rows write: without a second call for these.
-    def integer(value: Any) -> Any:
+    # Most rows write numbers and text: these need no second call.
+    def integer(value: Datum) -> Datum:
         if value.__class__ is int and -_INT64_LIMIT <= value < _INT64_LIMIT:
             return value
         return other(value)
 
-    def text(value: Any) -> Any:
+    def text(value: Datum) -> Datum:
         return value if value.__class__ is str and value.isascii() else other(value)
 
-    def other(value: Any) -> Any:
+    def other(value: Datum) -> Datum:
         found = normalise(value)
         check(found)
         return found
 
-    return {int: integer, str: text}.get(codec.exact, other)
+    if codec.exact is int:
+        return integer
+    return text if codec.exact is str else other
 
 
-def _check(type: Any) -> Check | None:
-    """Return what is left to check of values of a type; None if nothing is."""
+def _check(type: pa.DataType) -> Check | None:
+    """Return the check that values of a type still need; None if they need none."""
     if type is OBJECT:
         return None
     if pa.types.is_int64(type):
@@ -75,29 +84,29 @@ def _check(type: Any) -> Check | None:
     return _check_map(type) if pa.types.is_map(type) else None
 
 
-def _check_integer(type: Any, value: int) -> None:
+def _check_integer(type: pa.DataType, value: int) -> None:
     if not -_INT64_LIMIT <= value < _INT64_LIMIT:
         raise misfit(type, value, "out of range")
 
 
-def _check_text(type: Any, value: str) -> None:
+def _check_text(type: pa.DataType, value: str) -> None:
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise misfit(type, value, f"no text: {error.reason}") from None
+            raise misfit(type, value, f"it is not text: {error.reason}") from None
 
 
-def _check_span(type: Any, value: dt.timedelta) -> None:
+def _check_span(type: pa.DataType, value: dt.timedelta) -> None:
     if not -_SPAN_MAX <= value <= _SPAN_MAX:
         raise misfit(type, value, "out of range")
 
 
 def _check_struct(type: pa.DataType) -> Check | None:
-    found = [(at, _step(field.name), _check(field.type)) for at, field in enumerate(type)]
+    found = [(at, field_step(field.name), _check(field.type)) for at, field in enumerate(type)]
     checks = [(at, step, check) for at, step, check in found if check is not None]
 
-    def check(value: Any) -> None:
+    def check(value: Datum) -> None:
         for at, step, check in checks:
             part = value[at]
             if part is not None:
@@ -109,16 +118,12 @@ def _check_struct(type: pa.DataType) -> Check | None:
     return check if checks else None
 
 
-def _step(name: str) -> str:
-    return f".{name}" if name.isidentifier() else f"[{name!r}]"
-
-
 def _check_list(type: pa.DataType) -> Check | None:
     check = _check(type.value_type)
     return None if check is None else functools.partial(_check_parts, check)
 
 
-def _check_parts(check: Check, values: tuple[Any, ...]) -> None:
+def _check_parts(check: Check, values: tuple[Datum, ...]) -> None:
     for at, part in enumerate(values):
         if part is not None:
             try:
@@ -130,7 +135,7 @@ def _check_parts(check: Check, values: tuple[Any, ...]) -> None:
 def _check_map(type: pa.DataType) -> Check | None:
     of_key, of_item = _check(type.key_type), _check(type.item_type)
 
-    def check(values: dict[Any, Any]) -> None:
+    def check(values: FrozenMap) -> None:
         for key, item in values.items():
             if of_key is not None:
                 of_key(key)

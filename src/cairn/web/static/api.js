@@ -1,4 +1,4 @@
-// Requests to this server, and the epochs it tells of.
+// Requests to this server, and the live list of epochs.
 
 export class ApiError extends Error {
   constructor(status, code, message, next) {
@@ -7,35 +7,35 @@ export class ApiError extends Error {
   }
 }
 
-async function answered(response) {
+async function parse(response) {
   let body = null;
   try {
     body = await response.json();
   } catch {
-    // Not JSON: what is wrong is said by the status.
+    // Not JSON: the status is all there is.
   }
   if (response.ok && body !== null) return body;
   if (response.redirected && response.url.includes("/login")) location.assign("/login");
-  const error = body?.error ?? { code: "error", message: `The server answered ${response.status}`, next: "try again" };
+  const error = body?.error ?? { code: "error", message: `The server answered with status ${response.status}`, next: "try again" };
   if (response.status === 401 && !response.url.includes("/api/control/")) location.assign("/login");
   throw new ApiError(response.status, error.code, error.message, error.next);
 }
 
 export async function get(path) {
-  return answered(await fetch(path, { headers: { Accept: "application/json" } }));
+  return parse(await fetch(path, { headers: { Accept: "application/json" } }));
 }
 
 export async function post(path, body, token = null) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
   if (token) headers.Authorization = `Bearer ${token}`;
-  return answered(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+  return parse(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
-// By fetch, not by a form: a page that is named to nobody sends forms without its origin.
+// With fetch, not with a form: under our referrer policy a form has no origin.
 export async function logOut() {
   const response = await fetch("/logout", { method: "POST" });
-  // 401: the session had ended by itself.
-  if (!response.redirected && response.status !== 401) await answered(response);
+  // 401: the session had already expired.
+  if (!response.redirected && response.status !== 401) await parse(response);
   location.assign("/login");
 }
 
@@ -44,10 +44,10 @@ const EPOCHS_MORE = 5;
 const EPOCHS_MAX = 1000;
 const POLL_MS = 3000;
 
-// The job and its epochs, kept up to date: by events, and by asking where there are none.
+// The job and its epochs, kept up to date by events, or by polling without events.
 export class Live extends EventTarget {
   job = null;
-  // Epochs before this one are retired: what was measured is known, their state is gone.
+  // Epochs before this one are retired: their figures are known, their state is gone.
   oldestKept = 0;
   link = "connecting";
   #epochs = new Map();
@@ -65,18 +65,18 @@ export class Live extends EventTarget {
     return this.job?.epoch ?? null;
   }
 
-  // How the job goes now, as the server sees it: its word, rates and failure.
+  // The health of the job now: status, rates and failure.
   get health() {
     return this.job?.health ?? null;
   }
 
-  // How far the watermark is behind the clock; it grows while nothing comes.
+  // The time from the watermark to now; it grows while no rows arrive.
   get lagMs() {
     const mark = this.newest?.watermark_ms ?? null;
     return mark === null ? null : Math.max(0, this.nowMs - mark);
   }
 
-  // Milliseconds since 1970 by the server's clock: ages do not depend on the browser's.
+  // Milliseconds since 1970 by the server's clock, so ages do not depend on the browser's.
   get nowMs() {
     return this.job === null ? Date.now() : Date.now() + this.#skewMs;
   }
@@ -86,13 +86,13 @@ export class Live extends EventTarget {
     await this.refresh();
     this.#listen();
     setInterval(() => this.dispatchEvent(new Event("tick")), 1000);
-    // Rates and the status are of now: they change without a new epoch.
+    // Rates and the status change without a new epoch.
     setInterval(() => {
       if (!document.hidden && this.#poll === null) this.refresh();
     }, POLL_MS);
   }
 
-  // One at a time; what is asked for meanwhile is done once, afterwards.
+  // One request at a time; calls in between cause one more request afterwards.
   refresh() {
     if (this.#busy !== null) {
       this.#again = true;
@@ -129,7 +129,7 @@ export class Live extends EventTarget {
 
   #merge(epochs) {
     const newest = epochs[0]?.epoch ?? 0;
-    // What lies between an epoch and its parent was rolled back.
+    // Epochs between an epoch and its parent were rolled back.
     for (const number of [...this.#epochs.keys()])
       if (number > newest || epochs.some((each) => number < each.epoch && each.parent !== null && number > each.parent)) this.#epochs.delete(number);
     for (const each of epochs) this.#epochs.set(each.epoch, each);
@@ -139,13 +139,12 @@ export class Live extends EventTarget {
 
   #listen() {
     const source = (this.#source = new EventSource("/api/events"));
-    const heard = () => this.refresh();
-    source.addEventListener("epoch", heard);
-    source.addEventListener("status", heard);
+    source.addEventListener("epoch", () => this.refresh());
+    source.addEventListener("status", () => this.refresh());
     source.addEventListener("open", () => this.#linked("live"));
     source.addEventListener("error", () => {
       this.#linked("polling");
-      // A browser tries again by itself, unless the server said no.
+      // The browser reconnects by itself, unless the server refused.
       if (source.readyState === EventSource.CLOSED) setTimeout(() => this.#listen(), 10000);
     });
   }

@@ -1,4 +1,4 @@
-// The dashboard: which page is shown, and what is shown around it.
+// The dashboard: routes to pages, and the header around them.
 
 import { ApiError, Live, logOut } from "./api.js";
 import { count, empty, h, replace, span } from "./dom.js";
@@ -23,19 +23,19 @@ const PAGES = [
   { path: "control", name: "Control", page: control, isShown: (live) => live.job?.control === true },
   { path: "operators", name: "Operator", page: overview, inner: operator, isShown: () => false },
 ];
-// What the words mean: see the guide.
-const SAYS = {
+// The guide explains these words too.
+const STATUS = {
   starting: "A driver leads the job and has not committed its first epoch",
-  running: "Epochs are committed",
-  idle: "No epoch is under way, and none was committed for a while: no input",
-  behind: "Rows arrive, and the watermark is over a minute further back than declared",
-  paused: "A sink cannot publish; no epoch begins until it can",
-  failing: "An attempt at the epoch under way has failed, and it is tried again",
+  running: "Epochs are being committed",
+  idle: "No epoch is running, and none was committed for a while: no input",
+  behind: "Rows arrive, and the watermark lags over a minute more than declared",
+  paused: "A sink cannot publish; the next epoch waits for it",
+  failing: "An attempt at the current epoch has failed, and is retried",
   failed: "The run ended with an error, or its driver was killed",
   stopped: "The run was stopped",
   finished: "The run has read all of its input",
-  superseded: "Another driver has taken the job over from this run, or a rollback has ended it",
-  unknown: "The driver is on another machine, and has left no sign for a minute",
+  superseded: "Another driver has taken over the job, or a rollback has ended this run",
+  unknown: "The driver is on another machine, and has written nothing for a minute",
 };
 
 const live = new Live();
@@ -89,7 +89,7 @@ function around() {
   byId("job-name").textContent = job?.name ?? "";
   const status = byId("status");
   status.textContent = job?.status ?? "";
-  status.title = SAYS[job?.status] ?? "";
+  status.title = STATUS[job?.status] ?? "";
   status.className = `chip is-${job?.status ?? "unknown"}`;
   byId("logout").hidden = !job?.session;
   link();
@@ -98,7 +98,7 @@ function around() {
 
 function link() {
   const { newest } = live;
-  const how = { live: live.job?.live ? "connected" : "watching", polling: "asking every 3 s", connecting: "connecting" }[live.link];
+  const how = { live: live.job?.live ? "connected" : "watching", polling: "polling every 3 s", connecting: "connecting" }[live.link];
   const age = newest ? `epoch ${count(newest.epoch)}, ${span(live.nowMs - newest.wall_ms)} ago` : "no epoch yet";
   replace(byId("link"), h("span", { class: "age" }, age), h("span", { class: `pulse is-${live.link}` }, how));
 }
@@ -106,13 +106,13 @@ function link() {
 function notice() {
   const box = byId("notice");
   const { job, failed } = live;
-  let said = null;
-  if (failed) said = failed instanceof ApiError ? `${failed.message} Next: ${failed.next}` : "The server does not answer. This page shows what it knew last.";
-  else if (job?.status === "failed" && route().found.path !== "") said = `Failed: ${job.health.why ?? job.error}`;
-  else if (job?.status === "superseded") said = "Another driver has taken this job over, or a rollback has ended the run. This page shows the run before.";
-  else if (job?.paused) said = `Paused: ${job.paused}`;
-  box.hidden = said === null;
-  box.textContent = said ?? "";
+  let text = null;
+  if (failed) text = failed instanceof ApiError ? `${failed.message} Next: ${failed.next}` : "The server does not answer. This page shows the last known state.";
+  else if (job?.status === "failed" && route().found.path !== "") text = `Failed: ${job.health.why ?? job.error}`;
+  else if (job?.status === "superseded") text = "Another driver has taken over this job, or a rollback has ended the run. This page shows the previous run.";
+  else if (job?.paused) text = `Paused: ${job.paused}`;
+  box.hidden = text === null;
+  box.textContent = text ?? "";
 }
 
 function switchTheme() {
@@ -122,7 +122,7 @@ function switchTheme() {
   try {
     localStorage.setItem("cairn-theme", root.dataset.theme);
   } catch {
-    // Then it lasts as long as this page.
+    // Storage is off: the choice lasts as long as this page.
   }
 }
 
@@ -132,7 +132,7 @@ byId("logout").addEventListener("click", () => logOut().catch((error) => {
   notice();
 }));
 document.querySelector(".skip").addEventListener("click", (event) => {
-  // The fragment of the address is the page that is shown.
+  // The fragment of the address names the page, so it cannot name an element.
   event.preventDefault();
   byId("main").focus();
 });

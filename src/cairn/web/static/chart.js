@@ -1,15 +1,15 @@
-// Charts of SVG, drawn for the width they have. Colours are classes of the style sheet.
+// SVG charts, drawn for the available width. The stylesheet has the colours.
 
 import { clock, h, replace, s } from "./dom.js";
 
 const GUTTER = 56;
 const FOOT = 18;
 const HEAD = 6;
-// The room of a time under an axis.
+// The width of a time below an axis.
 const LABEL = 52;
 
-// Redraws when its width changes. draw(width) gives an SVG element.
-function drawn(draw, cls) {
+// An element that is redrawn when its width changes. draw(width) returns an SVG element.
+function responsive(draw, cls) {
   const frame = h("div", { class: `chart ${cls ?? ""}` });
   let width = 0;
   const again = () => {
@@ -32,12 +32,12 @@ export function ticks(top, format) {
   const inUnit = (unit) => plainTicks(top / unit).map((each) => each * unit);
   const unitOf = (most) => format?.unit?.(most) ?? 1;
   const found = inUnit(unitOf(top));
-  // Rounded up, the last may be written in a larger unit: then all must be round in that one.
+  // The last one, rounded up, may need a larger unit: then all must be round in that unit.
   const unit = unitOf(found.at(-1));
   return unit === unitOf(top) ? found : inUnit(unit);
 }
 
-// One that is far above all others must not flatten them: what is higher is cut off, and says so.
+// A single very high value must not flatten all others: it is cut off, with a mark.
 function topOf(values, isRobust) {
   const known = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
   const top = Math.max(0, known.at(-1) ?? 0);
@@ -55,14 +55,14 @@ function plainTicks(top) {
 }
 
 function yAxis(found, y, width, format) {
-  const said = format.axis ?? format;
+  const label = format.axis ?? format;
   return found.map((value) => [
     s("line", { class: value === 0 ? "axis" : "grid", x1: GUTTER, x2: width, y1: y(value), y2: y(value) }),
-    s("text", { class: "tick", x: GUTTER - 8, y: y(value) + 3.5, "text-anchor": "end" }, said(value, found.at(-1))),
+    s("text", { class: "tick", x: GUTTER - 8, y: y(value) + 3.5, "text-anchor": "end" }, label(value, found.at(-1))),
   ]);
 }
 
-// Times below: as many as there is room for, and none over another or beyond the edge.
+// Times below the chart: as many as fit, without overlap.
 function xAxis(times, x, width, y) {
   const many = Math.max(2, Math.min(6, times.length, Math.floor((width - GUTTER) / 110)));
   const indexes = [...new Set(Array.from({ length: many }, (_, at) => Math.round((at / (many - 1)) * (times.length - 1))))];
@@ -92,7 +92,7 @@ export function lines({ title, series, format, isRobust = false, height = 150 })
     at.textContent = epoch && index < epochs.length - 1 ? `epoch ${epoch.epoch}` : "";
   }
 
-  const frame = drawn((width) => {
+  const frame = responsive((width) => {
     const values = series.map((each) => epochs.map((epoch) => each.of(epoch)));
     const marks = ticks(topOf(values.flat(), isRobust), format);
     const most = marks.at(-1) || 1;
@@ -105,7 +105,7 @@ export function lines({ title, series, format, isRobust = false, height = 150 })
       yAxis(marks, y, width, format),
       epochs.length ? xAxis(epochs.map((each) => each.wall_ms), x, width, HEAD + inner) : null,
       values.map((line, which) => paths(line, x, y, series[which].cls, HEAD + inner, series.length === 1)),
-      cutOff.map((index) => s("path", { class: "cut-off", d: `M${x(index) - 4} ${HEAD + 3}h8l-4 -6z` }, s("title", null, "cut off: it is higher"))),
+      cutOff.map((index) => s("path", { class: "cut-off", d: `M${x(index) - 4} ${HEAD + 3}h8l-4 -6z` }, s("title", null, "cut off: the value is higher"))),
       cross);
     const point = (event) => {
       const box = svg.getBoundingClientRect();
@@ -160,14 +160,14 @@ export function spark(values, cls) {
     known.length > 1 ? paths(values, x, y, cls, height, true) : null);
 }
 
-// A bar per epoch, of parts on top of each other. Each bar is a link.
+// A stacked bar per epoch. Each bar is a link.
 export function bars({ title, parts, href, format, height = 180 }) {
   let epochs = [];
   let chosen = null;
   const readouts = parts.map(() => h("b", null, "–"));
   const at = h("span", { class: "readout-at" });
   const legend = h("div", { class: "legend" },
-    parts.map(([id, name, says], index) => h("span", { class: "legend-item", title: says }, h("i", { class: `swatch block p-${id}` }), `${name} `, readouts[index])), at);
+    parts.map(([id, name, note], index) => h("span", { class: "legend-item", title: note }, h("i", { class: `swatch block p-${id}` }), `${name} `, readouts[index])), at);
 
   function read(epoch) {
     parts.forEach(([id], index) => {
@@ -178,7 +178,7 @@ export function bars({ title, parts, href, format, height = 180 }) {
   }
   const total = (epoch) => parts.reduce((sum, [id]) => sum + epoch.parts[id], 0);
 
-  const frame = drawn((width) => {
+  const frame = responsive((width) => {
     const room = Math.max(1, Math.floor((width - GUTTER) / 6));
     const shown = epochs.slice(-room);
     const pitch = Math.min(22, (width - GUTTER) / Math.max(shown.length, 24));
@@ -194,7 +194,7 @@ export function bars({ title, parts, href, format, height = 180 }) {
       shown.map((epoch, index) => {
         let below = 0;
         const rough = epoch.timings.attempts > 1 || epoch.restored > 0;
-        return s("a", { href: href(epoch), class: `epoch-bar${epoch.epoch === chosen ? " chosen" : ""}`, "aria-label": `epoch ${epoch.epoch}: ${format(total(epoch))}${rough ? ", not smooth" : ""}`, onfocus: () => read(epoch), onpointerenter: () => read(epoch) },
+        return s("a", { href: href(epoch), class: `epoch-bar${epoch.epoch === chosen ? " chosen" : ""}`, "aria-label": `epoch ${epoch.epoch}: ${format(total(epoch))}${rough ? ", with retries" : ""}`, onfocus: () => read(epoch), onpointerenter: () => read(epoch) },
           s("rect", { class: "hit", x: x(index) - gap / 2, y: HEAD, width: pitch, height: inner }),
           parts.map(([id]) => {
             const value = epoch.parts[id];
@@ -219,11 +219,11 @@ export function bars({ title, parts, href, format, height = 180 }) {
   return element;
 }
 
-// Cells in rows, darker for more. cells: [{value, says}]; onread(text) is told what is pointed at.
+// Cells in rows, darker for more. cells: [{value, text}]; onread(text) is called for the cell under the pointer.
 export function heat({ cells, columns, label, onread }) {
   const top = Math.max(0, ...cells.map((each) => each.value));
   const shade = (value) => (value === 0 || top === 0 ? 0 : 1 + Math.min(8, Math.floor((value / top) * 8.999)));
-  return drawn((width) => {
+  return responsive((width) => {
     const gutter = 44;
     const fit = width < 560 ? Math.min(columns, 16) : columns;
     const size = (width - gutter) / fit;
@@ -233,8 +233,8 @@ export function heat({ cells, columns, label, onread }) {
       Array.from({ length: rows }, (_, row) => s("text", { class: "tick", x: gutter - 8, y: row * height + height / 2 + 4, "text-anchor": "end" }, cells[row * fit].first)),
       cells.map((cell, index) => s("rect", {
         class: `cell heat-${shade(cell.value)}${cell.starts ? " starts" : ""}`, x: gutter + (index % fit) * size + 0.75, y: Math.floor(index / fit) * height + 0.75,
-        width: size - 1.5, height: height - 1.5, rx: 2, onpointerenter: () => onread(cell.says),
-      }, s("title", null, cell.says))));
+        width: size - 1.5, height: height - 1.5, rx: 2, onpointerenter: () => onread(cell.text),
+      }, s("title", null, cell.text))));
   }, "heat");
 }
 

@@ -1,8 +1,8 @@
-// Elements and words. Whatever comes from a job is put in as text, never as markup.
+// Elements and text. Data of a job is always inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-function filled(element, attributes, children) {
+function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -15,11 +15,11 @@ function filled(element, attributes, children) {
 }
 
 export function h(tag, attributes, ...children) {
-  return filled(document.createElement(tag), attributes, children);
+  return fill(document.createElement(tag), attributes, children);
 }
 
 export function s(tag, attributes, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
+  return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
 export function replace(element, ...children) {

@@ -18,7 +18,7 @@ export function charts(root, live) {
   let window = 300;
   const figures = CHARTS.map(([title, series, format, isRobust = false]) =>
     lines({ title, format, isRobust, series: series.map(([name, cls, of]) => ({ name, cls, of })) }));
-  const pick = choice("Epochs", [["60", "last 60"], ["300", "last 300"], ["1000", "all that is known"]], String(window), (value) => {
+  const pick = choice("Epochs", [["60", "last 60"], ["300", "last 300"], ["1000", "all"]], String(window), (value) => {
     window = Number(value);
     draw();
   });
@@ -32,7 +32,7 @@ export function charts(root, live) {
   return { update: draw };
 }
 
-// Of one operator.
+// Charts of one operator.
 export function operatorCharts(uid) {
   const of = (read) => (each) => (each.operators[uid] ? read(each.operators[uid], each) : null);
   const figures = [

@@ -1,15 +1,15 @@
-// What changes the job. Each needs the control token, and is asked about once more.
+// Changes to the job. Each needs the control token, and a confirmation.
 
 import { post } from "./api.js";
 import { bytes, card, clock, count, empty, h, replace } from "./dom.js";
 
-// For as long as this page is open, and nowhere else.
+// Kept only while this page is open.
 let token = "";
 const outcomes = [];
 
 export function control(root, live) {
   if (!live.job?.control) {
-    replace(root, h("h1", null, "Control"), card("Off", {}, empty("Control is off: this server was started without a control token, or the job does not run here.")));
+    replace(root, h("h1", null, "Control"), card("Off", {}, empty("Control is off: this server was started without a control token, or the job does not run in its process.")));
     return {};
   }
   const log = h("ol", { class: "outcomes", "aria-live": "polite" });
@@ -19,16 +19,16 @@ export function control(root, live) {
   secret.addEventListener("input", () => { token = secret.value; });
   const now = h("span", { class: "soft" });
 
-  function told(text, isFailed = false) {
+  function report(text, isFailed = false) {
     outcomes.unshift({ text, isFailed, at: clock(Date.now()) });
-    tell();
+    showLog();
   }
-  const tell = () => replace(log, outcomes.length ? outcomes.map((each) => h("li", { class: each.isFailed ? "failed" : null }, h("span", { class: "soft" }, `${each.at} `), each.text)) : h("li", { class: "soft" }, "Nothing was asked for yet."));
+  const showLog = () => replace(log, outcomes.length ? outcomes.map((each) => h("li", { class: each.isFailed ? "failed" : null }, h("span", { class: "soft" }, `${each.at} `), each.text)) : h("li", { class: "soft" }, "No changes yet."));
 
-  function confirmed(title, says, button) {
+  function confirm(title, text, button) {
     return new Promise((answer) => {
       replace(ask, h("form", { method: "dialog" },
-        h("h2", { id: "confirm-title" }, title), h("p", null, says),
+        h("h2", { id: "confirm-title" }, title), h("p", null, text),
         h("div", { class: "confirm-buttons" },
           h("button", { value: "no", autofocus: true }, "Cancel"),
           h("button", { value: "yes", class: "primary" }, button))));
@@ -38,25 +38,25 @@ export function control(root, live) {
     });
   }
 
-  async function change(what, body, title, says, button, done) {
+  async function change(what, body, title, text, button, done) {
     if (!token) {
       secret.focus();
-      return told("The control token is missing.", true);
+      return report("The control token is missing.", true);
     }
-    if (!(await confirmed(title, says, button))) return;
-    told(`${title} …`);
+    if (!(await confirm(title, text, button))) return;
+    report(`${title} …`);
     try {
       const found = await post(`/api/control/${what}`, body, token);
       outcomes.shift();
-      told(done(found));
+      report(done(found));
       live.refresh();
     } catch (error) {
       outcomes.shift();
-      told(`${error.message}${error.next ? ` Next: ${error.next}` : ""}`, true);
+      report(`${error.message}${error.next ? ` Next: ${error.next}` : ""}`, true);
     }
   }
 
-  const name = h("input", { type: "text", id: "savepoint-name", autocomplete: "off", spellcheck: "false", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]{0,63}", placeholder: "by the time of day", maxlength: 64 });
+  const name = h("input", { type: "text", id: "savepoint-name", autocomplete: "off", spellcheck: "false", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]{0,63}", placeholder: "date and time", maxlength: 64 });
   const many = h("input", { type: "number", id: "parallelism", min: 1, max: live.job.job?.max_parallelism ?? 32768, required: true });
   many.value = live.job.parallelism ?? 1;
   const last = h("input", { type: "text", id: "stop-savepoint", autocomplete: "off", spellcheck: "false", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]{0,63}", placeholder: "none", maxlength: 64 });
@@ -64,21 +64,21 @@ export function control(root, live) {
   const field = (label, input) => h("label", { class: "field grow" }, h("span", null, label), input);
 
   replace(root, h("div", { class: "title-row" }, h("h1", null, "Control"), now),
-    card("Token", {}, h("div", { class: "ask" }, field("Control token: kept while this page is open, sent only with what you ask for here", secret))),
+    card("Token", {}, h("div", { class: "ask" }, field("Control token: kept while this page is open, sent only with the changes below", secret))),
     h("div", { class: "three-up" },
-      card("Savepoint", {}, h("p", { class: "soft" }, "The newest epoch, whole, in a folder of its own. The job goes on meanwhile."),
+      card("Savepoint", {}, h("p", { class: "soft" }, "Writes the newest epoch to its own folder. The job continues."),
         form(field("Name", name), "Take a savepoint", "primary", () => change("savepoint", { name: name.value.trim() || null }, "Take a savepoint", "It is written beside the checkpoint.", "Take it",
           (found) => `Savepoint of epoch ${count(found.epoch)}: ${count(found.rows)} rows, ${bytes(found.bytes)}, ${found.url}`))),
-      card("Rescale", {}, h("p", { class: "soft" }, "From the next epoch on, so many subtasks. No state is rewritten."),
+      card("Rescale", {}, h("p", { class: "soft" }, "Changes the number of subtasks from the next epoch on. No state is rewritten."),
         form(field("Subtasks", many), "Rescale", "primary", () => change("rescale", { parallelism: Number(many.value) }, `Rescale to ${count(Number(many.value))}`, "It takes effect with the next epoch.", "Rescale",
           (found) => `Rescaling to ${count(found.parallelism)} subtasks with the next epoch`))),
-      card("Stop", {}, h("p", { class: "soft" }, "After the epoch under way. Nothing is lost; this server ends with the job."),
-        form(field("Savepoint, by name", last), "Stop the job", "danger", () => change("stop", { savepoint: last.value.trim() || null }, "Stop the job", "It ends after the epoch under way. To go on, the program must be started again.", "Stop it",
+      card("Stop", {}, h("p", { class: "soft" }, "Ends the job after the current epoch. Nothing is lost. This server ends with the job."),
+        form(field("Name of a savepoint", last), "Stop the job", "danger", () => change("stop", { savepoint: last.value.trim() || null }, "Stop the job", "It ends after the current epoch. To continue, start the program again.", "Stop it",
           (found) => `Stopping${found.savepoint ? `, with a savepoint at ${found.savepoint}` : ""}`)))),
-    card("What came of it", {}, log), ask);
+    card("Results", {}, log), ask);
 
   const update = () => { now.textContent = `${live.job.status}, ${count(live.job.parallelism)} subtasks`; };
-  tell();
+  showLog();
   update();
   return { update };
 }

@@ -1,16 +1,16 @@
-// Epochs as a timeline, and one of them in full.
+// The timeline of epochs, and the details of one.
 
 import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { bytes, card, count, empty, facts, h, millis, plural, replace, table, when } from "./dom.js";
 
-// As the server names them, in the order they are stacked.
+// With the names of the server, in the order of the stack.
 export const PARTS = [
-  ["process", "processing", "Functions at work: the slowest subtask"],
-  ["alignment", "alignment", "Waiting until all of the input is there"],
-  ["snapshot", "snapshot", "Writing what has changed"],
-  ["commit", "commit", "Sinks publishing, after the epoch is in the log"],
-  ["begin", "begin", "Getting hold of the state: restores are in here"],
+  ["process", "processing", "Processing rows: the slowest subtask"],
+  ["alignment", "alignment", "Waiting until all input has arrived"],
+  ["snapshot", "snapshot", "Writing the changes"],
+  ["commit", "commit", "Publishing by sinks, after the epoch is in the log"],
+  ["begin", "begin", "Loading the state, with restores"],
   ["other", "Spark", "Planning, scheduling, shuffling"],
 ];
 const ROWS_SHOWN = 40;
@@ -35,12 +35,12 @@ export function epochs(root, live) {
 
 export function mishaps(each) {
   const attempts = each.timings.attempts ?? 1;
-  const said = [];
-  if (attempts > 1) said.push(`${attempts} attempts`);
-  if (each.restored) said.push(`${each.restored} restored`);
+  const notes = [];
+  if (attempts > 1) notes.push(`${attempts} attempts`);
+  if (each.restored) notes.push(`${each.restored} restored`);
   const aside = each.late_rows + each.untimed_rows + each.error_rows;
-  if (aside) said.push(`${plural(aside, "row")} put aside`);
-  return said.join(", ");
+  if (aside) notes.push(`${plural(aside, "row")} put aside`);
+  return notes.join(", ");
 }
 
 function epochTable(rows) {
@@ -73,14 +73,14 @@ export function epoch(root, live, { inner }) {
       each ? h("a", { class: "button", href: `#/epochs/${each.epoch}` }, arrow === "←" ? `← ${count(each.epoch)}` : `${count(each.epoch)} →`) : null));
   }
   draw();
-  get(`/api/epochs/${encodeURIComponent(inner)}`).then((found) => replace(body, ...details(found)), (error) => replace(body, card("Not kept", {}, empty(`${error.message}. Figures of epochs that are not kept any more are on the timeline only.`))));
+  get(`/api/epochs/${encodeURIComponent(inner)}`).then((found) => replace(body, ...details(found)), (error) => replace(body, card("Not kept", {}, empty(`${error.message}. The timeline has the figures of epochs that are retired.`))));
   return { update: draw };
 }
 
 function details(found) {
   return [
     h("div", { class: "two" },
-      card("What it was", {}, facts([
+      card("Summary", {}, facts([
         ["committed", when(found.wall_ms)],
         ["parent", found.parent === null ? "none" : count(found.parent), `, term ${found.term}`],
         ["lineage", found.retired ? "retired" : found.on_lineage ? (found.newest === found.epoch ? "the newest" : "current") : "rolled back"],
@@ -90,9 +90,9 @@ function details(found) {
         ["watermark", found.watermark_ms === null ? "none yet" : when(found.watermark_ms)],
         ["Spark", `batch ${found.spark.batch_id} of ${found.spark.folder}`],
       ])),
-      card("Where the time went", {}, facts([
-        ["until the log", millis(found.epoch_ms)],
-        ...PARTS.map(([id, name, says]) => [name, h("span", { class: "with-bar", title: says }, h("i", { class: `swatch block p-${id}` }), id === "commit" && found.commit_ms === null ? "not known" : millis(found.parts[id]))]),
+      card("Time", {}, facts([
+        ["until committed", millis(found.epoch_ms)],
+        ...PARTS.map(([id, name, note]) => [name, h("span", { class: "with-bar", title: note }, h("i", { class: `swatch block p-${id}` }), id === "commit" && found.commit_ms === null ? "unknown" : millis(found.parts[id]))]),
       ]))),
     card("Operators", { cls: "flush" }, table([
       { name: "Operator", cell: (row) => [h("a", { href: `#/operators/${encodeURIComponent(row.operator)}` }, row.operator), SCOPES[row.scope] ? ` (${SCOPES[row.scope]})` : ""] },
@@ -115,7 +115,7 @@ function details(found) {
         { name: "Process", align: "right", cell: (row) => millis(row.process_ms) },
         { name: "Snapshot", align: "right", cell: (row) => millis(row.snapshot_ms) },
         { name: "Restored", cell: (row) => (row.restored ? "yes" : "") },
-      ], found.subtasks, { caption: "Times of subtasks" }) : empty("None has told.")),
+      ], found.subtasks, { caption: "Times of subtasks" }) : empty("None were reported.")),
       card("Sources", { cls: "flush" }, found.sources.length ? table([
         { name: "Source", cell: (row) => row.name },
         { name: "Read up to", cell: (row) => h("code", { class: "wrap" }, typeof row.offset === "string" ? row.offset : JSON.stringify(row.offset)) },

@@ -1,4 +1,4 @@
-// What failed, and rows that were put aside.
+// Failures, and rows that were put aside.
 
 import { get } from "./api.js";
 import { card, count, empty, facts, h, plural, replace, table, when } from "./dom.js";
@@ -17,9 +17,9 @@ export function errors(root, live) {
     shown = wanted;
     try {
       const found = await get("/api/failures");
-      // Those that are open stay so.
+      // Keep the open ones open.
       const open = new Set([...failures.querySelectorAll("details[open]")].map((each) => each.dataset.at));
-      replace(failures, found.failures.length ? found.failures.map((each) => failure(each, open)) : empty("No epoch has failed, as far as is kept."));
+      replace(failures, found.failures.length ? found.failures.map((each) => failure(each, open)) : empty("No failures are recorded."));
       replace(aside, found.put_aside.length ? [asideTable(found.put_aside), samples(found.put_aside)] : empty("No rows were put aside in the last epochs."));
     } catch (error) {
       replace(failures, empty(error.message));
@@ -59,7 +59,7 @@ function asideTable(rows) {
   ], rows, { caption: "Rows put aside, by epoch and operator" });
 }
 
-// Where slots log: what functions print and log, on the machine of the executor.
+// The log files of slots, on the machine of the executor: output and logs of functions.
 function logTable(slots) {
   if (!slots.length) return null;
   return card("Logs of the slots", { cls: "flush" }, table([
@@ -71,7 +71,7 @@ function logTable(slots) {
 
 const SAMPLES_SHOWN = 10;
 
-// A few of the rows that functions failed on: what was wrong, and with which row.
+// Some of the rows that functions failed on, with the error.
 function samples(rows) {
   const found = rows.flatMap((row) => row.sample.map((each) => ({ ...each, epoch: row.epoch, operator: row.operator })));
   if (!found.length) return null;

@@ -1,4 +1,4 @@
-// How keys and rows spread over key groups and subtasks.
+// The distribution of keys and rows over key groups and subtasks.
 
 import { get } from "./api.js";
 import { heat, shares } from "./chart.js";
@@ -37,7 +37,7 @@ export function groups(root, live, { query }) {
         operator = value;
         load();
       }),
-      choice("Of", [["stored", "stored rows"], ...(hasRows ? [["rows", "rows that came in"]] : [])], measure, (value) => {
+      choice("Show", [["stored", "stored rows"], ...(hasRows ? [["rows", "incoming rows"]] : [])], measure, (value) => {
         measure = value;
         draw();
       }));
@@ -60,20 +60,20 @@ function map(found, measure) {
     const owner = found.subtasks.find((each) => first >= each.first_group && first < each.first_group + each.group_count);
     return {
       value, first, starts: owner?.first_group === first,
-      says: `key group${step > 1 ? `s ${first}–${last}` : ` ${first}`}, subtask ${owner?.subtask ?? "?"}: ${count(value)} rows, ${decimal(mean ? value / mean : 0)} × the mean`,
+      text: `key group${step > 1 ? `s ${first}–${last}` : ` ${first}`}, subtask ${owner?.subtask ?? "?"}: ${count(value)} rows, ${decimal(mean ? value / mean : 0)} × the mean`,
     };
   });
-  const grid = heat({ cells, columns: COLUMNS, label: "Rows per key group", onread: (said) => { readout.textContent = said; } });
+  const grid = heat({ cells, columns: COLUMNS, label: "Rows per key group", onread: (text) => { readout.textContent = text; } });
   const scale = h("div", { class: "scale", "aria-hidden": "true" }, "0", Array.from({ length: 10 }, (_, at) => h("i", { class: `heat-${at}` })), count(top));
-  const how = measure === "rows" ? "rows that came in with the newest epoch" : found.groups.is_exact ? "rows in files, by their indexes; a key that changed is in several files" : "rows in files; some files have no index by key group and count as spread evenly";
+  const how = measure === "rows" ? "incoming rows of the newest epoch" : found.groups.is_exact ? "rows in files, from their indexes; a key that changed is in several files" : "rows in files; files without an index by key group count as evenly distributed";
   return card(`${found.operator}: ${found.groups.count} key groups`, { aside: scale }, grid, h("div", { class: "under" }, readout, h("span", { class: "soft" }, how)));
 }
 
 function subtasks(found) {
   const { skew } = found;
   const rows = found.subtasks;
-  const said = [`entries ${decimal(skew.state_entries)}`, skew.rows === null ? null : `rows ${decimal(skew.rows)}`].filter(Boolean).join(", ");
-  return card("Subtasks", { aside: h("span", { class: "soft", title: "The largest share by the mean: 1 is even" }, `skew ${said}`) },
+  const skews = [`entries ${decimal(skew.state_entries)}`, skew.rows === null ? null : `rows ${decimal(skew.rows)}`].filter(Boolean).join(", ");
+  return card("Subtasks", { aside: h("span", { class: "soft", title: "The largest share divided by the mean: 1 is even" }, `skew ${skews}`) },
     shares(rows.map((each) => ({ name: `subtask ${each.subtask}`, value: each.state_entries })), (value) => `${count(value)} entries`),
     table([
       { name: "Subtask", cell: (row) => count(row.subtask) },
@@ -86,7 +86,7 @@ function subtasks(found) {
 }
 
 function hot(found) {
-  if (!found.hot_keys.length) return card("Hot keys", {}, empty("None was seen in the newest epoch."));
+  if (!found.hot_keys.length) return card("Hot keys", {}, empty("None in the newest epoch."));
   return card("Hot keys", { aside: h("span", { class: "soft" }, "of the newest epoch, estimated") },
     shares(found.hot_keys.map((each) => ({ name: h("code", null, each.key), value: each.rows, mean: false })), (value) => `${count(value)} rows`));
 }

@@ -1,4 +1,4 @@
-// What happened to the checkpoint as a whole.
+// Savepoints, branches, starts and rollbacks.
 
 import { get } from "./api.js";
 import { bytes, card, count, empty, facts, h, replace, table, when } from "./dom.js";
@@ -32,7 +32,7 @@ function sections(found, live) {
         { name: "Epoch", align: "right", cell: (row) => count(row.epoch) },
         { name: "Size", align: "right", cell: (row) => bytes(row.bytes) },
         { name: "Where", cell: (row) => h("code", { class: "wrap" }, row.url) },
-      ], found.savepoints, { caption: "Savepoints" }) : empty("None was taken. ", h("code", null, "cairn savepoint"), " and ", h("code", null, "run.savepoint()"), " take one.")),
+      ], found.savepoints, { caption: "Savepoints" }) : empty("None yet. ", h("code", null, "cairn savepoint"), " and ", h("code", null, "run.savepoint()"), " take one.")),
       card("Branches", { cls: "flush" }, found.branches.length ? table([
         { name: "Branch", cell: (row) => h("code", { class: "wrap" }, row.url) },
         { name: "Shared objects", align: "right", cell: (row) => count(row.objects) },
@@ -42,14 +42,14 @@ function sections(found, live) {
         { name: "When", cell: (row) => when(row.wall_ms) },
         { name: "What", cell: (row) => (row.kind === "restore" ? h("b", null, `rolled back to epoch ${count(row.epoch)}`) : `started on ${row.host}, pid ${row.pid}`) },
         { name: "Record", align: "right", cell: (row) => count(row.number) },
-      ], found.records, { caption: "Starts and rollbacks" }) : empty("None of them is kept any more.")),
+      ], found.records, { caption: "Starts and rollbacks" }) : empty("None are kept.")),
       card("The checkpoint", {}, facts([
         ["where", h("code", { class: "wrap" }, live.job.checkpoint)],
-        job ? ["made", when(job.created_ms)] : null,
+        job ? ["created", when(job.created_ms)] : null,
         job ? ["key groups", count(job.max_parallelism)] : null,
         job ? ["job id", h("code", null, job.job_id)] : null,
-        ["comes from", found.origin ? [`${found.origin.kind} of epoch ${count(found.origin.epoch)}, `, h("code", { class: "wrap" }, found.origin.url)] : "nothing: it began empty"],
-        ["rolled back", found.rolled_back.length ? `epochs ${found.rolled_back.map((each) => each.epoch).join(", ")}` : "no epoch that is kept"],
+        ["comes from", found.origin ? [`${found.origin.kind} of epoch ${count(found.origin.epoch)}, `, h("code", { class: "wrap" }, found.origin.url)] : "nothing: it started empty"],
+        ["rolled back", found.rolled_back.length ? `epochs ${found.rolled_back.map((each) => each.epoch).join(", ")}` : "none of the kept epochs"],
       ]))),
   ];
 }

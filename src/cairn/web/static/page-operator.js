@@ -1,4 +1,4 @@
-// One operator: what it is, what it holds, how it goes.
+// One operator: its function, states and figures.
 
 import { get } from "./api.js";
 import { bytes, card, count, decimal, empty, facts, h, replace, table } from "./dom.js";
@@ -8,16 +8,16 @@ export function operator(root, live, { inner: uid }) {
   const about = h("div", { class: "slot" });
   const states = h("div", { class: "slot" });
   const ranges = h("div", { class: "slot" });
-  const metrics = card("Its own metrics", {}, h("div", { class: "slot" }));
+  const metrics = card("Metrics of the function", {}, h("div", { class: "slot" }));
   metrics.hidden = true;
   const figures = operatorCharts(uid);
   replace(root,
     h("div", { class: "title-row" }, h("h1", null, "Operator ", h("code", null, uid)),
-      h("nav", { class: "steps", "aria-label": "More of this operator" },
+      h("nav", { class: "steps", "aria-label": "More about this operator" },
         h("a", { class: "button", href: `#/groups?operator=${encodeURIComponent(uid)}` }, "Key groups"),
         h("a", { class: "button", href: `#/state?operator=${encodeURIComponent(uid)}` }, "State"))),
     figures,
-    h("div", { class: "two" }, card("What it is", {}, about), card("States", { cls: "flush" }, states)),
+    h("div", { class: "two" }, card("Operator", {}, about), card("States", { cls: "flush" }, states)),
     metrics,
     card("Ranges of key groups", { cls: "flush" }, ranges));
 
@@ -37,7 +37,7 @@ export function operator(root, live, { inner: uid }) {
       const found = entries[uid];
       // Broadcast state is an entry of its own.
       const shared = Object.entries(entries).filter(([name, each]) => each.operator === uid && name !== uid);
-      if (!found) return void replace(ranges, empty("The newest epoch has no such operator."));
+      if (!found) return void replace(ranges, empty("The newest epoch does not have this operator."));
       const own = userMetrics(found.user ?? {});
       metrics.hidden = own.length === 0;
       if (own.length) replace(metrics.lastElementChild, facts(own));

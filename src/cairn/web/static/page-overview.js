@@ -1,31 +1,31 @@
-// The job at a glance.
+// The overview of the job.
 
 import { get } from "./api.js";
 import { bars, spark } from "./chart.js";
 import { bytes, card, count, decimal, empty, facts, h, millis, plural, replace, span, table, when } from "./dom.js";
-import { graph } from "./graph.js";
+import { picture } from "./graph.js";
 import { PARTS } from "./page-epochs.js";
 
 const SPARKS = 60;
-const KEYS = "Keys that hold state, once in each operator. An entry is a stored row: one per key of a state, one per entry of a map.";
+const KEYS = "Keys with state, counted once per operator. An entry is a stored row: one per key of a state, one per entry of a map.";
 const EVENTS_SHOWN = 5;
 
 export function overview(root, live) {
   const tiles = h("div", { class: "tiles" });
   const failed = h("div", { class: "slot" });
-  const picture = h("div", { class: "slot" });
+  const graph = h("div", { class: "slot" });
   const operators = h("div", { class: "slot" });
   const events = h("div", { class: "slot" });
   const timeline = bars({ title: "The last epochs", parts: PARTS, href: (each) => `#/epochs/${each.epoch}`, format: millis, height: 170 });
   const where = h("code", { class: "where" });
-  let drawing;
-  let told = null;
+  let figures = () => {};
+  let shown = null;
 
   replace(root,
     h("h1", { class: "unseen" }, "Overview"),
     failed,
     tiles,
-    card("Graph", { aside: where, cls: "flush" }, picture),
+    card("Graph", { aside: where, cls: "flush" }, graph),
     h("div", { class: "two wide-left" },
       card("Epochs", { aside: h("a", { href: "#/epochs" }, "all") }, timeline),
       h("div", { class: "stack" },
@@ -38,20 +38,22 @@ export function overview(root, live) {
     where.textContent = job?.checkpoint ?? "";
     replace(failed, failureCard(live));
     replace(tiles, tileRow(live, epochs));
-    if (drawing !== undefined) replace(picture, graph(drawing, newest, live.health?.rates.operators));
+    figures(newest, live.health?.rates.operators);
     timeline.show(epochs);
     replace(operators, newest ? operatorTable(newest) : empty("No epoch is committed yet."));
   }
 
   get("/api/graph").then((found) => {
-    drawing = found.drawing;
-    replace(picture, graph(drawing, live.newest, live.health?.rates.operators));
-  }, (error) => replace(picture, empty(error.message)));
+    const [drawn, update] = picture(found);
+    figures = update;
+    replace(graph, drawn);
+    figures(live.newest, live.health?.rates.operators);
+  }, (error) => replace(graph, empty(error.message)));
   function update() {
     draw();
     const now = `${live.job?.status}/${live.job?.leader?.term}/${live.job?.error}`;
-    if (now !== told) recent(events);
-    told = now;
+    if (now !== shown) recent(events);
+    shown = now;
   }
   function tick() {
     if (!live.newest) return;
@@ -71,7 +73,7 @@ async function recent(events) {
       ...points.savepoints.map((each) => [each.created_ms, `savepoint of epoch ${count(each.epoch)}, ${bytes(each.bytes)}`, "#/history"]),
       ...failed.failures.map((each) => [each.wall_ms, `epoch ${count(each.epoch)} failed: ${each.message.split("\n")[0]}`, "#/errors"]),
     ].sort((a, b) => b[0] - a[0]).slice(0, EVENTS_SHOWN);
-    replace(events, found.length ? h("ul", { class: "events" }, found.map(([ms, said, href]) => h("li", null, when(ms, { dated: false }), h("a", { href, title: said }, said)))) : empty("None is kept."));
+    replace(events, found.length ? h("ul", { class: "events" }, found.map(([ms, text, href]) => h("li", null, when(ms, { dated: false }), h("a", { href, title: text }, text)))) : empty("None are kept."));
   } catch (error) {
     replace(events, empty(error.message));
   }
@@ -85,7 +87,7 @@ function tileRow(live, epochs) {
   const aside = newest.late_rows + newest.untimed_rows + newest.error_rows;
   return [
     tile("Epoch", count(newest.epoch), h("span", { class: "tile-age" }, `${span(live.nowMs - newest.wall_ms)} ago`)),
-    tile("Rows per second", decimal(health.rates.rows_per_s >= 100 ? Math.round(health.rates.rows_per_s) : health.rates.rows_per_s), intoOperators(newest, health), spark(last.map((each) => each.rows_in), "c-rows"), "Of the last moments; the line has the rows of each epoch"),
+    tile("Rows per second", decimal(health.rates.rows_per_s >= 100 ? Math.round(health.rates.rows_per_s) : health.rates.rows_per_s), intoOperators(newest, health), spark(last.map((each) => each.rows_in), "c-rows"), "In the last seconds; the line shows the rows of each epoch"),
     tile("Epoch time", millis(newest.epoch_ms), `process ${millis(newest.parts.process)}`, spark(last.map((each) => each.epoch_ms), "c-time")),
     tile("State", newest.state_keys === null ? entries : plural(newest.state_keys, "key"), newest.state_keys === null ? bytes(newest.state_bytes) : `${entries}, ${bytes(newest.state_bytes)}`, spark(last.map((each) => each.state_entries), "c-keys"), KEYS),
     tile("Event-time lag", lag === null ? "–" : h("span", { class: "tile-lag" }, span(lag)), lag === null ? "no watermark" : "now − watermark", spark(last.map((each) => (each.watermark_ms === null ? null : each.wall_ms - each.watermark_ms)), "c-lag")),
@@ -93,19 +95,19 @@ function tileRow(live, epochs) {
   ];
 }
 
-// Rows count once for each operator they come to.
+// A row counts once for each operator that gets it.
 function intoOperators(newest, health) {
   const many = Object.keys(newest.operators).length;
   return `into ${plural(many, "operator")}, last ${span(health.rates.window_ms)}`;
 }
 
-// A job that fails opens on why.
+// If the job fails, its page starts with the cause.
 function failureCard(live) {
   const { failure, status, why } = live.health ?? {};
   if (status !== "failed" && status !== "failing") return null;
   const cls = `now-failed is-${status}`;
-  const title = status === "failed" ? "The job has failed" : "The job is failing: the epoch is tried again";
-  if (!failure) return card(title, { cls }, h("p", { class: "cause" }, why ?? live.job.error ?? "No cause is kept."), facts([["next", "start the job again: it goes on after its newest epoch"]]));
+  const title = status === "failed" ? "The job has failed" : "The job is failing: the epoch is being retried";
+  if (!failure) return card(title, { cls }, h("p", { class: "cause" }, why ?? live.job.error ?? "The cause is not recorded."), facts([["next", "start the job again: it continues after its newest epoch"]]));
   const often = `${plural(failure.attempts, "attempt")} at epoch ${count(failure.epoch)}${failure.times > 1 ? `, seen ${failure.times} times` : ""}`;
   return card(title, { cls, aside: h("a", { href: "#/errors" }, "traceback") },
     h("p", { class: "cause" }, failure.cause),
@@ -127,7 +129,7 @@ function tile(name, value, about, line = null, note = null) {
 
 export function operatorTable(newest) {
   const rows = Object.entries(newest.operators).map(([uid, found]) => ({ uid, ...found }));
-  if (!rows.length) return empty("This epoch has run no rows: it comes from a savepoint or a branch.");
+  if (!rows.length) return empty("This epoch processed no rows: it comes from a savepoint or a branch.");
   return table([
     { name: "Operator", cell: (row) => h("a", { href: `#/operators/${encodeURIComponent(row.uid)}` }, row.uid) },
     { name: "Rows in", align: "right", cell: (row) => count(row.rows_in) },

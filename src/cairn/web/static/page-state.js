@@ -12,7 +12,7 @@ export function states(root, live, { query }) {
   let chosen = { operator: query.get("operator"), state: query.get("state") };
   let way = query.get("way") ?? "lookup";
   const list = h("div", { class: "slot" });
-  const tabs = h("div", { class: "ways", role: "tablist", "aria-label": "How to look at it" });
+  const tabs = h("div", { class: "ways", role: "tablist", "aria-label": "Ways to read the state" });
   const panel = h("div", { class: "panel", role: "tabpanel", id: "panel" });
   replace(root, h("h1", null, "State"), h("div", { class: "browser" }, card("States", { cls: "flush side" }, list), h("section", { class: "card" }, tabs, panel)));
 
@@ -41,7 +41,7 @@ export function states(root, live, { query }) {
   return {};
 }
 
-// What is asked for, and under it what came of it; one answer at a time.
+// A form, and the newest answer below it.
 function asking(fields, button, ask) {
   const out = h("div", { class: "answer", "aria-live": "polite" });
   let turn = 0;
@@ -79,12 +79,12 @@ function rows(columns, found, read, caption) {
   return table(columns.map((each, index) => ({ name: each.name, note: each.type, head: false, align: isNumber(each.type) ? "right" : null, cell: (row) => shown(read(row, each, index)) })), found, { caption, cls: "data" });
 }
 
-// Texts, so that nothing in them is taken for a number, and numbers.
+// Strings and numbers: digits inside a string are not a number.
 const TOKENS = /"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g;
-// A number of more digits may lose some in a browser: it travels as text.
+// A number with more digits may lose some in a browser: it is sent as text.
 const DIGITS_EXACT = 15;
 
-// A key as it is typed: a value per key column, as a JSON array where there are several.
+// A key as typed by a person: one value, or a JSON array with a value per key column.
 export function typedKey(text, types) {
   if (types.length > 1) {
     let parsed;
@@ -93,12 +93,12 @@ export function typedKey(text, types) {
     } catch {
       parsed = null;
     }
-    if (!Array.isArray(parsed)) throw new Error(`This key has ${types.length} columns: give a JSON array, like ["a", 3].`);
+    if (!Array.isArray(parsed)) throw new Error(`This key has ${types.length} columns: type a JSON array like ["a", 3].`);
     return parsed;
   }
   const type = types[0] ?? "string";
   const trimmed = text.trim();
-  // A number beyond what a browser holds exactly travels as text.
+  // A number that a browser cannot represent exactly is sent as text.
   if (isNumber(type) && /^-?\d+$/.test(trimmed) && Number.isSafeInteger(Number(trimmed))) return [Number(trimmed)];
   if (/^(float|double)/i.test(type) && trimmed !== "" && Number.isFinite(Number(trimmed))) return [Number(trimmed)];
   if (/^boolean/i.test(type) && /^(true|false)$/i.test(trimmed)) return [trimmed.toLowerCase() === "true"];
@@ -108,7 +108,7 @@ export function typedKey(text, types) {
 const pathOf = (state) => `/api/state/${encodeURIComponent(state.operator)}/${encodeURIComponent(state.state)}`;
 
 function lookup(state) {
-  if (!state.keys.length || state.scope === "subtask") return empty("This state has no keys to look up: browse it.");
+  if (!state.keys.length || state.scope === "subtask") return empty("This state has no keys. Use Browse.");
   const types = state.keys.map((name) => state.columns.find((each) => each.name === name)?.type ?? "string");
   const name = state.keys.map((each, index) => `${each} ${types[index]}`).join(", ");
   const input = h("input", { type: "text", name: "key", required: true, autocomplete: "off", spellcheck: "false", placeholder: types.length > 1 ? '["a", 3]' : "" });
@@ -121,7 +121,7 @@ function lookup(state) {
   }).element;
 }
 
-// A map as its entries, a list as its items, anything else as it is.
+// The entries of a map, the items of a list, or a single value.
 function entries(value) {
   const isPairs = Array.isArray(value) && value.length > 0 && value.every((each) => Array.isArray(each) && each.length === 2);
   if (isPairs) return table([{ name: "Entry", cell: (row) => shown(row[0]) }, { name: "Value", align: typeof value[0][1] === "number" ? "right" : null, cell: (row) => shown(row[1]) }], value, { caption: "Entries", cls: "data" });
@@ -138,11 +138,11 @@ function browse(state) {
       const found = await get(`${pathOf(state)}?limit=${PAGE_ROWS}${cursor ? `&after=${encodeURIComponent(cursor)}` : ""}`);
       replace(body, at(found), rows(found.columns, found.rows, (row, column) => row[column.name], `${state.operator}.${state.state}`),
         h("div", { class: "pager" },
-          h("button", { type: "button", disabled: pages.length === 1, onclick: () => { pages.pop(); load(); } }, "Before"),
+          h("button", { type: "button", disabled: pages.length === 1, onclick: () => { pages.pop(); load(); } }, "Previous"),
           h("span", { class: "soft" }, `page ${pages.length}, at most ${plural(state.rows, "row")}`),
           h("button", { type: "button", disabled: found.after === null, onclick: () => { pages.push(found.after); load(); } }, "Next")));
     } catch (error) {
-      // The epoch of the first page may be retired by now: there is a newer one to look at.
+      // The epoch of the first page may be retired: start again with the newest one.
       replace(body, h("p", { class: "failed", role: "alert" }, error.message),
         h("div", { class: "pager" }, h("button", { type: "button", onclick: () => { pages.length = 1; load(); } }, "From the start")));
     }
@@ -161,7 +161,7 @@ function sql(state) {
     lastSql = input.value;
     const found = await post("/api/sql", { sql: input.value, limit: SQL_ROWS });
     return [at(found), rows(found.columns, found.rows, (row, _column, index) => row[index], "Result"),
-      h("p", { class: "soft" }, plural(found.rows.length, "row"), found.truncated ? ", cut off: there are more" : "")];
+      h("p", { class: "soft" }, plural(found.rows.length, "row"), found.truncated ? ", there are more" : "")];
   });
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -174,7 +174,7 @@ function sql(state) {
 
 function diff(state, live) {
   const kept = live.epochs.map((each) => each.epoch).filter((each) => each >= live.oldestKept).toReversed();
-  if (kept.length < 2) return empty("Only one epoch is kept: nothing to compare yet.");
+  if (kept.length < 2) return empty("Only one epoch is kept: there is nothing to compare yet.");
   let [to, from] = kept;
   const options = kept.map((each) => [String(each), count(each)]);
   const fields = [
@@ -192,8 +192,8 @@ function diff(state, live) {
         ...(hasEntries ? [{ name: "Entry", head: false, cell: (row) => shown(row.entry) }] : []),
         { name: "Before", head: false, align: "right", cell: (row) => (row.change === "added" ? "" : shown(row.before)) },
         { name: "After", head: false, align: "right", cell: (row) => (row.change === "removed" ? "" : shown(row.after)) },
-      ], found.rows, { caption: "Differences", cls: "data" }) : empty("Nothing differs."),
-      found.truncated ? h("p", { class: "soft" }, "Cut off: there are more.") : null,
+      ], found.rows, { caption: "Differences", cls: "data" }) : empty("No differences."),
+      found.truncated ? h("p", { class: "soft" }, "There are more.") : null,
     ];
   }).element;
 }

@@ -1,7 +1,7 @@
-// Before the first paint: the theme that was chosen here last, else what the system prefers.
+// Runs before the first paint: the theme chosen here last, else that of the system.
 try {
   const chosen = localStorage.getItem("cairn-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // Storage is switched off: the system's theme it is.
+  // Storage is off: the system's theme applies.
 }

@@ -119,7 +119,7 @@ def test_null_is_a_name_of_its_own_wherever_it_stands() -> None:
 
 
 def test_names_with_one_hash_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_index, "_mixed", lambda values: values * np.uint64(0))
+    monkeypatch.setattr(key_index, "_mix", lambda values: values * np.uint64(0))
     index = IntIndex(1)
     positions, firsts = index.place(names_of([5, 6, 5, 7, 6]))
     assert positions[0] == positions[2] and positions[1] == positions[4]

@@ -78,7 +78,7 @@ def test_values_lie_by_position_and_the_last_put_counts(type_: str) -> None:
     held.reserve(4)
     for positions, picks in (([0, 3, 3], [0, 0, 2]), ([1, 2, 1], [None, 1, 0]), ([2], [None])):
         held.put(np.array(positions), form.split(column(type_, picks)))
-    copy = held.frozen(4)
+    copy = held.copy_first(4)
     held.reserve(5_000)
     held.put(np.array([3, 4_999]), form.split(column(type_, [1, 1])))
     assert form.join(copy.take(np.array([3, 2, 1, 0]))).equals(column(type_, [2, None, 0, 0]))

@@ -105,7 +105,7 @@ def test_what_came_and_went_within_an_epoch_is_no_change() -> None:
     table, handle = made(state.Value("long"), pa.int64())
     handle.put_many(pa.array([1, 2]), pa.array([1, 2]))
     handle.put_many(pa.array([1, 2, 3]), pa.array([None, None, None], pa.int64()))
-    assert table.delta() is None and table.keys_changed() == 0 and table.held().entries == 0
+    assert table.delta() is None and table.keys_changed() == 0 and table.count_held().entries == 0
     assert handle.get_many(pa.array([1, 3])).null_count == 2
 
 
@@ -132,7 +132,7 @@ def test_dead_positions_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
             *range(max(0, epoch - 1), epoch + 1)
         ]
         table.promote()
-    assert table.held().entries == 400
+    assert table.count_held().entries == 400
     assert len(table._index) <= 1_200
 
 
@@ -188,7 +188,7 @@ def test_keys_of_a_large_map_are_counted_again_when_much_was_written(
 
     def write(keys: list[int], entries: list[int]) -> Held:
         handle.put_many(pa.array(keys), pa.array(entries), pa.array(entries))
-        found = table.held()
+        found = table.count_held()
         table.promote()
         return found
 

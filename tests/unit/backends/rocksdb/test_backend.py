@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cairn import state
-from cairn.backends.base import ABSENT
+from cairn.backends.contract import ABSENT
 from cairn.backends.files import open_rows
 from cairn.backends.rocksdb import files as rocksdb_files
 from cairn.backends.rocksdb.backend import DATABASES_MAX, RocksBackend
@@ -151,7 +151,7 @@ def test_a_base_is_taken_over_without_decoding(new_slot: NewSlot) -> None:
     other = new_slot()
     load(other, ref)
     assert other.content() == slot.content()
-    assert {name: table.held().entries for name, table in other.tables.items()} == {
+    assert {name: table.count_held().entries for name, table in other.tables.items()} == {
         "value": 500, "items": 500, "entries": 1000,
     }  # fmt: skip
     other.change("value", 1, "more")
@@ -583,4 +583,4 @@ def test_a_large_map_is_read_by_entry(new_slot: NewSlot) -> None:
     assert len(held) == 1000 and "7" not in held and held["new"] == 1
     expected = {str(n): n for n in range(1000) if n != 7} | {"8": 0, "new": 1}
     assert slot.content()["entries"][1] == expected
-    assert slot.tables["entries"].held().entries == 1000
+    assert slot.tables["entries"].count_held().entries == 1000

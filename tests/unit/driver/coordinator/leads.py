@@ -35,12 +35,12 @@ class Recorder(Collect):
     def __getstate__(self) -> dict[str, Any]:
         return {"_parts": {}, "calls": [], "failures": 0}
 
-    def commit(self, epoch: int, committables: Sequence[Committable], part: int = 0) -> None:
-        self.calls.append(("commit", epoch) if part == 0 else ("commit", epoch, part))
+    def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
+        self.calls.append(("commit", epoch) if batch == 0 else ("commit", epoch, batch))
         if self.failures:
             self.failures -= 1
             raise OSError("sink is away")
-        super().commit(epoch, committables, part)
+        super().commit(epoch, committables, batch)
 
     def recover(self, before_epoch: int) -> None:
         self.calls.append(("recover", before_epoch))
@@ -91,7 +91,7 @@ class Lead:
             slot = begin.slot(subtask)
             if slot not in self.slots:
                 runtime = Runtime(scratch=str(self.scratch), store=self.store, threaded=False)
-                runtime.load(*self.spec.pickled())
+                runtime.load(*self.spec.pickle())
                 self.slots[slot] = runtime
             level = self.slots[slot].level(0)
             mine = [r for r in rows if group_of(r[0]) * begin.parallelism // 6 == subtask]
@@ -100,8 +100,8 @@ class Lead:
             reports.append(level.report(level._newest, executor="", log="", started_ms=0))
         return Outcome(acks, reports)
 
-    def run_epoch(self, *rows: tuple[int, int | None]) -> Any:
-        return self.coordinator.run_epoch(POSITION, lambda begin: self.execute(begin, rows))
+    def run_batch(self, *rows: tuple[int, int | None]) -> Any:
+        return self.coordinator.run_batch(POSITION, lambda begin: self.execute(begin, rows))
 
 
 def run_counting(lead: Lead, *users: dict[str, Any], rows: Any = ((1, 5),)) -> Any:
@@ -115,4 +115,4 @@ def run_counting(lead: Lead, *users: dict[str, Any], rows: Any = ((1, 5),)) -> A
         ]
         return outcome._replace(reports=reports)
 
-    return lead.coordinator.run_epoch(POSITION, execute)
+    return lead.coordinator.run_batch(POSITION, execute)

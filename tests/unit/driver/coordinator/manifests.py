@@ -7,8 +7,8 @@ from typing import Any
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     Epoch,
+    EpochOperator,
     FileRef,
-    OperatorEntry,
     RangeState,
     SparkPosition,
     StateDecl,
@@ -51,8 +51,8 @@ def entry(
     uid: str = "op",
     keys: dict[str, str] | None = None,
     states: dict[str, StateDecl] | None = None,
-) -> OperatorEntry:
-    return OperatorEntry(
+) -> EpochOperator:
+    return EpochOperator(
         uid=uid,
         function_version="f",
         key_types=keys or {"k": "bigint"},
@@ -64,7 +64,7 @@ def entry(
 
 def epoch(
     number: int = 5,
-    *entries: OperatorEntry,
+    *entries: EpochOperator,
     folder: str = "spark/000000000001",
     batch_id: int = 3,
     offsets: str = "",

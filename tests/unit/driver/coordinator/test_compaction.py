@@ -8,8 +8,9 @@ import pytest
 
 from cairn.driver.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
 from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
-from cairn.protocol.messages import Compacted, Compaction, OperatorAck, Stored
-from cairn.storage.manifest import FileRef, Held, OperatorEntry, RangeState
+from cairn.protocol.messages import Compacted, Compaction, OperatorAck
+from cairn.storage.files import Kind, StateFile
+from cairn.storage.manifest import EpochOperator, FileRef, Held, RangeState
 from tests.unit.driver.coordinator.manifests import entry, ref
 
 GROUPS = range(0, 8)
@@ -74,7 +75,7 @@ def test_a_range_has_few_files_however_old_the_job_is(
     rescale_every: int | None, files_max: int
 ) -> None:
     chance = random.Random(1)
-    held: OperatorEntry | None = None
+    held: EpochOperator | None = None
     parallelism = 2
     written = rewritten = 0
     for epoch in range(1, 1500):
@@ -89,10 +90,12 @@ def test_a_range_has_few_files_however_old_the_job_is(
                 compaction = compaction if compaction.kind == "base" else None
             if compaction is not None:
                 file = compacted(f"c{epoch}-{subtask}", compaction, each, epoch - 1)
-                each = take_in(each, file, {}) or each
+                each = take_in(each, file) or each
                 rewritten += file.stored.length
-            delta = Stored(f"{epoch}-{subtask}", chance.randrange(1, 20_000), 1, path="d")
-            after.append(advance(each, OperatorAck("op", 1, 1, 1, delta), epoch, {}, Held(1, 1)))
+            delta = StateFile(
+                f"{epoch}-{subtask}", "delta", chance.randrange(1, 20_000), 1, path="d"
+            )
+            after.append(advance(each, OperatorAck("op", 1, 1, 1, delta), epoch, Held(1, 1)))
             written += delta.length
         held = entry(*after)
         assert max(len(each.files) for each in after) <= files_max
@@ -101,6 +104,7 @@ def test_a_range_has_few_files_however_old_the_job_is(
 
 def compacted(name: str, compaction: Compaction, part: RangeState, as_of: int) -> Compacted:
     replaced = part.files[-compaction.count :]
+    kind: Kind = "base" if compaction.kind == "base" else "delta"
     size = 1_000_000 if compaction.kind == "base" else sum(r.length for r in replaced)
     return Compacted(
         uid="op",
@@ -110,7 +114,7 @@ def compacted(name: str, compaction: Compaction, part: RangeState, as_of: int) -
         tier=compaction.tier,
         as_of=as_of,
         replaced=tuple(ref.listing for ref in replaced),
-        stored=Stored(name, size, 1, path=name),
+        stored=StateFile(name, kind, size, 1, path=name),
         ms=1.0,
     )
 

@@ -29,23 +29,27 @@ def every(tmp_path: Path, batches: int, **options: Any) -> Lead:
 def test_an_epoch_is_committed_after_its_last_batch(tmp_path: Path) -> None:
     lead = every(tmp_path, 3)
     for _ in range(2):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
         assert committed(lead) == [] and lead.sink.calls == [("recover", 2)]
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert committed(lead) == [2]
     assert lead.sink.rows == [(1, 1, 5), (1, 2, 10), (1, 3, 15)]
-    assert [(b.epoch, b.batch, b.parent) for b in lead.begins] == [
+    assert [(b.epoch, b.execution.batch, b.parent) for b in lead.begins] == [
         (2, 0, None), (2, 1, None), (2, 2, None),
     ]  # fmt: skip
-    lead.run_epoch((1, 5))
-    assert (lead.begins[-1].epoch, lead.begins[-1].batch, lead.begins[-1].parent) == (3, 0, 2)
+    lead.run_batch((1, 5))
+    assert (lead.begins[-1].epoch, lead.begins[-1].execution.batch, lead.begins[-1].parent) == (
+        3,
+        0,
+        2,
+    )
 
 
 def test_what_an_epoch_did_is_the_sum_of_its_batches(tmp_path: Path) -> None:
     lead = every(tmp_path, 2)
-    lead.run_epoch((1, 5), (2, 5))
+    lead.run_batch((1, 5), (2, 5))
     first = lead.coordinator.newest
-    epoch = lead.run_epoch((1, 5))
+    epoch = lead.run_batch((1, 5))
     metrics = epoch.metrics["operators"]["count"]
     assert first is not None and metrics["rows_in"] == 3
     # What is held is counted once.
@@ -55,23 +59,23 @@ def test_what_an_epoch_did_is_the_sum_of_its_batches(tmp_path: Path) -> None:
 
 def test_a_driver_that_dies_within_an_epoch_leaves_none_of_it(tmp_path: Path) -> None:
     lead = every(tmp_path, 2)
-    lead.run_epoch((1, 5))
-    lead.run_epoch((1, 5))
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
+    lead.run_batch((1, 5))
+    lead.run_batch((1, 5))
     after = Lead(tmp_path, lead.store, checkpoint_every=2).start()
     assert after.sink.rows == [(1, 1, 5), (1, 2, 10)], "the newest epoch again, no more"
-    after.run_epoch((1, 5))
-    after.run_epoch((1, 5))
+    after.run_batch((1, 5))
+    after.run_batch((1, 5))
     assert after.sink.rows[2:] == [(1, 3, 15), (1, 4, 20)]
 
 
 def test_a_slot_that_dies_within_an_epoch_is_restored_to_the_batch_before(tmp_path: Path) -> None:
     lead = every(tmp_path, 3)
-    lead.run_epoch((1, 5))
-    lead.run_epoch((1, 5), (2, 1))
+    lead.run_batch((1, 5))
+    lead.run_batch((1, 5), (2, 1))
     lead.slots.clear()
-    lead.run_epoch((1, 5), (2, 1))
-    assert [(b.batch, b.attempt, b.pending is None) for b in lead.begins] == [
+    lead.run_batch((1, 5), (2, 1))
+    assert [(b.execution.batch, b.execution.attempt, b.pending is None) for b in lead.begins] == [
         (0, 0, True), (1, 0, True), (2, 0, True), (2, 1, False),
     ]  # fmt: skip
     assert lead.sink.rows[-2:] == [(1, 3, 15), (2, 2, 2)]
@@ -80,9 +84,9 @@ def test_a_slot_that_dies_within_an_epoch_is_restored_to_the_batch_before(tmp_pa
 
 def test_what_is_written_down_of_an_epoch_goes_with_the_driver(tmp_path: Path) -> None:
     lead = every(tmp_path, 5)
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     lead.slots.clear()
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert len(lead.store.list("pending/")) == 1
     Lead(tmp_path, lead.store).start()
     assert lead.store.list("pending/") == []
@@ -90,25 +94,25 @@ def test_what_is_written_down_of_an_epoch_goes_with_the_driver(tmp_path: Path) -
 
 def test_an_epoch_can_be_committed_before_its_last_batch(tmp_path: Path) -> None:
     lead = every(tmp_path, 5)
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     lead.coordinator.commit_epoch()
     assert committed(lead) == [2] and lead.sink.rows == [(1, 1, 5)]
     lead.coordinator.commit_epoch()
     assert committed(lead) == [2], "there is none under way"
-    lead.run_epoch((1, 5))
-    assert lead.begins[-1].batch == 0
+    lead.run_batch((1, 5))
+    assert lead.begins[-1].execution.batch == 0
 
 
 def test_bases_are_asked_for_in_the_first_batch_only(tmp_path: Path) -> None:
     lead = every(tmp_path, 2)
     for value in range(40):
-        lead.run_epoch((value % 7, value))
-    asked = {begin.batch for begin in lead.begins if any(begin.compactions.values())}
+        lead.run_batch((value % 7, value))
+    asked = {begin.execution.batch for begin in lead.begins if any(begin.compactions.values())}
     assert asked == {0}
     lead.slots.clear()
-    lead.run_epoch((0, 1))
+    lead.run_batch((0, 1))
     assert lead.coordinator.newest is not None
-    lead.run_epoch((0, 1))
+    lead.run_batch((0, 1))
     assert lead.sink.rows[-1] == (0, 8, sum(range(0, 40, 7)) + 2)
 
 
@@ -117,9 +121,9 @@ def test_bases_are_asked_for_in_the_first_batch_only(tmp_path: Path) -> None:
 
 def test_at_least_once_publishes_each_batch_before_the_epoch_is_in_the_log(tmp_path: Path) -> None:
     lead = every(tmp_path, 2, guarantee="at-least-once")
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert committed(lead) == [] and lead.sink.rows == [(1, 1, 5)]
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert lead.sink.calls == [("recover", 2), ("commit", 2), ("commit", 2, 1)]
     epoch = lead.coordinator.committed
     assert epoch is not None and epoch.committables == {}
@@ -133,7 +137,7 @@ def test_a_crash_after_publishing_leaves_the_batch_out_of_the_log(
 ) -> None:
     lead = every(tmp_path, 1, guarantee=guarantee)
     with simulated_crash("driver.batch.published"), pytest.raises(SimulatedCrash):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     assert lead.sink.rows == [(1, 1, 5)] and committed(lead) == []
 
 
@@ -142,12 +146,12 @@ def test_at_most_once_tells_a_sink_that_may_repeat_once_only(tmp_path: Path) -> 
     lead.sink.failures = 1
     type(lead.sink).promise = "at-least-once"
     try:
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
         assert lead.sink.calls[1:] == [("commit", 2)] and lead.sink.rows == []
     finally:
         type(lead.sink).promise = "exactly-once"
     lead.sink.failures = 1
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert lead.sink.calls[2:] == [("commit", 3), ("commit", 3)], "one that can tell is told again"
 
 
@@ -165,7 +169,7 @@ def test_a_commit_that_keeps_failing_pauses_the_job_until_it_succeeds(tmp_path: 
         sleep(seconds)
 
     lead.coordinator._publisher._sleep = look
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     paused = [each for each in seen if each is not None]
     assert seen[0] is None and paused
     assert (paused[0].sink, paused[0].epoch, paused[0].error) == ("out", 2, "sink is away")
@@ -178,7 +182,7 @@ def test_a_paused_job_can_be_stopped_and_the_next_start_publishes(tmp_path: Path
     lead.sink.failures = 1000
     lead.coordinator.is_stopping = lambda: lead.coordinator.paused is not None
     with pytest.raises(StoppedError, match="the next start goes on with it"):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     after = Lead(tmp_path, lead.store).start()
     assert after.sink.rows == [(1, 1, 5)]
 
@@ -196,13 +200,13 @@ def test_a_paused_driver_that_was_taken_over_lets_go(tmp_path: Path) -> None:
 
     lead.coordinator._publisher._sleep = take_over
     with pytest.raises(CommitConflictError, match="another driver has taken over"):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     assert others[0].sink.rows == [(1, 1, 5)]
 
 
 def test_a_start_does_not_wait_for_ever(tmp_path: Path) -> None:
     lead = Lead(tmp_path).start()
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     after = Lead(tmp_path, lead.store)
     after.sink.failures = 1000
     with pytest.raises(CommitError, match="tried 5 times"):
@@ -217,11 +221,11 @@ def test_a_batch_that_was_not_published_is_not_in_the_log(
     """Stopped while the sink is away: as published counts only what is."""
     lead = every_of(tmp_path, every, guarantee)
     for _ in range(every):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     lead.sink.failures = 1000
     lead.coordinator.is_stopping = lambda: lead.coordinator.paused is not None
     with pytest.raises(StoppedError):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     lead.coordinator.commit_epoch()
     assert committed(lead) == [2]
     assert lead.coordinator.paused is None
@@ -236,10 +240,10 @@ def test_a_driver_that_was_taken_over_publishes_nothing_before_its_commit(
     tmp_path: Path, guarantee: str
 ) -> None:
     lead = every_of(tmp_path, 3, guarantee)
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     Lead(tmp_path, lead.store).start()
     with pytest.raises(CommitConflictError, match="another driver has taken over"):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     assert lead.sink.rows == [(1, 1, 5)]
 
 
@@ -251,7 +255,7 @@ def test_a_pause_goes_on_while_the_checkpoint_is_away_too(tmp_path: Path) -> Non
         raise OSError("the store is away")
 
     lead.coordinator.log.newest_number = away  # type: ignore[method-assign]
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert lead.sink.rows == [(1, 1, 5)]
 
 
@@ -260,7 +264,7 @@ def test_a_pause_goes_on_while_the_checkpoint_is_away_too(tmp_path: Path) -> Non
 
 def test_what_cannot_be_written_down_or_removed_is_tried_again(tmp_path: Path) -> None:
     lead = every(tmp_path, 2)
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     lead.slots.clear()
     put = lead.store.put
     tries = []
@@ -273,14 +277,14 @@ def test_what_cannot_be_written_down_or_removed_is_tried_again(tmp_path: Path) -
         put(path, data)
 
     lead.store.put = fails_once  # type: ignore[method-assign]
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     assert len(tries) == 2
     assert lead.sink.rows == [(1, 1, 5), (1, 2, 10)] and committed(lead) == [2]
 
 
 def test_a_lost_slot_does_not_hide_why_a_batch_fails(tmp_path: Path) -> None:
     lead = every(tmp_path, 3)
-    lead.run_epoch((1, 5))
+    lead.run_batch((1, 5))
     lead.slots.clear()
 
     def execute(begin: Any) -> Any:
@@ -288,7 +292,7 @@ def test_a_lost_slot_does_not_hide_why_a_batch_fails(tmp_path: Path) -> None:
         raise FunctionError("this is why")
 
     with pytest.raises(FunctionError, match="this is why"):
-        lead.coordinator.run_epoch(POSITION, execute)
+        lead.coordinator.run_batch(POSITION, execute)
 
 
 def test_a_target_that_is_away_while_slots_write_pauses_the_job(tmp_path: Path) -> None:
@@ -296,12 +300,12 @@ def test_a_target_that_is_away_while_slots_write_pauses_the_job(tmp_path: Path) 
     seen = []
 
     def execute(begin: Any) -> Any:
-        if begin.attempt < TRIES_BEFORE_PAUSE + 2:
+        if begin.execution.attempt < TRIES_BEFORE_PAUSE + 2:
             raise EpochError("no route", sink="out", is_away=True)
         seen.append(lead.coordinator.paused)
         return lead.execute(begin, [(1, 5)])
 
-    lead.coordinator.run_epoch(POSITION, execute)
+    lead.coordinator.run_batch(POSITION, execute)
     assert seen[0] is not None and seen[0].error == "no route"
     assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
     lead.coordinator.is_stopping = lambda: True
@@ -310,7 +314,7 @@ def test_a_target_that_is_away_while_slots_write_pauses_the_job(tmp_path: Path) 
         raise EpochError("no route", sink="out", is_away=True)
 
     with pytest.raises(StoppedError):
-        lead.coordinator.run_epoch(POSITION, away)
+        lead.coordinator.run_batch(POSITION, away)
 
 
 def is_away(begin: Any) -> Any:
@@ -325,14 +329,14 @@ def test_a_target_that_is_away_from_the_slots_is_waited_for_as_long_as_it_takes(
     began_ms, tries = lead.clock(), 5000
 
     def execute(begin: Any) -> Any:
-        if begin.attempt < tries:
-            if begin.attempt % 100 == 50:
+        if begin.execution.attempt < tries:
+            if begin.execution.attempt % 100 == 50:
                 raise EpochError("an executor is lost")
             lead.clock.sleep(600)
             is_away(begin)
         return lead.execute(begin, [(1, 5)])
 
-    lead.coordinator.run_epoch(POSITION, execute)
+    lead.coordinator.run_batch(POSITION, execute)
     assert lead.clock() - began_ms > 14 * 24 * 3600 * 1000
     assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
 
@@ -349,7 +353,7 @@ def test_a_target_away_from_the_slots_ends_the_run_after_the_commit_timeout(
         is_away(begin)
 
     with pytest.raises(CommitError, match="sink 'out' did not take epoch 2: no route"):
-        lead.coordinator.run_epoch(POSITION, execute)
+        lead.coordinator.run_batch(POSITION, execute)
     assert 60_000 <= lead.clock() - was_long < 120_000
 
 
@@ -359,10 +363,10 @@ def test_a_driver_that_waits_for_a_target_leaves_the_job_to_one_that_takes_over(
     lead = Lead(tmp_path).start()
 
     def execute(begin: Any) -> Any:
-        if begin.attempt == TRIES_BEFORE_PAUSE + 3:
+        if begin.execution.attempt == TRIES_BEFORE_PAUSE + 3:
             Lead(tmp_path, lead.store).start()
         is_away(begin)
 
     with pytest.raises(CommitConflictError, match="another driver has taken over"):
-        lead.coordinator.run_epoch(POSITION, execute)
+        lead.coordinator.run_batch(POSITION, execute)
     assert lead.coordinator.paused is not None, "why it waited can still be seen"

@@ -12,7 +12,7 @@ from cairn import Context, KeyedProcess, state
 from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
 from cairn.driver.coordinator.measured import SAMPLE, added, operators_of, slender, summary
 from cairn.query.facts import epoch_facts
-from cairn.storage.manifest import Epoch, Held, OperatorEntry, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, Held, RangeState, SparkPosition
 from cairn.testing import Harness
 
 
@@ -97,7 +97,7 @@ def _range(keys: int | None, entries: int) -> RangeState:
 
 def _epoch(operators: dict[str, Any], scopes: dict[str, Any]) -> Epoch:
     entries = {
-        uid: OperatorEntry(
+        uid: EpochOperator(
             uid=uid, function_version="", key_types={}, states={}, parallelism=1,
             ranges=[_range(0, 0)], scope=scope,
         )

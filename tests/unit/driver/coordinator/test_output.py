@@ -117,11 +117,11 @@ def test_an_epoch_notes_where_its_output_goes_and_the_note_outlives_the_driver(
     lead = Lead(tmp_path)
     monkeypatch.setattr(type(lead.sink), "target", "here")
     lead.start()
-    assert lead.run_epoch((1, 5)).targets == {"out": "here"}
-    assert lead.run_epoch().targets == {}, "there is nothing to publish"
+    assert lead.run_batch((1, 5)).targets == {"out": "here"}
+    assert lead.run_batch().targets == {}, "there is nothing to publish"
     newest = Log(lead.store).newest_epoch()
     assert newest is not None and newest.targets == {}
-    lead.run_epoch((1, 6))
+    lead.run_batch((1, 6))
     newest = Log(lead.store).newest_epoch()
     assert newest is not None and newest.targets == {"out": "here"}
 
@@ -133,7 +133,7 @@ def test_output_that_was_given_up_is_not_noted_as_published(
     monkeypatch.setattr(type(lead.sink), "target", "here")
     lead.start()
     with simulated_crash("driver.manifest.written"), pytest.raises(SimulatedCrash):
-        lead.run_epoch((1, 5))
+        lead.run_batch((1, 5))
     monkeypatch.setattr(type(lead.sink), "target", "there")
     with pytest.raises(PlanError, match="prepared for: here"):
         Lead(tmp_path, lead.store).start()

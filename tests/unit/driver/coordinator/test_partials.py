@@ -13,7 +13,9 @@ def acks(*counts: tuple[int, int]) -> list[Ack]:
             0,
             subtask,
             [
-                OperatorAck("sum", rows, rows_out=0, keys_changed=0, delta=None, groups=groups),
+                OperatorAck(
+                    "sum", rows, rows_out=0, keys_changed=0, delta=None, partial_count=groups
+                ),
                 OperatorAck("other", 10**6, rows_out=0, keys_changed=0, delta=None),
             ],
             {},

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.driver.coordinator.ranges import advance, ranges_for, slots_for, take_in
-from cairn.protocol.messages import Compacted, OperatorAck, Stored
+from cairn.driver.coordinator.record import pack_small_files
+from cairn.driver.coordinator.rounds import Outcome
+from cairn.protocol.messages import Ack, Compacted, OperatorAck
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import EMPTY_VERSION, Held, RangeState, next_version
-from cairn.storage.pack import Slice
+from cairn.storage.store import open_store
 from tests.unit.driver.coordinator.manifests import entry, part, ref
 
 
@@ -18,11 +21,11 @@ def groups(part: RangeState) -> range:
     return range(part.first_group, part.first_group + part.group_count)
 
 
-def ack(delta: Stored | None = None) -> OperatorAck:
+def ack(delta: StateFile | None = None) -> OperatorAck:
     return OperatorAck("op", 1, 1, 1, delta)
 
 
-STORED = Stored("new", 50, 5, path="state/new")
+STORED = StateFile("new", "delta", 50, 5, path="state/new")
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 45), max_size=5))
@@ -112,14 +115,14 @@ def test_more_subtasks_than_key_groups_leaves_some_with_none() -> None:
 
 def test_an_epoch_without_a_delta_changes_neither_version_nor_files() -> None:
     before = part(range(0, 4), ref("a", range(0, 4)))
-    after = advance(before, ack(), 2, {}, Held(5, 7))
+    after = advance(before, ack(), 2, Held(5, 7))
     assert (after.version, after.files) == (before.version, before.files)
     assert (after.state_keys, after.state_entries) == (5, 7)
 
 
 def test_a_delta_is_added_and_names_the_version() -> None:
     before = part(range(0, 4), ref("a", range(0, 4)))
-    after = advance(before, ack(STORED), 2, {})
+    after = advance(before, ack(STORED), 2)
     assert [r.id for r in after.files] == ["a", "new"]
     added = after.files[-1]
     assert (added.kind, added.tier, added.first_epoch, added.last_epoch) == ("delta", 0, 2, 2)
@@ -128,11 +131,24 @@ def test_a_delta_is_added_and_names_the_version() -> None:
 
 
 def test_a_delta_that_travelled_is_found_in_its_pack() -> None:
-    travelled = Stored("new", 50, 5, data=b"x" * 50)
-    after = advance(part(range(0, 4)), ack(travelled), 2, {"new": Slice("state/p", 30, 50)})
-    assert (after.files[0].path, after.files[0].offset, after.files[0].length) == (
-        "state/p", 30, 50,
-    )  # fmt: skip
+    store = open_store("memory:")
+    sent = [StateFile(id, "delta", 3, 5, data=id.encode() * 3) for id in "ba"]
+    outcome = Outcome([Ack(0, n, [ack(file)], {}) for n, file in enumerate(sent)], [])
+    (packed,), _ = pack_small_files(store, [outcome], [], term=7)
+    deltas = [op.delta for acked in packed.acks for op in acked.operators]
+    for file, delta in zip(sent, deltas, strict=True):
+        after = advance(part(range(0, 4)), ack(delta), 2)
+        (found,) = after.files
+        assert store.get_range(found.path, found.offset, found.length) == file.data
+        assert delta is not None and delta.data is None
+
+
+def test_a_delta_that_another_subtask_stores_is_not_placed_and_counts_no_bytes() -> None:
+    written = StateFile("x", "delta", 3, 5, data=b"xxx")
+    same = StateFile("x", "delta", 0, 0)
+    outcome = Outcome([Ack(0, n, [ack(file)], {}) for n, file in enumerate((written, same))], [])
+    (packed,), _ = pack_small_files(open_store("memory:"), [outcome], [], term=7)
+    assert packed.acks[1].operators[0].delta == same
 
 
 def written(kind: str, part: RangeState, as_of: int, *replaced: str) -> Compacted:
@@ -144,7 +160,7 @@ def written(kind: str, part: RangeState, as_of: int, *replaced: str) -> Compacte
         tier=0 if kind == "base" else 3,
         as_of=as_of,
         replaced=tuple(f"{id}:{part.first_group}+{part.group_count}" for id in replaced),
-        stored=Stored("m", 9, 9, path="state/m"),
+        stored=StateFile("m", "base" if kind == "base" else "delta", 9, 9, path="state/m"),
         ms=1.0,
     )
 
@@ -156,7 +172,7 @@ def four_deltas() -> RangeState:
 
 def test_a_merge_takes_the_place_of_what_it_replaces_and_keeps_the_version() -> None:
     before = four_deltas()
-    after = take_in(before, written("merge", before, 4, "b", "c"), {})
+    after = take_in(before, written("merge", before, 4, "b", "c"))
     assert after is not None
     assert [r.id for r in after.files] == ["a", "m", "d"]
     merged = after.files[1]
@@ -174,14 +190,14 @@ def test_a_merge_takes_the_place_of_files_as_they_are_listed_not_of_their_namesa
     merged = msgspec.structs.replace(
         written("merge", before, 4), replaced=tuple(each.listing for each in right)
     )
-    after = take_in(before, merged, {})
+    after = take_in(before, merged)
     assert after is not None
     assert after.files[:3] == left and [each.id for each in after.files[3:]] == ["m"]
 
 
 def test_a_base_replaces_what_came_up_to_its_epoch_and_keeps_what_came_later() -> None:
     before = four_deltas()
-    after = take_in(before, written("base", before, 3), {})
+    after = take_in(before, written("base", before, 3))
     assert after is not None
     assert [r.id for r in after.files] == ["m", "d"]
     assert (after.files[0].kind, after.files[0].last_epoch) == ("base", 3)
@@ -190,12 +206,12 @@ def test_a_base_replaces_what_came_up_to_its_epoch_and_keeps_what_came_later() -
 
 def test_a_file_merged_across_the_epoch_of_a_base_stays_after_it() -> None:
     before = four_deltas()
-    across = take_in(before, written("merge", before, 4, "c", "d"), {})
+    across = take_in(before, written("merge", before, 4, "c", "d"))
     assert across is not None
     base = msgspec.structs.replace(
-        written("base", before, 3), stored=Stored("base", 9, 9, path="b")
+        written("base", before, 3), stored=StateFile("base", "base", 9, 9, path="b")
     )
-    after = take_in(across, base, {})
+    after = take_in(across, base)
     assert after is not None
     assert [r.id for r in after.files] == ["base", "m"]
 
@@ -210,19 +226,19 @@ def test_a_file_merged_across_the_epoch_of_a_base_stays_after_it() -> None:
     ids=["a file is gone", "not next to each other", "another range"],
 )
 def test_what_no_longer_fits_is_not_taken_in(file: Compacted) -> None:
-    assert take_in(four_deltas(), file, {}) is None
+    assert take_in(four_deltas(), file) is None
 
 
 def test_a_base_older_than_the_one_there_is_not_taken_in() -> None:
     newer = part(range(0, 4), ref("b", range(0, 4), kind="base", first_epoch=1, last_epoch=9))
-    assert take_in(newer, written("base", newer, 8), {}) is None
+    assert take_in(newer, written("base", newer, 8)) is None
 
 
 def test_a_file_is_taken_in_once() -> None:
     before = four_deltas()
-    after = take_in(before, written("base", before, 3), {})
+    after = take_in(before, written("base", before, 3))
     assert after is not None
-    assert take_in(after, written("base", after, 3), {}) is None
+    assert take_in(after, written("base", after, 3)) is None
 
 
 def test_slots_stay_with_the_key_groups_they_hold() -> None:

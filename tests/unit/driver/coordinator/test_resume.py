@@ -11,7 +11,7 @@ import pytest
 from cairn import state
 from cairn.driver.coordinator.resume import check_resume, check_sources
 from cairn.errors import PlanError, StateSchemaError
-from cairn.protocol.entry import EntrySpec
+from cairn.protocol.scoped_state import ScopedState
 from cairn.state import Declaration
 from cairn.storage.manifest import StateDecl
 from tests.unit.driver.coordinator.manifests import entry, epoch, part, ref
@@ -38,7 +38,7 @@ def check(*, allow_dropped_state: bool = False, **operators: Any) -> frozenset[s
     declared = {"other": OTHER, **operators}
     return check_resume(
         HELD,
-        {uid: EntrySpec(uid, "keyed", *each) for uid, each in declared.items()},
+        {uid: ScopedState(uid, "keyed", *each) for uid, each in declared.items()},
         job_name="fraud",
         url="file:///ckpt",
         allow_dropped_state=allow_dropped_state,
@@ -85,7 +85,7 @@ def test_one_operator_can_be_asked_about_alone() -> None:
     alone = msgspec.structs.replace(HELD, operators={"other": HELD.operators["other"]})
     found = check_resume(
         alone,
-        {"other": EntrySpec("other", "keyed", {"k": "int"}, {"n": state.Value("bigint")})},
+        {"other": ScopedState("other", "keyed", {"k": "int"}, {"n": state.Value("bigint")})},
         job_name="fraud",
         url="file:///ckpt",
         allow_dropped_state=False,
@@ -201,14 +201,16 @@ def test_an_epoch_that_does_not_know_its_sources_is_taken_to_have_the_same(
     assert refused("a", "b", held="a c", reset_sources=reset) is not None
 
 
-def scoped(declared: EntrySpec, **options: Any) -> frozenset[str]:
+def scoped(declared: ScopedState, **options: Any) -> frozenset[str]:
     given = {"job_name": "fraud", "url": "", "allow_dropped_state": False, **options}
     held = epoch(41, entry(uid="score", keys=KEYS, states=HELD.operators["score"].states))
     return check_resume(held, {"score": declared}, **given)
 
 
 def test_state_of_keys_cannot_become_lists_of_subtasks() -> None:
-    lists = EntrySpec("score", "subtask", {"subtask": "int"}, {"total": state.OperatorList("long")})
+    lists = ScopedState(
+        "score", "subtask", {"subtask": "int"}, {"total": state.OperatorList("long")}
+    )
     with pytest.raises(StateSchemaError, match=r"holds state of keys(.|\n)*declares lists of sub"):
         scoped(lists)
     assert scoped(lists, allow_dropped_state=True) == frozenset()
@@ -216,7 +218,9 @@ def test_state_of_keys_cannot_become_lists_of_subtasks() -> None:
 
 def test_an_operator_without_state_may_get_keys_or_lose_them() -> None:
     held = epoch(41, entry(uid="score", keys=KEYS))
-    declared = EntrySpec("score", "subtask", {"subtask": "int"}, {"n": state.OperatorList("long")})
+    declared = ScopedState(
+        "score", "subtask", {"subtask": "int"}, {"n": state.OperatorList("long")}
+    )
     given = {"job_name": "fraud", "url": "", "allow_dropped_state": False}
     assert check_resume(held, {"score": declared}, **given) == frozenset()
 
@@ -235,14 +239,14 @@ def looping(*files: Any) -> Any:
     return epoch(41, msgspec.structs.replace(back, scope="feedback"))
 
 
-def go_on(newest: Any, *entries: EntrySpec, **more: Any) -> Any:
+def go_on(newest: Any, *entries: ScopedState, **more: Any) -> Any:
     declared = {each.uid: each for each in entries}
     given = {"allow_dropped_state": False, **more}
     return check_resume(newest, declared, job_name="fraud", url="file:///ckpt", **given)
 
 
 def test_a_loop_with_nothing_in_flight_may_go_or_change() -> None:
-    other = EntrySpec("loop:score", "feedback", KEYS, {"records": state.Map("bigint", "string")})
+    other = ScopedState("loop:score", "feedback", KEYS, {"records": state.Map("bigint", "string")})
     for newest in (looping(), looping(ref("empty", range(8), rows=0))):
         assert go_on(newest) == go_on(newest, other) == frozenset()
 
@@ -252,6 +256,6 @@ def test_records_in_flight_are_not_given_up_unasked() -> None:
     with pytest.raises(PlanError, match="records that loop 'loop' sends back to operator 'score'"):
         go_on(newest)
     assert go_on(newest, allow_dropped_state=True) == frozenset()
-    other = EntrySpec("loop:score", "feedback", KEYS, {"records": state.Map("bigint", "string")})
+    other = ScopedState("loop:score", "feedback", KEYS, {"records": state.Map("bigint", "string")})
     with pytest.raises(StateSchemaError, match="next: let the program of before run"):
         go_on(newest, other)

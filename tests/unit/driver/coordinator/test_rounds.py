@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import cairn.driver.coordinator.epoch as epoch_module
 from cairn.driver.coordinator.rounds import following, in_flight, inlined, is_pending, sends_back
 from cairn.driver.coordinator.ticker import is_due
 from cairn.errors import EpochError
-from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece, Stored
+from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece
+from cairn.sinks.base import Execution
+from cairn.storage.files import StateFile
 from cairn.storage.manifest import EMPTY_VERSION, next_version
 from tests.simulation.looping import HopsWorld
 from tests.simulation.world import Driver
@@ -19,18 +23,24 @@ from tests.simulation.world import Driver
 FEEDBACKS = {"loop:op"}
 
 
-def begin(**more: Any) -> Begin:
+def begin(**execution: int) -> Begin:
     return Begin(
-        run_id="r", term=1, epoch=5, attempt=2, parent=4, now_ms=7, watermark_ms=3, parallelism=2,
+        execution=Execution(**{"attempt": 2, **execution}),
+        run_id="r", term=1, epoch=5, parent=4, now_ms=7, watermark_ms=3, parallelism=2,
         versions={"op": ["a", EMPTY_VERSION], "loop:op": ["x", EMPTY_VERSION]},
         compactions={"op": {0: Compaction("base", 1, 0)}}, inline_bytes_max=9,
-        pieces={"op": [[Piece(0, 1, "p")], []]}, settled=["s"], rewrite=["op"], **more,
+        pieces={"op": [[Piece(0, 1, "p")], []]}, settled=["s"], rewrite=["op"],
     )  # fmt: skip
 
 
 def acks(*deltas: tuple[str, int, str | None]) -> list[Ack]:
     return [
-        Ack(0, subtask, [OperatorAck(uid, 1, 1, 1, None if id is None else Stored(id, 1, 1))], {})
+        Ack(
+            0,
+            subtask,
+            [OperatorAck(uid, 1, 1, 1, None if id is None else StateFile(id, "delta", 1, 1))],
+            {},
+        )
         for uid, subtask, id in deltas
     ]
 
@@ -43,12 +53,14 @@ def test_the_next_round_starts_from_what_this_one_left() -> None:
         "loop:op": [EMPTY_VERSION, "f"],
     }
     assert (after.epoch, after.now_ms, after.watermark_ms, after.parent) == (5, 7, 3, 4)
-    assert after.step == begin().step + 1
-    assert begin(round=9).step < Begin(**{**_fields(begin()), "attempt": 3}).step
+    assert after.execution == Execution(batch=0, attempt=2, round=1)
 
 
-def _fields(struct: Begin) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+def test_executions_compare_in_the_order_in_which_they_run() -> None:
+    ran = [(0, 0, 0), (0, 0, 9), (0, 3, 0), (0, 3, 1), (1, 0, 0)]
+    tokens = [begin(batch=b, attempt=a, round=r).token(7) for b, a, r in ran]
+    assert all(before < after for before, after in pairwise(tokens))
+    assert tokens[-1] < msgspec.structs.replace(begin(), epoch=6).token()
 
 
 def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -> None:
@@ -57,7 +69,9 @@ def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -
 
 
 def test_what_travels_with_acknowledgements_is_bounded_over_all_rounds() -> None:
-    large = [Ack(0, 0, [OperatorAck("op", 1, 1, 1, Stored("d", 5, 1, data=b"12345"))], {})]
+    large = [
+        Ack(0, 0, [OperatorAck("op", 1, 1, 1, StateFile("d", "delta", 5, 1, data=b"12345"))], {})
+    ]
     assert inlined(large) == 5 and inlined(acks(("op", 0, "d"))) == 0
     assert following(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
     assert following(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0
@@ -145,7 +159,7 @@ def test_a_slot_lost_between_rounds_costs_the_whole_attempt(
     execute = driver.cluster.execute
 
     def losing(sources: Any, begun: Begin) -> Any:
-        begins.append((begun.attempt, begun.round))
+        begins.append((begun.execution.attempt, begun.execution.round))
         if begins == [(0, 0), (0, 1)]:
             driver.cluster.kill(0)
         return execute(sources, begun)
@@ -164,7 +178,7 @@ def test_an_epoch_that_fails_in_every_attempt_has_published_nothing(
     execute = driver.cluster.execute
 
     def failing(sources: Any, begun: Begin) -> Any:
-        if begun.round == 2:
+        if begun.execution.round == 2:
             raise EpochError("no third round")
         return execute(sources, begun)
 

@@ -13,6 +13,7 @@ from cairn.driver.coordinator.measured import latest, slender, summary
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
 from cairn.protocol.messages import Begin
+from cairn.sinks.base import Execution
 from cairn.storage.manifest import decode_record, encode_epoch
 from tests.unit.driver.coordinator.leads import POSITION, Count, Lead, run_counting
 
@@ -25,7 +26,7 @@ def counts(seen: int, level: float | None = None) -> dict[str, Any]:
 
 def test_an_epoch_says_where_its_rows_fell(tmp_path: Path) -> None:
     lead = Lead(tmp_path, parallelism=2).start()
-    epoch = lead.run_epoch(*[(n, n) for n in range(40)], *[(7, 7)] * 60)
+    epoch = lead.run_batch(*[(n, n) for n in range(40)], *[(7, 7)] * 60)
     measured = epoch.metrics["operators"]["count"]
     assert sum(measured["subtask_rows"]) == sum(measured["group_rows"]) == 100
     assert len(measured["subtask_rows"]) == 2 and len(measured["group_rows"]) == 6
@@ -36,10 +37,10 @@ def test_an_epoch_says_where_its_rows_fell(tmp_path: Path) -> None:
 
 
 def test_totals_go_on_over_epochs_and_drivers(lead: Lead, tmp_path: Path) -> None:
-    lead.run_epoch((1, 1), (2, 2))
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1), (2, 2))
+    lead.run_batch((1, 1))
     again = Lead(tmp_path, lead.store).start()
-    epoch = again.run_epoch((3, 3))
+    epoch = again.run_batch((3, 3))
     totals = epoch.metrics["operators"]["count"]["totals"]
     assert totals["rows_in"] == 4 and epoch.metrics["operators"]["count"]["rows_in"] == 1
     assert epoch.metrics["totals"]["epochs"] == 3 and epoch.metrics["totals"]["restored"] == 1
@@ -47,15 +48,15 @@ def test_totals_go_on_over_epochs_and_drivers(lead: Lead, tmp_path: Path) -> Non
 
 
 def test_an_attempt_that_failed_counts_as_an_attempt_and_as_nothing_else(lead: Lead) -> None:
-    lead.run_epoch((1, 1))
+    lead.run_batch((1, 1))
 
     def execute(begin: Begin) -> Outcome:
         outcome = lead.execute(begin, [(1, 1)])
-        if begin.attempt == 0:
+        if begin.execution.attempt == 0:
             raise EpochError("once more")
         return outcome
 
-    epoch = lead.coordinator.run_epoch(POSITION, execute)
+    epoch = lead.coordinator.run_batch(POSITION, execute)
     assert epoch.metrics["operators"]["count"]["totals"]["rows_in"] == 2
     assert (epoch.metrics["totals"]["epochs"], epoch.metrics["totals"]["attempts"]) == (2, 3)
 
@@ -104,15 +105,15 @@ def test_slots_count_each_row_of_a_committed_epoch_once_whatever_fails(
 
     def execute(begin: Begin) -> Outcome:
         outcome = lead.execute(begin, rows)
-        if begin.attempt == 0:
+        if begin.execution.attempt == 0:
             lead.slots.pop(0)
             raise EpochError("a slot is gone after it has counted")
-        if begin.attempt == 1:
+        if begin.execution.attempt == 1:
             raise EpochError("and this was in vain too")
         return outcome
 
     for expected in (20, 40, 60):
-        epoch = lead.coordinator.run_epoch(POSITION, execute)
+        epoch = lead.coordinator.run_batch(POSITION, execute)
         found = epoch.metrics["operators"]["count"]
         assert found["user"]["counters"] == {"seen": expected}
         assert found["totals"]["rows_in"] == expected
@@ -125,14 +126,14 @@ def test_a_stage_that_ran_twice_counts_once(lead: Lead) -> None:
 
 
 def _begun(lead: Lead) -> Begin:
-    lead.run_epoch()
-    return msgspec.structs.replace(lead.begins[-1], attempt=1)
+    lead.run_batch()
+    return msgspec.structs.replace(lead.begins[-1], execution=Execution(attempt=1))
 
 
 def test_an_epoch_says_how_long_the_commit_before_it_took(lead: Lead) -> None:
-    first = lead.run_epoch((1, 1))
+    first = lead.run_batch((1, 1))
     took_ms = lead.coordinator.last_commit_ms
-    second = lead.run_epoch((1, 1))
+    second = lead.run_batch((1, 1))
     assert first.timings["last_commit_ms"] == 0.0
     assert second.timings["last_commit_ms"] == round(took_ms, 1)
     assert first.metrics["totals"]["commits"] == 0 and second.metrics["totals"]["commits"] == 1
@@ -151,11 +152,11 @@ def test_the_log_says_what_became_of_an_epoch(lead: Lead, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO, "cairn")
 
     def execute(begin: Begin) -> Outcome:
-        if begin.attempt == 0:
+        if begin.execution.attempt == 0:
             raise EpochError("the slot is gone", operator="count")
         return lead.execute(begin, [(1, 1), (2, 2)])
 
-    epoch = lead.coordinator.run_epoch(POSITION, execute)
+    epoch = lead.coordinator.run_batch(POSITION, execute)
     again, committed = (vars(record) for record in caplog.records)
     job = lead.spec.job_name
     assert (again["job"], again["epoch"], again["operator"]) == (job, epoch.number, "count")
@@ -167,7 +168,7 @@ def test_the_log_says_what_became_of_an_epoch(lead: Lead, caplog: pytest.LogCapt
 def test_the_log_says_who_leads(
     lead: Lead, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    epoch = lead.run_epoch((1, 1))
+    epoch = lead.run_batch((1, 1))
     caplog.set_level(logging.INFO, "cairn")
     Lead(tmp_path, lead.store).start()
     (record,) = caplog.records

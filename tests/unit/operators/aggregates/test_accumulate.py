@@ -221,7 +221,7 @@ def test_merging_what_is_merged_gives_the_same(batches: list[list[tuple[int, Any
     columns = made.zeros(4)
     for batch in batches:
         at = np.array([g for g, _, _ in batch], np.int64)
-        once = made.grouped(at, 4, made.read([pa.array([v for _, v, _ in batch], pa.int64())]))
+        once = made.merge_rows(at, 4, made.read([pa.array([v for _, v, _ in batch], pa.int64())]))
         made.merge(columns, np.arange(4), once)
     assert made.results(columns)[0].to_pylist() == merged(made, "max(v)", pa.int64(), batches)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.operators.aggregates import assign
-from cairn.operators.aggregates.grouping import first_rows, numbered, together
-from cairn.operators.aggregates.sessions import Spans, touching, united
+from cairn.operators.aggregates.grouping import first_rows, number_pairs, number_values
+from cairn.operators.aggregates.sessions import Spans, mark_touching, unite
 from cairn.windows import Global, Sliding, Tumbling, WindowSpec
 
 DAY = 86_400_000
@@ -61,7 +61,7 @@ def test_spans_that_overlap_or_touch_become_one(spans: list[tuple[int, int, int]
         np.array([s for _, s, _ in spans], np.int64),
         np.array([s + length for _, s, length in spans], np.int64),
     )
-    numbers, unions = united(columns)
+    numbers, unions = unite(columns)
     expected: list[tuple[int, int, int]] = []
     for key, start, length in sorted(spans):
         end = start + length
@@ -78,7 +78,7 @@ def test_spans_that_overlap_or_touch_become_one(spans: list[tuple[int, int, int]
 def test_touching_counts_and_other_keys_do_not() -> None:
     known = Spans(np.array([0, 1]), np.array([10, 10]), np.array([20, 20]))
     asked = Spans(np.array([0, 0, 0, 2]), np.array([20, 21, 5, 12]), np.array([25, 25, 10, 14]))
-    assert touching(asked, known).tolist() == [True, False, True, False]
+    assert mark_touching(asked, known).tolist() == [True, False, True, False]
 
 
 @given(
@@ -88,11 +88,11 @@ def test_touching_counts_and_other_keys_do_not() -> None:
 def test_pairs_are_numbered_in_the_order_of_their_first_row(
     pairs: list[tuple[int, str | None]], spread: int
 ) -> None:
-    left = numbered(pa.array([a for a, _ in pairs], pa.int64()))
-    right = numbered(pa.array([b for _, b in pairs], pa.string()))
+    left = number_values(pa.array([a for a, _ in pairs], pa.int64()))
+    right = number_values(pa.array([b for _, b in pairs], pa.string()))
     # With and without room for a place each.
     spread = spread if left[1] > 1 and right[1] > 1 else 1
-    numbers, count = together(left[0] * spread, left[1] * spread, *right)
+    numbers, count = number_pairs(left[0] * spread, left[1] * spread, *right)
     expected: dict[tuple[int, str | None], int] = {}
     for pair in pairs:
         expected.setdefault(pair, len(expected))
@@ -103,12 +103,12 @@ def test_pairs_are_numbered_in_the_order_of_their_first_row(
 
 def test_keys_that_spark_takes_for_equal_are_one() -> None:
     floats = pa.array([0.0, -0.0, float("nan"), -float("nan"), None, 1.0])
-    assert numbered(floats)[0].tolist() == [0, 0, 1, 1, 2, 3]
+    assert number_values(floats)[0].tolist() == [0, 0, 1, 1, 2, 3]
     struct = pa.array([{"a": 1, "b": "x"}, None, {"a": 1, "b": "x"}, {"a": None, "b": None}])
-    assert numbered(struct)[0].tolist() == [0, 1, 0, 2]
+    assert number_values(struct)[0].tolist() == [0, 1, 0, 2]
     lists = pa.array([[1], [2], [1], None])
-    assert numbered(lists)[0].tolist() == [0, 1, 0, 2]
+    assert number_values(lists)[0].tolist() == [0, 1, 0, 2]
     floats_in_lists = pa.array([[0.0], [-0.0], [float("nan")], [-float("nan")], [None], None, []])
-    assert numbered(floats_in_lists)[0].tolist() == [0, 0, 1, 1, 2, 3, 4]
+    assert number_values(floats_in_lists)[0].tolist() == [0, 0, 1, 1, 2, 3, 4]
     in_struct = pa.StructArray.from_arrays([floats_in_lists], ["a"])
-    assert numbered(in_struct)[0].tolist() == [0, 0, 1, 1, 2, 3, 4]
+    assert number_values(in_struct)[0].tolist() == [0, 0, 1, 1, 2, 3, 4]

@@ -31,7 +31,7 @@ def test_merging_is_like_having_seen_all_at_once(counts: list[int]) -> None:
     parts = [hashes(count, seed) for seed, count in enumerate(counts)]
     merged = hll.EMPTY
     for part in parts:
-        merged = hll.merged(merged, hll.of_hashes(part))
+        merged = hll.merge(merged, hll.of_hashes(part))
     whole = hll.of_hashes(np.concatenate([hll.EMPTY, *parts]))
     assert hll.is_sparse(merged) == hll.is_sparse(whole)
     assert np.array_equal(merged, whole)

@@ -37,9 +37,9 @@ def test_groups_of_the_epoch_are_counted_for_the_choice_of_plan() -> None:
     job = Aggregated(None)
     job.push((1, 0, 5), (1, 0, 6), (2, 0, 6))
     job.harness.commit()
-    assert job.harness.function.groups == 2
+    assert job.harness.function.partial_count == 2
     job.harness.commit()
-    assert job.harness.function.groups == 0
+    assert job.harness.function.partial_count == 0
 
 
 def test_states_of_users_may_have_any_name() -> None:
@@ -55,4 +55,4 @@ def test_states_of_users_may_have_any_name() -> None:
     with Harness(Names(), "k bigint", "k", "n bigint") as harness:
         assert harness.push([(1,), (1,)]) == [(1,), (2,)]
         harness.commit()
-        assert harness._operator.groups_in == 0
+        assert harness._operator.partial_count == 0

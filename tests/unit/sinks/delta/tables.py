@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cairn.sinks import Delta
-from cairn.sinks.base import Committable, SinkContext
+from cairn.sinks.base import Committable, Execution, SinkContext
 from cairn.types import parse_schema
 
 KS = parse_schema("k long, s string")
@@ -24,8 +24,10 @@ def opened(path: Any, schema: pa.Schema = KS, **settings: Any) -> Delta:
     return sink
 
 
-def prepared(sink: Delta, epoch: int, *rows: Any, **where: Any) -> Committable:
-    writer = sink.writer(epoch, where.get("subtask", 0), where.get("attempt", 0))
+def prepared(
+    sink: Delta, epoch: int, *rows: Any, subtask: int = 0, **execution: int
+) -> Committable:
+    writer = sink.writer(epoch, subtask, Execution(**execution))
     schema = sink.context.schema
     named = [dict(zip(schema.names, row, strict=True)) for row in rows]
     writer.write(pa.RecordBatch.from_pylist(named, schema))

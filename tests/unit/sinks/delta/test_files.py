@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import EpochError
+from cairn.sinks.base import Execution
 from cairn.sinks.delta.files import statistics
 from cairn.types import parse_schema
 from tests.unit.sinks.delta.tables import MODES, opened, prepared, published, seen, table
@@ -98,7 +99,7 @@ def test_times_and_dates_at_the_end_of_the_calendar_and_beyond_have_no_bounds(
     assert found["minValues"] == found["maxValues"] == {}
     assert found["nullCount"] == {"t": 0, "day": 0}
     sink = opened(tmp_path, rows.schema)
-    writer = sink.writer(2, 0, 0)
+    writer = sink.writer(2, 0, Execution())
     writer.write(rows.to_batches()[0])
     sink.commit(2, [writer.prepare()])
     assert table(tmp_path).equals(rows)
@@ -109,9 +110,9 @@ def test_a_partition_of_a_date_that_no_reader_can_read_is_refused_in_the_slot(
 ) -> None:
     sink = opened(tmp_path, parse_schema("k long, day date"), partition_by="day")
     day = pa.array([2932897 + 30], pa.int32()).cast(pa.date32())
-    writer = sink.writer(2, 0, 0)
+    writer = sink.writer(2, 0, Execution())
     writer.write(pa.RecordBatch.from_arrays([pa.array([1]), day], schema=sink.context.schema))
-    with pytest.raises(EpochError, match="10000-01-31 is no value of a partition"):
+    with pytest.raises(EpochError, match="10000-01-31 cannot be the value of a partition"):
         writer.prepare()
 
 

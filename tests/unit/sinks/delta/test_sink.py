@@ -12,7 +12,6 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from cairn.errors import CommitError, EpochError
-from cairn.sinks.base import attempt_of
 from cairn.testing import told_of_passes
 from cairn.types import parse_schema
 from tests.unit.sinks.delta.tables import (
@@ -38,8 +37,8 @@ def test_a_merge_changes_the_stream_s_columns_and_no_others(tmp_path: Path) -> N
 
 def test_the_last_row_of_a_key_wins_whatever_the_order_of_committables(tmp_path: Path) -> None:
     sink = opened(tmp_path, buffer_bytes_max=1, **MERGE)
-    late = prepared(sink, 2, (1, "later"), (1, "last"), attempt=attempt_of(0, 1))
-    early = prepared(sink, 2, (1, "first"), (2, "x"), attempt=attempt_of(1, 0))
+    late = prepared(sink, 2, (1, "later"), (1, "last"), round=1)
+    early = prepared(sink, 2, (1, "first"), (2, "x"), attempt=1)
     sink.commit(2, [late, early])
     assert seen(tmp_path) == [(1, "last"), (2, "x")]
 
@@ -87,7 +86,7 @@ def test_a_merge_that_changes_nothing_is_not_marked_when_a_new_driver_has_recove
         new.recover(4)
 
     monkeypatch.setattr(old, "_publish", overtaken)
-    with pytest.raises(CommitError, match="cleared"):
+    with pytest.raises(CommitError, match="removed everything"):
         old.commit(3, committables)
     published(new, 5, (2, "y"))
     assert seen(tmp_path) == [(1, "x"), (2, "y")]
@@ -188,7 +187,7 @@ def test_a_new_driver_that_recovers_in_between_leaves_nothing_to_commit(
     old, new = opened(tmp_path, **settings), opened(tmp_path, **settings)
     published(old, 2, (1, "a"))
     committables = [prepared(old, 3, (2, "b"))]
-    with told_of_passes(once(lambda: new.recover(4))), pytest.raises(CommitError, match="cleared"):
+    with told_of_passes(once(lambda: new.recover(4))), pytest.raises(CommitError, match="removed"):
         old.commit(3, committables)
     assert seen(tmp_path) == [(1, "a")]
     published(new, 5, (3, "c"))
@@ -322,7 +321,7 @@ def test_an_older_epoch_that_is_taken_for_published_is_logged(
     published(sink, 3, (2, "b"))
     with caplog.at_level(logging.WARNING, "cairn"):
         sink.commit(2, committables)
-    assert "has epoch 3 already, so epoch 2 is taken for published" in caplog.text
+    assert "already has epoch 3, so epoch 2 counts as published" in caplog.text
     assert seen(tmp_path) == [(2, "b")]
 
 
@@ -331,7 +330,7 @@ def test_another_path_than_it_was_prepared_in_is_named_as_a_cause(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     committables = [prepared(opened(tmp_path / "old", **settings), 2, (1, "a"))]
-    with pytest.raises(CommitError, match=r"new(.|\n)*not there(.|\n)*path is a new one"):
+    with pytest.raises(CommitError, match=r"new(.|\n)*missing(.|\n)*path has changed"):
         opened(tmp_path / "new", **settings).commit(2, committables)
 
 
@@ -339,7 +338,7 @@ def test_a_commit_of_files_that_are_gone_is_refused(tmp_path: Path) -> None:
     sink = opened(tmp_path)
     committables = [prepared(sink, 2, (s, "x"), subtask=s) for s in range(3)]
     (tmp_path / committables[1]["files"][0]["name"]).unlink()
-    with pytest.raises(CommitError, match="1 of 3 prepared files are not there"):
+    with pytest.raises(CommitError, match="1 of 3 prepared files are missing"):
         sink.commit(2, committables)
     assert seen(tmp_path) == []
 

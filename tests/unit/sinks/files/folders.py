@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn.sinks import Files, published
-from cairn.sinks.base import Committable, SinkContext
+from cairn.sinks import Files, list_published
+from cairn.sinks.base import Committable, Execution, SinkContext
 from cairn.types import parse_schema
 from tests.places.base import batch
 from tests.places.files import read_rows
@@ -34,7 +34,7 @@ class Folder:
     def prepared(
         self, epoch: int, *rows: tuple[Any, ...], job_id: str = "job", **settings: Any
     ) -> list[Committable]:
-        writer = self.sink(job_id, in_slot=True, **settings).writer(epoch, 0, 0)
+        writer = self.sink(job_id, in_slot=True, **settings).writer(epoch, 0, Execution())
         writer.write(batch(*rows))
         prepared = writer.prepare()
         assert prepared is not None
@@ -44,7 +44,7 @@ class Folder:
         driver.commit(epoch, self.prepared(epoch, *rows, job_id=driver.context.job_id))
 
     def names(self) -> list[str]:
-        return [address.removeprefix(f"{self.path}/") for address in published(str(self.path))]
+        return [address.removeprefix(f"{self.path}/") for address in list_published(str(self.path))]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """By the list, in its order."""

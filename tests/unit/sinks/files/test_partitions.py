@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import PlanError
-from cairn.sinks import Files, published
-from cairn.sinks.base import SinkContext
+from cairn.sinks import Files, list_published
+from cairn.sinks.base import Execution, SinkContext
 from cairn.sinks.files import writer as file_writer
 from cairn.sinks.files.partitions import Partitions, escape
 from cairn.types import parse_schema
@@ -59,7 +59,7 @@ def test_names_are_escaped_as_spark_does() -> None:
 @pytest.mark.parametrize(
     ("ddl", "columns", "why"),
     [
-        ("a bigint, b string", ["c"], "there is no such column\n  columns: a, b"),
+        ("a bigint, b string", ["c"], "the rows do not have this column\n  columns: a, b"),
         ("a bigint, b double", ["b"], "it is double"),
         ("a bigint, b array<int>", ["b"], "it is list"),
         ("a bigint, b binary", ["b"], "it is binary"),
@@ -80,7 +80,7 @@ def test_columns_that_make_no_folders_are_refused(
 
 def test_an_epoch_with_many_folders_has_one_file_in_each(tmp_path: Path) -> None:
     folder = Folder(tmp_path, partition_by="k", format="json")
-    writer = folder.sink(in_slot=True).writer(2, 0, 0)
+    writer = folder.sink(in_slot=True).writer(2, 0, Execution())
     for n in range(3):
         writer.write(batch(*[(k, f"{n}") for k in range(500)]))
     committable = writer.prepare()
@@ -98,7 +98,7 @@ def test_more_rows_than_memory_holds_become_more_files(
     monkeypatch.setattr(file_writer, "BUFFER_BYTES_MAX", 2000)
     monkeypatch.setattr(file_writer, "OPEN_MAX", 4)
     folder = Folder(tmp_path, partition_by="k", format="json")
-    writer: Any = folder.sink(in_slot=True).writer(2, 0, 0)
+    writer: Any = folder.sink(in_slot=True).writer(2, 0, Execution())
     rows = [(k, f"{n} {k}") for n in range(20) for k in range(30)]
     for start in range(0, len(rows), 30):
         writer.write(batch(*rows[start : start + 30]))
@@ -113,7 +113,7 @@ def test_more_rows_than_memory_holds_become_more_files(
 def test_a_buffered_row_does_not_keep_its_batch_in_memory(tmp_path: Path) -> None:
     """One cold row in each batch, while the hot ones are written."""
     folder = Folder(tmp_path, partition_by="k")
-    writer = folder.sink(in_slot=True).writer(2, 0, 0)
+    writer = folder.sink(in_slot=True).writer(2, 0, Execution())
     before = pa.total_allocated_bytes()
     with mock.patch("cairn.sinks.files.writer.BUFFER_BYTES_MAX", 1 << 20):
         for n in range(20):
@@ -126,7 +126,7 @@ def test_a_buffered_row_does_not_keep_its_batch_in_memory(tmp_path: Path) -> Non
 def groups_of(folder: Folder, committable: dict[str, Any]) -> list[int]:
     """The rows in each group of the only file."""
     (file,) = committable["files"]
-    stored = pq.ParquetFile(folder.path / folder.sink().staged(file["name"]))
+    stored = pq.ParquetFile(folder.path / folder.sink().staging_path(file["name"]))
     return [stored.metadata.row_group(i).num_rows for i in range(stored.num_row_groups)]
 
 
@@ -135,7 +135,7 @@ def test_small_batches_become_few_row_groups_and_equal_files(tmp_path: Path) -> 
     rows = batch(*[(n, "x") for n in range(70_000)])
     found = []
     for size in (1000, 7, 70_000):
-        writer = folder.sink(in_slot=True).writer(2, 0, 0)
+        writer = folder.sink(in_slot=True).writer(2, 0, Execution())
         for start in range(0, len(rows), size):
             writer.write(rows.slice(start, size))
         found.append(writer.prepare())
@@ -145,7 +145,7 @@ def test_small_batches_become_few_row_groups_and_equal_files(tmp_path: Path) -> 
 
 def test_wide_rows_are_written_before_there_are_many(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    writer = folder.sink(in_slot=True).writer(2, 0, 0)
+    writer = folder.sink(in_slot=True).writer(2, 0, Execution())
     with mock.patch("cairn.sinks.files.writer.GROUP_BYTES", 50_000):
         for n in range(20):
             writer.write(batch((n, "x" * 10_000)))
@@ -155,7 +155,7 @@ def test_wide_rows_are_written_before_there_are_many(tmp_path: Path) -> None:
 
 def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
     folder = Folder(tmp_path, format="csv", file_bytes_target=200)
-    writer = folder.sink(in_slot=True).writer(2, 0, 0)
+    writer = folder.sink(in_slot=True).writer(2, 0, Execution())
     rows = [(n, "x" * 50) for n in range(10)]
     for row in rows:
         writer.write(batch(row))
@@ -177,12 +177,12 @@ def test_a_full_disk_fails_the_attempt_and_leaves_nothing_local(
         raise OSError(28, "No space left on device")
 
     slot._store.put_file = full  # type: ignore[method-assign]
-    writer = slot.writer(2, 0, 0)
+    writer = slot.writer(2, 0, Execution())
     writer.write(batch((1, "a"), (2, "b")))
     with pytest.raises(OSError, match="No space left"):
         writer.prepare()
     writer.abort()
-    assert os.listdir(folder.scratch) == [] and published(str(folder.path)) == []
+    assert os.listdir(folder.scratch) == [] and list_published(str(folder.path)) == []
 
 
 def test_recovery_finds_staged_files_in_folders(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 
 from cairn.errors import CorruptFileError, PlanError
-from cairn.sinks import Files, published
-from cairn.sinks.base import attempt_of
+from cairn.sinks import Files, list_published
 from cairn.sinks.files.published import spark_url
 from cairn.storage.store import Store
 from tests.places.base import prepared
@@ -19,7 +18,7 @@ from tests.unit.sinks.files.folders import Folder
 
 
 def test_a_folder_that_is_not_there_has_no_files(tmp_path: Path) -> None:
-    assert published(str(tmp_path / "nothing")) == []
+    assert list_published(str(tmp_path / "nothing")) == []
     assert not (tmp_path / "nothing").exists()
 
 
@@ -37,7 +36,7 @@ def test_parts_come_in_their_order(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     slot, driver = folder.sink(in_slot=True), folder.sink()
     for part in range(12):
-        driver.commit(2, [prepared(slot, 2, (part, "x"), attempt=attempt_of(0, part))], part)
+        driver.commit(2, [prepared(slot, 2, (part, "x"), round=part)], part)
     folder.commit(driver, 3, (12, "x"))
     assert [k for k, _ in folder.rows()] == list(range(13))
 
@@ -59,7 +58,7 @@ def test_a_damaged_mark_is_named(tmp_path: Path, damage: str) -> None:
     assert json.loads(mark.read_text())["files"][0]["rows"] == 1
     mark.write_text(damage)
     with pytest.raises(CorruptFileError, match=mark.name):
-        published(str(folder.path))
+        list_published(str(folder.path))
 
 
 def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_files_in_a_bucket_are_listed_and_merged(tmp_path: Path) -> None:
                 sink._compacting().round()
             sink.commit(epoch, [prepared(sink, epoch, (epoch, "a"))])
         sink._compacting().round()
-        names = [address.removeprefix(f"{place.url}/") for address in published(place.url)]
+        names = [address.removeprefix(f"{place.url}/") for address in list_published(place.url)]
         rows = [row for name in names for row in read_rows(name, sink._store.get(name))]
         assert rows == [(n, "a") for n in range(1, 13)]
         assert len(names) == 4

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from cairn.errors import CommitError
-from cairn.sinks import published
+from cairn.sinks import list_published
 from cairn.storage.arrow_store import ArrowStore
 from cairn.testing import SimulatedCrash, told_of_passes
 from tests.places import PLACES
@@ -72,10 +72,10 @@ def test_whoever_reads_what_is_published_sees_whole_epochs(name: str, tmp_path: 
     place = Stage(PLACES[name](tmp_path))
     prepared = [place.prepared(2, (s, "x"), subtask=s) for s in range(3)]
     found: list[int] = []
-    with told_of_passes(lambda _: found.append(len(published(place.driver.path)))):
+    with told_of_passes(lambda _: found.append(len(list_published(place.driver.path)))):
         place.driver.commit(2, prepared)
     assert found and set(found) <= {0, 3}
-    assert len(published(place.driver.path)) == 3
+    assert len(list_published(place.driver.path)) == 3
     place.place.close()
 
 

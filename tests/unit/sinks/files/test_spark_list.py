@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cairn.errors import CommitError, CommitUnknownError, CorruptFileError, PlanError
-from cairn.sinks import Files, published
-from cairn.sinks.base import attempt_of
+from cairn.sinks import Files, list_published
 from cairn.sinks.files import spark_list
 from cairn.sinks.files.published import spark_url
 from cairn.sinks.files.spark_list import Replacement, SparkList
@@ -27,7 +26,7 @@ def make_list(path: Path) -> SparkList:
 
 
 def add(entries: SparkList, *names: str) -> None:
-    entries.append(lambda _: Replacement([entries.listed(name, 1) for name in names]))
+    entries.append(lambda _: Replacement([entries.line(name, 1) for name in names]))
 
 
 def test_every_tenth_entry_names_all_files(tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ def test_whoever_loses_an_entry_looks_again(tmp_path: Path) -> None:
         if not asked:
             add(other, "theirs")
         asked.append(listing)
-        return Replacement([mine.listed("mine", 1)])
+        return Replacement([mine.line("mine", 1)])
 
     mine.append(change)
     assert len(asked) == 2
@@ -77,7 +76,7 @@ def test_an_entry_in_an_old_gap_does_not_count_as_made(
                 add(other, f"f{n}")
             assert not (tmp_path / "_spark_metadata" / "0").exists()
         asked.append(listing)
-        return Replacement([mine.listed("mine", 1)])
+        return Replacement([mine.line("mine", 1)])
 
     mine.append(change)
     assert "mine" in mine.read().names
@@ -121,9 +120,9 @@ def test_names_come_back_from_urls(tmp_path: Path, name: str) -> None:
     sink = Files(str(folder), listed=True)
     store = open_store(str(folder))
     entries = SparkList(store, spark_url(store))
-    assert entries.name(entries.listed(name, 1)) == name
+    assert entries.name(entries.line(name, 1)) == name
     add(entries, name)
-    assert published(str(folder)) == [f"{folder}/{name}"]
+    assert list_published(str(folder)) == [f"{folder}/{name}"]
     assert sink.listed
 
 
@@ -178,7 +177,7 @@ def test_jobs_that_write_at_once_all_get_into_the_list(folder: Folder) -> None:
 
 def test_parts_of_an_epoch_are_listed_one_by_one(folder: Folder) -> None:
     driver, slot = folder.sink(), folder.sink(in_slot=True)
-    parts = [prepared(slot, 2, (1, "a"), attempt=attempt_of(0, part)) for part in range(3)]
+    parts = [prepared(slot, 2, (1, "a"), round=part) for part in range(3)]
     for part, committable in enumerate(parts):
         driver.commit(2, [committable], part)
         driver.commit(2, [committable], part)

@@ -11,7 +11,7 @@ import pytest
 
 from cairn.errors import CommitError, EpochError
 from cairn.sinks import Postgres
-from cairn.sinks.base import reached_at_start
+from cairn.sinks.base import refuse_if_away
 from cairn.sinks.postgres import session as postgres_session
 from tests.places.base import prepared
 from tests.places.postgres import PostgresPlace
@@ -85,12 +85,12 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
         with pytest.raises(EpochError, match="could not be written") as unwritten:
             prepared(slot, 4, (4, "c"))
         assert slot.is_away(unwritten.value)
-        with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*next: bring") as unopened:
+        with pytest.raises(CommitError, match=r"cannot be reached[\s\S]*next: repair") as unopened:
             place.opened()
         assert driver.is_away(unopened.value)
         with (
             pytest.raises(CommitError, match="cannot be reached") as unrecovered,
-            reached_at_start("out", driver),
+            refuse_if_away("out", driver),
         ):
             driver.recover(4)
         assert driver.is_away(unrecovered.value)

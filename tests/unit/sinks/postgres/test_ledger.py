@@ -10,7 +10,7 @@ import pytest
 
 from cairn.errors import EpochError
 from cairn.sinks import Postgres
-from cairn.sinks.base import attempt_of
+from cairn.sinks.base import Execution
 from cairn.sinks.postgres import ledger as postgres_ledger
 from cairn.sinks.postgres import sink as postgres_sink
 from tests.places import PLACES, batch
@@ -23,7 +23,7 @@ from tests.places.postgres import PostgresPlace
 def test_recovery_ends_a_session_that_is_still_inside_a_closed_epoch(place: PostgresPlace) -> None:
     """As of a slot whose machine is gone while the server does not know yet."""
     driver, slot = place.both()
-    zombie = slot.writer(2, 0, 0)
+    zombie = slot.writer(2, 0, Execution())
     zombie.write(batch((1, "a")))
     assert place.leftovers() != []
     driver.recover(3)
@@ -43,7 +43,10 @@ def test_recovery_leaves_sessions_of_later_epochs_and_of_others_alone(place: Pos
     driver, slot = place.both()
     other_driver = place.opened("job", "other")
     other = place.opened("job", "other", in_slot=True)
-    writers = [(slot, driver, slot.writer(7, 0, 0)), (other, other_driver, other.writer(2, 0, 0))]
+    writers = [
+        (slot, driver, slot.writer(7, 0, Execution())),
+        (other, other_driver, other.writer(2, 0, Execution())),
+    ]
     for k, (_, _, writer) in enumerate(writers):
         writer.write(batch((k, "a")))
     driver.recover(7)
@@ -62,7 +65,7 @@ def test_a_slot_that_prepares_in_a_closed_epoch_is_told_so_and_leaves_nothing(
 ) -> None:
     driver, slot = place.both()
     driver.recover(5)
-    writer = slot.writer(4, 0, 0)
+    writer = slot.writer(4, 0, Execution())
     writer.write(batch((1, "a")))
     with pytest.raises(EpochError, match="epoch 4 is closed"):
         writer.prepare()
@@ -75,7 +78,7 @@ def test_a_slot_that_prepares_in_a_closed_epoch_is_told_so_and_leaves_nothing(
 
 def test_publishing_does_not_wait_for_a_session_that_still_writes(place: PostgresPlace) -> None:
     driver, slot = place.both()
-    zombie = place.opened(in_slot=True).writer(2, 0, 0)
+    zombie = place.opened(in_slot=True).writer(2, 0, Execution())
     zombie.write(batch((1, "zombie")))
     driver.commit(2, [prepared(slot, 2, (2, "a"), attempt=1)])
     assert place.seen(driver) == [(2, "a")]
@@ -106,10 +109,7 @@ def test_what_failed_attempts_left_goes_with_the_next_commit(place: PostgresPlac
     for epoch in range(2, 6):
         for s in range(3):
             prepared(slot, epoch, (s, "given up"), subtask=s)
-        named = [
-            prepared(slot, epoch, (s, f"{epoch}"), subtask=s, attempt=attempt_of(1, 0))
-            for s in range(4)
-        ]
+        named = [prepared(slot, epoch, (s, f"{epoch}"), subtask=s, attempt=1) for s in range(4)]
         driver.commit(epoch, named)
         assert len(place.leftovers()) in (3, 6), "more than one epoch's"
     driver.commit(6, [prepared(slot, 6, (9, "last"))])
@@ -135,8 +135,8 @@ def test_later_parts_of_an_epoch_are_taken_after_the_first_is_published(
 ) -> None:
     driver, slot = place.both()
     for part in range(3):
-        piece = prepared(slot, 2, (part, "x"), attempt=attempt_of(0, part << 20))
-        driver.commit(2, [piece], part=part)
+        piece = prepared(slot, 2, (part, "x"), round=part << 20)
+        driver.commit(2, [piece], batch=part)
     assert len(place.rows(driver)) == 3
     assert place.leftovers() == []
     slot.close()
@@ -193,7 +193,7 @@ def test_marks_are_bounded_and_what_they_proved_stays_proven(
 
 def test_the_time_of_publication_can_be_read_beside_the_rows(append: PostgresPlace) -> None:
     driver, slot = append.both()
-    driver.commit(2, [prepared(slot, 2, (1, "a"))], part=1)
+    driver.commit(2, [prepared(slot, 2, (1, "a"))], batch=1)
     marks = append._asked(
         f"select job, sink, epoch, part, published_at <= now() from {append.schema}.cairn_marks"
     )

@@ -14,6 +14,7 @@ import pytest
 
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.sinks import Postgres, SinkContext
+from cairn.sinks.base import Execution
 from cairn.sinks.postgres.session import session_name
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
@@ -65,7 +66,7 @@ def test_without_a_dsn_libpq_looks_into_its_own_variables(monkeypatch: pytest.Mo
 
 
 def test_a_variable_that_is_not_set_is_named() -> None:
-    with pytest.raises(PlanError, match="environment as NO_SUCH_DSN, which is not set"):
+    with pytest.raises(PlanError, match="the dsn is in the environment variable NO_SUCH_DSN"):
         Postgres("env:NO_SUCH_DSN", "t").open(_context())
 
 
@@ -88,7 +89,7 @@ def test_a_password_is_never_told(dsn: str, tmp_path: Path) -> None:
     assert SECRET not in _told(refused.value)
     sink.open(_context(str(tmp_path)))
     with pytest.raises((PlanError, EpochError)) as refused_in_slot:
-        sink.writer(2, 0, 0)
+        sink.writer(2, 0, Execution())
     assert SECRET not in _told(refused_in_slot.value)
 
 
@@ -146,7 +147,7 @@ def test_a_closed_sink_can_be_opened_again() -> None:
     sink = Postgres(shared_database(), "again", create=True)
     for epoch in (2, 3):
         sink.open(_context())
-        writer = sink.writer(epoch, 0, 0)
+        writer = sink.writer(epoch, 0, Execution())
         writer.write(pa.RecordBatch.from_pydict({"k": [epoch], "s": ["x"]}, SCHEMA))
         sink.commit(epoch, [writer.prepare()])  # type: ignore[list-item]
         sink.recover(epoch + 1)

@@ -114,7 +114,7 @@ def test_an_epoch_staged_in_another_schema_is_refused_with_where_it_was_looked_f
     moved.open(place.context(in_slot=False))
     if place.mode == "prepared":
         place.outside.execute(f"rollback prepared '{piece['gid']}'")
-    with pytest.raises(CommitError, match=r"in schema 'elsewhere'[\s\S]*schema= .* before"):
+    with pytest.raises(CommitError, match=r"in schema 'elsewhere'[\s\S]*schema= .* changed"):
         moved.commit(2, [piece])
     for sink in (driver, slot, moved):
         sink.close()

@@ -10,7 +10,7 @@ import pytest
 
 from cairn.errors import CommitError, EpochError
 from cairn.sinks import Postgres, SinkContext
-from cairn.sinks.base import attempt_of
+from cairn.sinks.base import Execution
 from cairn.types import parse_schema
 from tests.places import PLACES, batch
 from tests.places.base import prepared
@@ -21,7 +21,7 @@ from tests.places.postgres import PostgresPlace
 
 def test_an_epoch_may_have_very_many_batches(place: PostgresPlace) -> None:
     driver, slot = place.both()
-    driver.commit(2, [prepared(slot, 2, (1, "a"), attempt=attempt_of(0, 5000 << 20))])
+    driver.commit(2, [prepared(slot, 2, (1, "a"), round=5000 << 20)])
     assert place.seen(driver) == [(1, "a")]
     assert place.leftovers() == []
     slot.close()
@@ -44,7 +44,7 @@ def test_a_trigger_may_leave_rows_out(append: PostgresPlace) -> None:
 
 def test_a_writer_that_has_failed_takes_no_more_rows(place: PostgresPlace) -> None:
     driver, slot = place.both()
-    writer = slot.writer(2, 0, 0)
+    writer = slot.writer(2, 0, Execution())
     writer.write(batch((1, "a")))
     with pytest.raises(EpochError):
         writer.write(batch((2, "no \x00")))
@@ -66,7 +66,7 @@ def test_a_staged_row_that_is_missing_fails_the_whole_epoch(tmp_path: Path) -> N
         pieces = [prepared(slot, 2, (s, "a"), (s + 10, "b"), subtask=s) for s in range(2)]
         ((piece,),) = place._asked(f"select place from {place.schema}.cairn_staged where subtask=1")
         place.outside.execute(f"delete from {piece} where k = 11")
-        with pytest.raises(CommitError, match="subtask 1 staged 2 rows in pass 0, of which 1"):
+        with pytest.raises(CommitError, match="subtask 1 staged 2 rows, of which 1"):
             driver.commit(2, pieces)
         assert place.rows(driver) == []
         assert place._asked(f"select * from {place.schema}.cairn_marks") == []
@@ -117,14 +117,14 @@ def test_of_each_key_the_last_row_of_the_epoch_is_kept(tmp_path: Path) -> None:
     place = PLACES["postgres, upsert"](tmp_path)
     driver, slot = place.opened(), place.opened(in_slot=True)
     driver.commit(2, [prepared(slot, 2, (1, "old"), (2, "old"))])
-    writer = slot.writer(3, 0, 0)
+    writer = slot.writer(3, 0, Execution())
     writer.write(batch((1, "a"), (3, "x"), (1, "b")))
     writer.write(batch((3, "y"), (1, "c"), (4, "z")))
     first = writer.prepare()
-    later = prepared(slot, 3, (4, "pass 1"), attempt=attempt_of(0, 1))
+    later = prepared(slot, 3, (4, "round 1"), round=1)
     assert first is not None
     driver.commit(3, [later, first])
-    assert place.seen(driver) == [(1, "c"), (2, "old"), (3, "y"), (4, "pass 1")]
+    assert place.seen(driver) == [(1, "c"), (2, "old"), (3, "y"), (4, "round 1")]
     for opened in (slot, driver, place):
         opened.close()
 
@@ -147,7 +147,7 @@ def test_an_upsert_leaves_other_columns_alone_and_needs_none(append: PostgresPla
     sink = Postgres(append.uri, f"{append.schema}.facts", mode="upsert", key=["a", "b"])
     sink.open(SinkContext("job", "j", "facts", schema))
     for epoch in (2, 3):
-        writer = sink.writer(epoch, 0, 0)
+        writer = sink.writer(epoch, 0, Execution())
         writer.write(pa.RecordBatch.from_pydict({"a": [1, 1], "b": ["x", "x"]}, schema))
         committable = writer.prepare()
         assert committable is not None
@@ -170,9 +170,9 @@ def test_a_given_up_try_is_not_in_the_way_of_the_next_where_keys_are_unique(
     prepared(slots[0], 2, (1, "a"))
     prepared(slots[0], 2, (2, "b"), subtask=1)
     # Another pass keeps its own.
-    other = prepared(slots[0], 2, (3, "c"), attempt=attempt_of(0, 1))
+    other = prepared(slots[0], 2, (3, "c"), round=1)
     # The rows of both come to one subtask this time.
-    named = prepared(slots[1], 2, (1, "a"), (2, "b"), attempt=attempt_of(1, 0))
+    named = prepared(slots[1], 2, (1, "a"), (2, "b"), attempt=1)
     driver.commit(2, [named, other])
     assert place.seen(driver) == [(1, "a"), (2, "b"), (3, "c")]
     assert place.leftovers() == []
@@ -198,7 +198,7 @@ def test_names_of_transactions_fit_and_tell_the_epoch(tmp_path: Path) -> None:
     place: Any = PLACES["postgres, prepared"](tmp_path)
     driver = place.opened("j" * 200, "ü" * 200)
     slot = place.opened("j" * 200, "ü" * 200, in_slot=True)
-    committable = prepared(slot, 10**12, (1, "a"), subtask=99999, attempt=attempt_of(999, 10**6))
+    committable = prepared(slot, 10**12, (1, "a"), subtask=99999, attempt=999, round=10**6)
     assert len(committable["gid"]) < 200 and ":1000000000000:99999:" in committable["gid"]
     driver.commit(10**12, [committable])
     assert place.seen(driver) == [(1, "a")]

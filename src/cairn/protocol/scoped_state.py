@@ -1,11 +1,11 @@
-"""What an operator's state is in a manifest: an entry for each scope that it has state of.
+"""The state of an operator, divided by scope, as the program declares it and manifests list it.
 
-    keyed     the state of its keys: by key group, so by range
+    keyed     the state of its keys, divided into ranges of key groups
     subtask   the lists of its subtasks, each in the first key group that the subtask owns
     shared    broadcast state: one range of all key groups that every subtask holds
 
 Always true here:
-- an operator's own entry has its uid; other entries have names that no user can give.
+- the keyed or subtask state has the operator's uid; the others have uids that users cannot choose.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.storage.manifest import Scope, StateDecl
 
 SHARED_KEY: Final = "key"
-"""What the key column of broadcast state is called."""
+"""Name of the key column of broadcast state."""
 
 
-class EntrySpec(NamedTuple):
-    """An entry as the program declares it."""
+class ScopedState(NamedTuple):
+    """The states of an operator in one scope."""
 
     uid: str
     scope: Scope
     key_types: dict[str, str]
     states: Mapping[str, Declaration]
     operator: str = ""
-    """Whose it is."""
+    """The uid of the operator."""
     delay_ms: int = 0
-    """How far behind the job's watermark event time is there."""
+    """The delay of event time in the operator, behind the job's watermark."""
 
     @property
     def decls(self) -> dict[str, StateDecl]:
-        """What the manifest says of the states."""
+        """Return the declarations as a manifest stores them."""
         return {
             name: StateDecl(
                 kind=declaration.kind,
@@ -50,30 +50,33 @@ class EntrySpec(NamedTuple):
 
     @property
     def redistribution(self) -> str:
-        """How lists are handed out when the parallelism changes, as a part of a version."""
+        """Return how each list is divided when the parallelism changes; versions contain it."""
         lists = [d for d in self.states.values() if isinstance(d, OperatorList)]
         return ",".join(sorted(f"{each.name}={each.redistribute}" for each in lists))
 
 
 def shared_uid(uid: str) -> str:
-    """The entry of an operator's broadcast state."""
+    """Return the uid of an operator's broadcast state."""
     return f"{uid}:broadcast"
 
 
 def own_states(function: Function) -> dict[str, Declaration]:
-    """The state of a function's keys, or of its subtasks."""
+    """Return the declared states except broadcast state."""
     declared = find_states(function)
     return {name: d for name, d in declared.items() if not isinstance(d, Broadcast)}
 
 
-def entries_of(spec: OperatorSpec, function: Function | None = None) -> list[EntrySpec]:
-    """All of an operator, its own first. `function`: in place of the one it has."""
+def states_by_scope(spec: OperatorSpec, function: Function | None = None) -> list[ScopedState]:
+    """Return the states of an operator by scope, its own first.
+
+    `function` replaces the function of the spec.
+    """
     states = own_states(spec.load() if function is None else function)
     scope: Scope = "keyed" if spec.keys else "subtask"
-    found = [EntrySpec(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms)]
+    found = [ScopedState(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms)]
     if isinstance(spec.broadcast, Broadcast):
         shared = spec.broadcast
         key_types = {SHARED_KEY: shared.key_ddl}
         uid = shared_uid(spec.uid)
-        found.append(EntrySpec(uid, "shared", key_types, {shared.name: shared}, spec.uid))
+        found.append(ScopedState(uid, "shared", key_types, {shared.name: shared}, spec.uid))
     return found

@@ -1,4 +1,4 @@
-"""What a codec is, and the pieces that codecs of all types are made of."""
+"""The codec of a type, and the pieces that codecs of all types share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from itertools import chain
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.types import type_ddl
+
+# Codecs call their type `type`, as users do; the builtin needs another name beside it.
+builtin_type = type
 
 Key: TypeAlias = Hashable
 """A key or map entry as dicts hold it: one NaN, no -0.0."""
@@ -19,10 +23,13 @@ Datum: TypeAlias = Any
 """A value in the form its codec gives it; its Python class depends on the declared type."""
 Values = list[Datum]
 Convert = Callable[[Datum], Datum]
+Read = Callable[[pa.Array], Values]
+Write = Callable[[Values], pa.Array]
+Numbers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 
 class ValueTypeError(TypeError):
-    """A value does not fit its type. `path` says where, as in `items[3].price`."""
+    """A value does not fit its type; `path` is its place, as in `items[3].price`."""
 
     def __init__(self, reason: str, steps: tuple[str, ...] = (), index: int | None = None) -> None:
         super().__init__(reason, steps, index)
@@ -35,97 +42,107 @@ class ValueTypeError(TypeError):
         return "".join(self.steps).removeprefix(".")
 
     def within(self, *steps: str, index: int | None = None) -> ValueTypeError:
-        """The same error, seen from the value around it."""
+        """Return the same error with a path that starts further out."""
         return ValueTypeError(self.reason, (*steps, *self.steps), index)
 
     def inner(self) -> ValueTypeError:
-        """The same error without the first step of its path."""
+        """Return the same error without the first step of its path."""
         return ValueTypeError(self.reason, self.steps[1:])
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}" if self.steps else self.reason
 
 
-class FrozenMap(dict[Any, Any]):
-    """A dict that refuses to change; `dict(m)` gives a copy that can."""
+class FrozenMap(dict[Key, Datum]):
+    """A dict that refuses to change; `dict(m)` is a copy that can."""
 
     __slots__ = ()
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("a map read from state cannot change; copy it with dict(m) and set that")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[FrozenMap], tuple[dict[Key, Datum]]]:
         return FrozenMap, (dict(self),)
 
     def __repr__(self) -> str:
         return dict.__repr__(self)
 
 
-def same(value: Any) -> Any:
+def same(value: Datum) -> Datum:
     return value
+
+
+def if_some(convert: Convert) -> Convert:
+    """Return a function that converts a value and leaves None as it is."""
+    return same if convert is same else lambda value: None if value is None else convert(value)
+
+
+def field_step(name: str) -> str:
+    """Return the step of an error's path that leads to a field."""
+    return f".{name}" if name.isidentifier() else f"[{name!r}]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Codec:
-    """How values of one type are checked, stored and read back.
+    """Checks, stores and reads back values of one type.
 
-    `normalise`, `canonical` and `restore` are plain functions held in slots, as
-    they run once per record. `normalise` refuses None: whether a place may be
-    null is known to the place, not to the type.
+    `normalise`, `canonical` and `restore` are plain functions in slots, as they run once per
+    record. `normalise` refuses None: the place decides whether it may be null, not the type.
     """
 
-    type: Any
+    type: pa.DataType
+    """The declared type: an Arrow type, or OBJECT."""
     arrow: pa.DataType
-    normalise: Callable[[Any], Any]
-    read: Callable[[pa.Array], Values]
-    read_keys: Callable[[pa.Array], Values]
-    write: Callable[[Values], pa.Array]
+    normalise: Convert
+    read: Read
+    read_keys: Read
+    write: Write
     # From the in-memory form to the form used as a dict key.
-    canonical: Callable[[Any], Any] = same
-    restore: Callable[[Any], Any] = same
+    canonical: Convert = same
+    restore: Convert = same
     # From the in-memory form to what msgpack holds, and back; `same` where msgpack has the type.
-    pack: Callable[[Any], Any] = same
-    unpack: Callable[[Any], Any] = same
-    # Instances of exactly this class need no check; None when there is no such class.
-    exact: Any = None
-    # Stands under a null struct in a field that may not be null; nobody reads it.
-    blank: Any = None
+    pack: Convert = same
+    unpack: Convert = same
+    # Instances of exactly this class need no check; None if all values need one.
+    exact: builtin_type | None = None
+    # Stands under a null struct in a NOT NULL field; nobody reads it.
+    blank: Datum = None
 
     def decode(self, array: pa.Array | pa.ChunkedArray) -> Values:
-        """In-memory values of an Arrow column; nulls are None."""
+        """Return the values of an Arrow column; nulls are None."""
         return _by_chunk(self.read, array)
 
     def decode_keys(self, array: pa.Array | pa.ChunkedArray) -> Values:
-        """Like decode, in the form used as dict keys: one NaN object, no -0.0."""
+        """Return the values of an Arrow column as dict keys: one NaN object, no -0.0."""
         return _by_chunk(self.read_keys, array)
 
     def encode(self, values: Values) -> pa.Array:
-        """The Arrow column of normalised values; None is null."""
+        """Return the Arrow column of normalised values; None is null."""
         return self.write(values)
 
-    def normalise_key(self, value: Any) -> Any:
-        """A user's value as the dict key that decode_keys would give."""
+    def normalise_key(self, value: object) -> Datum:
+        """Return a user's value as the dict key that decode_keys would return."""
         return self.canonical(self.normalise(value))
 
-    def pack_key(self, value: Any) -> Any:
-        """Like pack, equal for equal keys; a key may be None."""
+    def pack_key(self, value: Key) -> Datum:
+        """Pack a key; equal keys are packed alike, and a key may be None."""
         return None if value is None else self.pack(self.canonical(value))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[pa.DataType], Codec], tuple[pa.DataType]]:
         from cairn.types.codec.registry import codec
 
         return codec, (self.type,)
 
 
-def misfit(type: Any, value: Any, why: str = "") -> ValueTypeError:
+def misfit(type: pa.DataType, value: object, why: str = "") -> ValueTypeError:
     shown = "None" if value is None else f"{value.__class__.__name__} {reprlib.repr(value)}"
     return ValueTypeError(f"expected {type_ddl(type)}, found {shown}{why and ': ' + why}")
 
 
-def _by_chunk(read: Callable[[pa.Array], Values], array: pa.Array | pa.ChunkedArray) -> Values:
+def _by_chunk(read: Read, array: pa.Array | pa.ChunkedArray) -> Values:
     if isinstance(array, pa.ChunkedArray):
         return list(chain.from_iterable(map(read, array.chunks)))
     return read(array)
@@ -149,14 +166,15 @@ def put_nulls(values: Values, array: pa.Array) -> Values:
     return values
 
 
-def integers(array: pa.Array, width: pa.DataType) -> Any:
-    """The numbers behind a column of times, as numpy; nulls are zeros."""
+def integers(array: pa.Array, width: pa.DataType) -> Numbers:
+    """Return the numbers behind a column of times; nulls are zeros."""
     numbers = array.view(width)
-    return (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy()
+    found: Numbers = (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy()
+    return found
 
 
-def write_leaf(type: pa.DataType, to_arrow: Callable[[Values], Any]) -> Any:
-    """An encoder that names the first value that does not fit."""
+def write_leaf(type: pa.DataType, to_arrow: Write) -> Write:
+    """Return an encoder whose error names the first value that does not fit."""
 
     def write(values: Values) -> pa.Array:
         try:
@@ -178,11 +196,11 @@ def write_leaf(type: pa.DataType, to_arrow: Callable[[Values], Any]) -> Any:
     return write
 
 
-def write_plain(type: pa.DataType) -> Any:
+def write_plain(type: pa.DataType) -> Write:
     return write_leaf(type, lambda values: pa.array(values, type))
 
 
-def leaf(type: pa.DataType, normalise: Any, read: Any, **more: Any) -> Codec:
+def leaf(type: pa.DataType, normalise: Convert, read: Read, **more: Any) -> Codec:
     more.setdefault("write", write_plain(type))
     more.setdefault("read_keys", read)
     return Codec(type=type, arrow=type, normalise=normalise, read=read, **more)

@@ -2,7 +2,7 @@
 
 Always true here:
 - any number of threads may read at once;
-- an epoch stays as long as its origin is open, if the checkpoint can be written to; if not,
+- an epoch stays as long as its states are open, if the checkpoint can be written to; if not,
   and its files go, that is a StaleEpochError.
 """
 
@@ -35,10 +35,10 @@ class About(NamedTuple):
     bytes: int
 
 
-class Origin(ABC):
+class StoredStates(ABC):
     """Operators and their states, and the rows of them."""
 
-    entries: Mapping[str, Any]
+    operators: Mapping[str, Any]
 
     @abstractmethod
     def columns(self, uid: str) -> dict[str, StateColumns]: ...
@@ -66,22 +66,22 @@ class Origin(ABC):
     def close(self) -> None: ...
 
 
-class EpochOrigin(Origin):
+class EpochStates(StoredStates):
     def __init__(self, store: Store, reading: Unheld) -> None:
         self.store = store
         self._reading = reading
         self.epoch: Epoch = reading.epoch
-        self.entries = self.epoch.operators
+        self.operators = self.epoch.operators
         self._counts: dict[str, dict[str, dict[int, int]]] = {}
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         return EpochReader(self.store, self.epoch).columns(uid)
 
     def about(self, uid: str, state: str) -> About:
-        entry = self.epoch.operators[uid]
+        operator = self.epoch.operators[uid]
         refs = self._refs(uid)
         rows, size = sum(ref.rows for ref in refs), sum(ref.size for ref in refs)
-        return About(entry.scope, len(entry.ranges), rows, size)
+        return About(operator.scope, len(operator.ranges), rows, size)
 
     def read(
         self,
@@ -99,19 +99,21 @@ class EpochOrigin(Origin):
                 for chunk in reader.chunks(uid, groups, [name], only, ordered=ordered):
                     self._reading.renew()
                     yield from chunk.rows[name]
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
 
     def group_rows(self, uid: str, state: str) -> Counter[int]:
         found: Counter[int] = Counter()
         try:
             for ref in self._refs(uid):
                 counted = ref.groups
-                for group, rows in self._counted(ref).get(state, {}).items():
+                for group, rows in self._count_groups(ref).get(state, {}).items():
                     if group in counted:
                         found[group] += rows
-        except (CorruptFileError, NotFoundError) as error:
-            raise self._reading.lost(error) from error
+        except (CorruptFileError, NotFoundError):
+            self._reading.check_kept()
+            raise
         return found
 
     @property
@@ -122,7 +124,7 @@ class EpochOrigin(Origin):
     def close(self) -> None:
         self._reading.release()
 
-    def _counted(self, ref: FileRef) -> dict[str, dict[int, int]]:
+    def _count_groups(self, ref: FileRef) -> dict[str, dict[int, int]]:
         if ref.id not in self._counts:
             self._counts[ref.id] = group_counts(self.store, ref)
         return self._counts[ref.id]
@@ -131,11 +133,11 @@ class EpochOrigin(Origin):
         return [ref for part in self.epoch.operators[uid].ranges for ref in part.files]
 
 
-class SavepointOrigin(Origin):
+class SavepointStates(StoredStates):
     def __init__(self, savepoint: Savepoint) -> None:
         self._savepoint = savepoint
         self._files = CheckedFiles(savepoint.store)
-        self.entries = savepoint.info.operators
+        self.operators = savepoint.info.operators
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         return self._savepoint.columns(uid)

@@ -1,0 +1,97 @@
+"""Commands that write: savepoint, rollback, branch, rm."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cairn.cli.arguments import (
+    AnyCheckpoint,
+    AsJson,
+    Checkpoint,
+    CheckpointAtEpoch,
+    SparkCheckpoint,
+    Yes,
+)
+
+
+def savepoint(
+    source: CheckpointAtEpoch,
+    dest: Annotated[str, typer.Argument(help="An empty folder, or an object store URL.")],
+    spark_checkpoint: SparkCheckpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an epoch to its own folder, in Parquet, whether the job runs or not.
+
+    A job can start from it, with any parallelism and in any other checkpoint.
+
+    [dim]cairn savepoint ckpt@42 savepoints/friday[/dim]
+    """
+    from cairn.cli.savepoint import print_saved, save
+    from cairn.cli.tables import print_json, progress_bar
+
+    with progress_bar("saving key groups") as progress:
+        facts = save(source, dest, progress, spark_checkpoint=spark_checkpoint)
+    print_json(facts) if as_json else print_saved(facts)
+
+
+def rollback(
+    checkpoint: Checkpoint,
+    epoch: Annotated[int, typer.Argument(help="The epoch to go back to.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go back to an earlier epoch: the next start replays the input from there.
+
+    Before it asks, it lists what is undone, and which published output stays.
+
+    [dim]cairn rollback ckpt 42[/dim]
+    """
+    from cairn.cli.history import roll_back
+
+    roll_back(checkpoint, epoch, yes=yes, as_json=as_json)
+
+
+def branch(
+    checkpoint: CheckpointAtEpoch,
+    new: Annotated[str, typer.Argument(help="The new checkpoint: an empty folder or URL.")],
+    spark_checkpoint: SparkCheckpoint = None,
+    new_spark_checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Where the new job will keep Spark's own log, if not in NEW."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a second job that starts from an epoch, without copying state.
+
+    The first job continues undisturbed, and keeps the files that both need.
+
+    [dim]cairn branch ckpt@42 experiment[/dim]
+    """
+    from cairn.cli.history import make_branch
+
+    make_branch(
+        checkpoint,
+        new,
+        spark_checkpoint=spark_checkpoint,
+        new_spark_checkpoint=new_spark_checkpoint,
+        as_json=as_json,
+    )
+
+
+def rm(
+    checkpoint: AnyCheckpoint,
+    yes: Yes = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove it even if branches need it: they lose state.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a checkpoint or a savepoint with everything in it.
+
+    [dim]cairn rm experiment[/dim]
+    """
+    from cairn.cli.history import remove
+
+    remove(checkpoint, yes=yes, force=force, as_json=as_json)
