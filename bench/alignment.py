@@ -72,19 +72,19 @@ def measure(
         retained_epochs=preload + WARM_UP + epochs,
     )
     run.wait()
-    measured = sorted(run.epochs(), key=lambda epoch: epoch["epoch"])[preload + WARM_UP :]
+    measured = sorted(run.epochs(), key=lambda epoch: epoch.epoch)[preload + WARM_UP :]
     if len(measured) != epochs:
         raise SystemExit(f"found {len(measured)} epochs to measure, expected {epochs}")
     waited = [
-        [epoch["operators"][f"count-{index}"]["alignment_ms"] for index in range(operators)]
+        [epoch.operators[f"count-{index}"].alignment_ms for index in range(operators)]
         for epoch in measured
     ]
     if any(ms is None for epoch in waited for ms in epoch):
         raise SystemExit("an epoch does not tell its alignment")
     return {
         "waited_ms": waited,
-        "epoch_ms": statistics.median(epoch["epoch_ms"] for epoch in measured),
-        "state_keys": measured[-1]["state_keys"],
+        "epoch_ms": statistics.median(epoch.epoch_ms for epoch in measured),
+        "state_keys": measured[-1].state_keys,
     }
 
 

@@ -55,7 +55,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         new = set(bases_of(epoch)) - known
         bases += len(new)
         known |= new
-    times = [metrics["epoch_ms"] for metrics, _ in measured]
+    times = [metrics.epoch_ms for metrics, _ in measured]
     return {
         "p50_ms": percentile(times, 50),
         "p95_ms": percentile(times, 95),
@@ -63,7 +63,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "epochs": len(times),
         "bases_completed": bases,
         "base_bytes": max((ref.size for ref in bases_of(measured[-1][1]).values()), default=0),
-        "state_keys": measured[-1][0]["state_keys"],
+        "state_keys": measured[-1][0].state_keys,
         # The epoch waits for the snapshot; the base is written in the background.
         "snapshot_ms": timing(measured, "snapshot_ms"),
         "base_ms": timing(measured, "base_ms"),
@@ -71,7 +71,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def timing(measured: list[Any], name: str) -> dict[str, float] | None:
-    found = [m["timings"][name] for m, _ in measured if m["timings"].get(name)]
+    found = [ms for m, _ in measured if (ms := getattr(m.timings, name))]
     return {"p50": percentile(found, 50), "max": max(found)} if found else None
 
 

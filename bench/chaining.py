@@ -82,9 +82,9 @@ def run_chain(
         retained_epochs=1000,
     )
     run.wait()
-    epochs = sorted(run.epochs(), key=lambda epoch: epoch["epoch"])
-    ends = [epoch["wall_ms"] / 1000 for epoch in epochs]
-    last = epochs[-1]["operators"]["step-4"]["rows_in"]
+    epochs = sorted(run.epochs(), key=lambda epoch: epoch.epoch)
+    ends = [epoch.wall_ms / 1000 for epoch in epochs]
+    last = epochs[-1].operators["step-4"].rows_in
     if last != rows:
         raise SystemExit(f"{last} rows came to the last step, expected {rows}")
     return {

@@ -74,7 +74,7 @@ def run_bare(spark: Any, work: Path, rows: int, epochs: int) -> list[float]:
 def run_cairn(spark: Any, work: Path, rows: int, epochs: int) -> list[float]:
     job = counting_job(source(spark, rows), sinks.Noop())
     with job.start(checkpoint=str(work / "ckpt"), parallelism=2, trigger="0 seconds") as run:
-        return trigger_times(run._query, epochs)
+        return trigger_times(run._engine.query, epochs)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from cairn.report.epoch import EpochReport
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, FileRef
 from cairn.storage.store import open_store
@@ -99,10 +100,10 @@ class Epochs:
         self._run = run
         self._log = Log(open_store(str(checkpoint)))
         self._newest = 0
-        self._waiting: list[tuple[dict[str, Any], Epoch]] = []
-        self.seen: list[tuple[dict[str, Any], Epoch]] = []
+        self._waiting: list[tuple[EpochReport, Epoch]] = []
+        self.seen: list[tuple[EpochReport, Epoch]] = []
 
-    def next(self, timeout_s: float = 300) -> tuple[dict[str, Any], Epoch]:
+    def next(self, timeout_s: float = 300) -> tuple[EpochReport, Epoch]:
         """The next one that this run commits; raises what failed."""
         deadline = time.monotonic() + timeout_s
         while not self._waiting:
@@ -118,20 +119,16 @@ class Epochs:
         return self.seen[-1]
 
     def _look(self) -> None:
-        metrics = self._run.metrics()
-        newest = metrics.get("epoch", 0)
-        if newest > self._newest:
-            if self._newest and metrics["parent"] != self._newest:
-                # Missed while something else was done; the manifest's timings must do.
-                missed = [e for e in self._run.epochs() if self._newest < e["epoch"] < newest]
-                self._waiting += [(m, self._log.epoch(m["epoch"])) for m in reversed(missed)]
-            self._waiting.append((metrics, self._log.epoch(newest)))
-            self._newest = newest
+        found = self._run.history()
+        for report in found if self._newest else found[-1:]:
+            if report.epoch > self._newest:
+                self._waiting.append((report, self._log.epoch(report.epoch)))
+                self._newest = report.epoch
 
     def manifest(self, number: int) -> Epoch:
         return self._log.epoch(number)
 
-    def take(self, count: int) -> list[tuple[dict[str, Any], Epoch]]:
+    def take(self, count: int) -> list[tuple[EpochReport, Epoch]]:
         """Return the next `count` epochs."""
         return [self.next() for _ in range(count)]
 

@@ -87,7 +87,7 @@ def run_cairn(
         trigger="available-now",
     )
     run.wait()
-    ends = sorted(e["wall_ms"] / 1000 for e in run.epochs())
+    ends = sorted(e.wall_ms / 1000 for e in run.epochs())
     return rate(ends, rows)
 
 

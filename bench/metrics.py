@@ -99,7 +99,7 @@ class Slot:
             operator.run(groups.slice(at, BATCH_ROWS), None, rows.slice(at, BATCH_ROWS))
         operator.finish()
         spent = time.thread_time() - started
-        operator.state.finished(f"delta-{self.number}")
+        operator.state.name_pending(f"delta-{self.number}")
         operator.state.bring_to(operator.state.pending or "", range(GROUP_COUNT), [])
         return spent
 

@@ -189,7 +189,7 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
     http: dict[str, Any] = {}
     with started as run:
         ask: Ask = lambda key: run.query(UID, STATE, key).source  # noqa: E731
-        while run.metrics().get("epoch") is None:
+        while run.metrics() is None:
             run.wait(0.1)
         run.process_all_available()
         idle = [ask_for(ask, keys, clients, seconds) for clients in CLIENTS]
@@ -206,7 +206,7 @@ def measure(spark: Any, work: Path, options: argparse.Namespace) -> dict[str, An
         if options.http:
             http["busy"] = [over_http(run.url, keys, clients, seconds) for clients in CLIENTS]
             note(f"busy, over HTTP: {http['busy']}")
-        turn = (run._coordinator.run_id, work / "ckpt", options.rows)
+        turn = (run._engine.coordinator.run_id, work / "ckpt", options.rows)
         alone, asked, loads = [], [], []
         for number in range(2 * options.turns + 1):
             begun = Turn(*turn)

@@ -70,8 +70,8 @@ class Subject:
             "seconds": round(seconds, 3),
             "files": len(files),
             "bytes_read": sum(ref.size for ref in files.values()),
-            "begin_ms": metrics["timings"]["begin_ms"],
-            "state_keys": metrics["state_keys"],
+            "begin_ms": metrics.timings.begin_ms,
+            "state_keys": metrics.state_keys,
         }
 
 

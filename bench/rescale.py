@@ -102,18 +102,18 @@ def run_cairn(spark: Any, work: Path, *, keys: int, changed: int, backend: str) 
         finally:
             done.set()
             feeder.join()
-        held = [metrics["state_keys"] for metrics, _ in (steady[-1], after[-1])]
+        held = [metrics.state_keys for metrics, _ in (steady[-1], after[-1])]
         if run.parallelism != AFTER or held[0] != held[1]:
             raise SystemExit(f"after the rescale: parallelism {run.parallelism}, keys {held}")
     return {
         "to_first_epoch_s": round(to_first_epoch_s, 3),
         "to_its_commit_s": round((first_epoch(epochs).wall_ms - called_ms) / 1000, 3),
         # The part until the slowest slot was up and had its state.
-        "begin_ms": first["timings"]["begin_ms"],
+        "begin_ms": first.timings.begin_ms,
         "bytes_rewritten": bytes_rewritten(epochs),
-        "state_bytes": steady[-1][0]["state_bytes"],
-        "epoch_ms_before": statistics.median(metrics["epoch_ms"] for metrics, _ in steady),
-        "epoch_ms_after": statistics.median(metrics["epoch_ms"] for metrics, _ in after),
+        "state_bytes": steady[-1][0].state_bytes,
+        "epoch_ms_before": statistics.median(metrics.epoch_ms for metrics, _ in steady),
+        "epoch_ms_after": statistics.median(metrics.epoch_ms for metrics, _ in after),
     }
 
 

@@ -82,7 +82,7 @@ def through_cairn(spark: Any, given: Input, work: Path, sink: sinks.Sink) -> flo
         retained_epochs=len(given.files) + 1,
     )
     run.wait()
-    ends = sorted(epoch["wall_ms"] / 1000 for epoch in run.epochs())
+    ends = sorted(epoch.wall_ms / 1000 for epoch in run.epochs())
     assert len(ends) == len(given.files), "a file is an epoch"
     return given.rate(ends)
 

@@ -42,7 +42,7 @@ def run_cairn(spark: Any, source: Path, checkpoint: Path, rows: int, api: str) -
         checkpoint=str(checkpoint), parallelism=PARALLELISM, trigger="available-now"
     )
     run.wait()
-    ends = sorted(epoch["wall_ms"] / 1000 for epoch in run.epochs())
+    ends = sorted(epoch.wall_ms / 1000 for epoch in run.epochs())
     return rows * (len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1])
 
 

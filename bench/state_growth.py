@@ -40,11 +40,11 @@ def measure(spark: Any, work: Path, *, keys: int, changed: int, epochs: int) -> 
     preload = write_input(work / "input", keys=keys, changed=changed, epochs=epochs)
     job = counting_job(file_stream(spark, work / "input"), sinks.Noop())
     with job.start(checkpoint=str(work / "ckpt"), parallelism=2, trigger="0 seconds") as run:
-        while run.metrics().get("epoch") is None:
+        while run.metrics() is None:
             run.wait(0.1)
         run.process_all_available()
-        rss = slots_rss_bytes(run._coordinator.run_id)
-        progress = [p for p in run._query.recentProgress if p["numInputRows"]]
+        rss = slots_rss_bytes(run._engine.coordinator.run_id)
+        progress = [p for p in run._engine.query.recentProgress if p["numInputRows"]]
         times = [p["durationMs"]["triggerExecution"] for p in progress[preload:]]
     return {
         "median_ms": statistics.median(times),

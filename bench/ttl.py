@@ -20,6 +20,7 @@ from state_growth import slots_rss_bytes
 
 import cairn
 from cairn import Job, KeyedProcess, sinks, state
+from cairn.report.epoch import EpochReport
 from cairn.slot.folders import run_folder
 
 AHEAD = 2
@@ -72,7 +73,7 @@ class Measured:
         self._epochs.take(files)
         self._seen += files
 
-    def epoch(self) -> dict[str, Any]:
+    def epoch(self) -> EpochReport:
         """One that touches the next keys which are to stay."""
         while self._feed.files < self._seen + 1 + AHEAD:
             part = np.take(self._kept, np.arange(self._at, self._at + self._changed), mode="wrap")
@@ -115,16 +116,16 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             full = measured.space()
             while True:
                 metrics = measured.epoch()
-                held = metrics["state_keys"]
+                held = metrics.state_keys
                 if held <= 1.05 * len(kept):
                     break
                 name = "before" if held > 0.99 * keys else "removing"
-                phases[name].append(metrics["epoch_ms"])
+                phases[name].append(metrics.epoch_ms)
                 if name == "before":
                     full = measured.space()
                 if time.monotonic() - started > 6 * ttl_s + 600:
                     raise SystemExit(f"still {held} keys after {len(phases['removing'])} epochs")
-            phases["after"] = [measured.epoch()["epoch_ms"] for _ in range(AFTER)]
+            phases["after"] = [measured.epoch().epoch_ms for _ in range(AFTER)]
             busy = measured.space()
             # Idle slots free more space after a while.
             time.sleep(IDLE_S)

@@ -72,7 +72,7 @@ def run_cairn(spark: Any, source: Path, work: Path, rows: int) -> float:
         checkpoint=str(work / "cairn"), parallelism=PARALLELISM, trigger="available-now"
     )
     run.wait()
-    ends = sorted(epoch["wall_ms"] / 1000 for epoch in run.epochs() if epoch["rows_in"])
+    ends = sorted(epoch.wall_ms / 1000 for epoch in run.epochs() if epoch.rows_in)
     return rows * (len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1])
 
 

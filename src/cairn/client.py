@@ -20,9 +20,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from cairn.errors import QueryError
 from cairn.query.link import TRIES_MAX, Link, encoded
 from cairn.query.live import Answer, Answers, Source
+from cairn.report.epoch import EpochReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,11 +91,10 @@ class Client:
         """The job: its name, how it goes, its newest epoch."""
         return self._link.get("/api/job")
 
-    def epochs(self, limit: int = 100, before: int | None = None) -> list[dict[str, Any]]:
-        """The retained epochs, newest first."""
+    def epochs(self, limit: int = 100, before: int | None = None) -> list[EpochReport]:
+        """Return the retained epochs in brief, newest first."""
         found = self._link.get("/api/epochs", limit=limit, before=before)
-        epochs: list[dict[str, Any]] = found["epochs"]
-        return epochs
+        return msgspec.convert(found["epochs"], list[EpochReport])
 
     def states(self, epoch: int | None = None) -> list[dict[str, Any]]:
         """Operators and states, with their columns."""

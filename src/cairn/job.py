@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from cairn.connected import ConnectedStreams, connected
 from cairn.driver.coordinator.guarantees import Guarantee
@@ -116,19 +117,19 @@ class Job:
 
         As text it is also printed. "svg" is a picture of it, "json" the same for programs.
         """
-        from cairn.plan.explain import explained, explained_text
-        from cairn.report.drawing import explained_svg
+        from cairn.plan.explain import explain_graph, graph_text
+        from cairn.report.drawing import draw_graph
 
-        facts = explained(self.graph())
+        graph = explain_graph(self.graph())
         if format == "svg":
-            return explained_svg(facts)
+            return draw_graph(graph)
         if format == "json":
-            return json.dumps(facts, indent=2)
+            return msgspec.json.format(msgspec.json.encode(graph), indent=2).decode()
         if format != "text":
             raise PlanError(
                 f"explain: there is no format {format!r}\n  expected: one of text, svg, json"
             )
-        text = explained_text(facts)
+        text = graph_text(graph)
         print(text)
         return text
 

@@ -6,15 +6,14 @@
     def process(self, row, ctx):
         self.hits.inc()
 
-A slot counts anew in every attempt at an epoch; what an attempt comes to is added to the totals
-of the epoch when that is committed. So an attempt that failed has counted nothing, and the totals
-go on from one run of a job to the next.
+A slot starts from zero in every attempt at an epoch. When the epoch is committed, the figures of
+its attempt are added to the totals. So a failed attempt counts nothing, and totals continue from
+one run of a job to the next.
 
 Always true here:
-- a total is of committed epochs only; rolled back with the state, it is as of that epoch;
-- what is collected are plain finite numbers, which any format can take: what would be larger
-  than the largest one stays there;
-- with a journal, what a row has counted is taken back with everything else it did.
+- totals are of committed epochs only; a rollback takes them back with the state;
+- collected figures are plain finite numbers, which any format can hold: larger ones are clamped;
+- with a journal, the counts of a row are undone with everything else that the row did.
 """
 
 from __future__ import annotations
@@ -22,17 +21,36 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import inf, isfinite
 from numbers import Integral
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, SupportsFloat, TypeVar
+
+import msgspec
 
 from cairn.errors import FunctionError
 
-Collected = dict[str, dict[str, Any]]
-"""{"counters": {name: n}, "gauges": {name: x}, "histograms": {name: {"count", "sum", "buckets"}}};
-a bucket is [upper bound, how many were not above it]."""
+Number = int | float
+
+
+class HistogramCounts(msgspec.Struct, frozen=True):
+    """Values that a histogram observed."""
+
+    count: int
+    sum: Number | None
+    """None: JSON has no form for a sum that was not finite, in epochs of older versions."""
+    buckets: list[tuple[float, int]]
+    """Each with its upper bound, and how many values were not above it."""
+
+
+class UserMetrics(msgspec.Struct, frozen=True):
+    """Metrics of a function by name, in an attempt or over all epochs so far."""
+
+    counters: dict[str, Number | None] = {}
+    gauges: dict[str, Number | None] = {}
+    histograms: dict[str, HistogramCounts] = {}
+
 
 NAMES_MAX: Final = 100
 BUCKETS_MAX: Final = 50
@@ -47,23 +65,23 @@ _RESERVED: Final = (
 
 
 class Undo(Protocol):
-    """What is told how to take a change back."""
+    """Undo log of the current row."""
 
-    def call(self, function: Any, *args: Any) -> None: ...
+    def call(self, function: Callable[..., None], *args: object) -> None: ...
 
 
 class Counter:
-    """How often something happened. It only goes up."""
+    """A number that only goes up."""
 
     __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.value: Any = 0
+        self.value: Number = 0
 
     def inc(self, n: float = 1) -> None:
         if not 0 <= n < inf:
             raise FunctionError(f"a counter goes up by a number from 0 on, found {n!r}")
-        # A number of numpy's would stay of its few bits, and a sum would overflow.
+        # The sum of numpy's integers would overflow.
         self.value += n if type(n) is int or type(n) is float else _plain(n)
 
     def reset(self) -> None:
@@ -71,7 +89,7 @@ class Counter:
 
 
 class Gauge:
-    """The last value of something. Of several subtasks the largest is shown."""
+    """The last value that was set. The largest one of all subtasks is shown."""
 
     __slots__ = ("value",)
 
@@ -88,7 +106,7 @@ class Gauge:
 
 
 class Histogram:
-    """How values are spread: how many were not above each of some bounds."""
+    """The spread of values: for each bound, how many were not above it."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -108,7 +126,7 @@ class Histogram:
 
 
 class _UndoneCounter(Counter):
-    """In an operator with dead letters: a row may be undone."""
+    """A counter of an operator with dead letters, where a row may be undone."""
 
     __slots__ = ("_undo",)
 
@@ -151,7 +169,7 @@ class _UndoneHistogram(Histogram):
 
 
 class Metrics:
-    """The metrics of one operator, by their names. Asked for twice, it is the same one."""
+    """The metrics of one operator by name. The same name gives the same metric."""
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo
@@ -172,15 +190,15 @@ class Metrics:
         return self._add(name, found, Gauge() if self._undo is None else _UndoneGauge(self._undo))
 
     def histogram(self, name: str, buckets: Iterable[float] = DEFAULT_BUCKETS) -> Histogram:
-        """`buckets` are upper bounds, from the lowest to the highest."""
+        """Return a histogram; `buckets` are its upper bounds, lowest first."""
         found = self._found.get(name)
         bounds = tuple(buckets) if buckets is not DEFAULT_BUCKETS else DEFAULT_BUCKETS
         if isinstance(found, Histogram) and bounds == found.bounds:
             return found
         if isinstance(found, Histogram):
             raise FunctionError(
-                f"the histogram {name!r} has other buckets already\n"
-                f"  found: {bounds}\n  expected: {found.bounds}"
+                f"the histogram {name!r} already has other buckets\n"
+                f"  expected: {found.bounds}\n  found: {bounds}"
             )
         _check_bounds(name, bounds)
         bounds = tuple(float(bound) for bound in bounds)
@@ -190,35 +208,38 @@ class Metrics:
         )
 
     def reset(self) -> None:
-        """An attempt at an epoch begins: nothing is counted yet."""
+        """Start an attempt at an epoch: nothing is counted yet."""
         for metric in self._found.values():
             metric.reset()
 
-    def collected(self) -> Collected:
-        """What the attempt came to. A gauge that was not set in it is not there."""
+    def collect(self) -> UserMetrics | None:
+        """Return the figures of this attempt; None for a function without metrics.
+
+        A gauge that the attempt has not set is left out.
+        """
         if not self._found:
-            return {}
-        made: Collected = {"counters": {}, "gauges": {}, "histograms": {}}
+            return None
+        made = UserMetrics({}, {}, {})
         for name, metric in self._found.items():
             if isinstance(metric, Counter):
-                made["counters"][name] = _plain(metric.value)
+                made.counters[name] = _plain(metric.value)
             elif isinstance(metric, Histogram):
-                made["histograms"][name] = _collected(metric)
+                made.histograms[name] = _collect(metric)
             elif metric.value is not None:
-                made["gauges"][name] = _plain(metric.value)
+                made.gauges[name] = _plain(metric.value)
         return made
 
-    def _add(self, name: str, found: Any, metric: _M) -> _M:
+    def _add(self, name: str, found: object, metric: _M) -> _M:
         if found is not None:
             kind = type(found).__name__.removeprefix("_Undone").lower()
             raise FunctionError(
-                f"the metric {name!r} is a {kind} already\n  next: give this one another name"
+                f"the metric {name!r} is already a {kind}\n  next: give this one another name"
             )
         _check_name(name)
         if len(self._found) >= NAMES_MAX:
             raise FunctionError(
                 f"a function has at most {NAMES_MAX} metrics, and {name!r} would be one more\n"
-                "  next: do not make names of data, such as keys"
+                "  next: do not put data, such as keys, into names"
             )
         self._found[name] = metric
         return metric
@@ -227,76 +248,75 @@ class Metrics:
 _M = TypeVar("_M", Counter, Gauge, Histogram)
 
 
-def united(parts: Iterable[Collected]) -> Collected:
-    """Of the subtasks of an operator: counted together, of a gauge the largest value."""
-    made: Collected = {}
+def merge_subtasks(parts: Iterable[UserMetrics]) -> UserMetrics:
+    """Return the metrics of an operator's subtasks together: of a gauge the largest value."""
+    made = UserMetrics()
     for part in parts:
-        gauges = made.get("gauges", {})
-        largest = {
-            name: max(value, gauges.get(name, value))
-            for name, value in part.get("gauges", {}).items()
+        gauges = {
+            name: _larger(value, made.gauges.get(name)) for name, value in part.gauges.items()
         }
-        made = followed(made, {**part, "gauges": largest}) if part else made
+        made = add_metrics(made, msgspec.structs.replace(part, gauges=gauges))
     return made
 
 
-def followed(before: Mapping[str, Any], last: Collected) -> Collected:
-    """Totals, with what came after them. A gauge that was not set again keeps its value."""
-    if not last:
-        return dict(before)
-    counters = dict(before.get("counters", {}))
-    for name, value in last["counters"].items():
-        counters[name] = _plus(counters.get(name), value)
-    histograms = dict(before.get("histograms", {}))
-    for name, histogram in last["histograms"].items():
-        histograms[name] = _added(histograms.get(name), histogram)
-    gauges = {**before.get("gauges", {}), **last["gauges"]}
-    return {"counters": counters, "gauges": gauges, "histograms": histograms}
+def add_metrics(before: UserMetrics, last: UserMetrics | None) -> UserMetrics:
+    """Return totals with later figures added. A gauge that was not set again keeps its value."""
+    if last is None:
+        return before
+    counters, histograms = before.counters.copy(), before.histograms.copy()
+    for name, n in last.counters.items():
+        counters[name] = _plus(counters.get(name), n)
+    for name, each in last.histograms.items():
+        histograms[name] = _add_histogram(histograms.get(name), each)
+    return UserMetrics(counters, before.gauges | last.gauges, histograms)
 
 
-def _added(before: dict[str, Any] | None, last: dict[str, Any]) -> dict[str, Any]:
-    bounds = [bound for bound, _ in last["buckets"]]
-    if before is None or [bound for bound, _ in before["buckets"]] != bounds:
-        return last  # Another version of the function has other buckets: counted anew.
-    counts = zip(bounds, before["buckets"], last["buckets"], strict=True)
-    return {
-        "count": before["count"] + last["count"],
-        "sum": _plus(before["sum"], last["sum"]),
-        "buckets": [[bound, first + second] for bound, (_, first), (_, second) in counts],
-    }
+def _larger(one: Number | None, other: Number | None) -> Number | None:
+    return one if other is None or (one is not None and one > other) else other
 
 
-def _collected(histogram: Histogram) -> dict[str, Any]:
+def _add_histogram(before: HistogramCounts | None, last: HistogramCounts) -> HistogramCounts:
+    bounds = [bound for bound, _ in last.buckets]
+    if before is None or [bound for bound, _ in before.buckets] != bounds:
+        return last  # Another version of the function has other buckets: it starts from zero.
+    counts = zip(bounds, before.buckets, last.buckets, strict=True)
+    return HistogramCounts(
+        before.count + last.count,
+        _plus(before.sum, last.sum),
+        [(bound, first + second) for bound, (_, first), (_, second) in counts],
+    )
+
+
+def _collect(histogram: Histogram) -> HistogramCounts:
     buckets, below = [], 0
     for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
         below += count
-        buckets.append([bound, below])
-    count = below + histogram.counts[-1]
-    return {"count": count, "sum": _plain(histogram.sum), "buckets": buckets}
+        buckets.append((bound, below))
+    return HistogramCounts(below + histogram.counts[-1], _plain(histogram.sum), buckets)
 
 
-def _plain(value: Any) -> int | float:
-    """Without numpy's types, which no format knows, and within what every format can hold."""
+def _plain(value: SupportsFloat) -> Number:
+    """Return a number without numpy's type, within the range that every format can hold."""
     if isinstance(value, Integral):
         return min(max(int(value), -INT_MAX), INT_MAX)
     return min(max(float(value), -FLOAT_MAX), FLOAT_MAX)
 
 
-def _plus(before: float | None, last: float) -> int | float:
-    """A total. None is what JSON has made of one that was not finite: counted anew."""
-    return _plain((before or 0) + last)
+def _plus(before: Number | None, last: Number | None) -> Number:
+    """Return a total. None, which JSON makes of a number that is not finite, counts as zero."""
+    return _plain((before or 0) + (last or 0))
 
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FunctionError(
-            f"{name!r} is no name of a metric\n"
-            "  expected: letters, digits and _, at most 100, and no digit first"
+            f"{name!r} is not a name for a metric\n"
+            "  expected: at most 100 letters, digits and _, not starting with a digit"
         )
     ending = next((end for end in _RESERVED if name.endswith(end)), None)
     if ending is not None:
         raise FunctionError(
-            f"the name of a metric may not end in {ending!r}, found {name!r}\n"
+            f"the name of a metric must not end in {ending!r}, found {name!r}\n"
             "  next: leave the ending out; Prometheus adds it where it belongs"
         )
 

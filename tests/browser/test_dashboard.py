@@ -41,7 +41,7 @@ def test_a_live_job_is_watched_asked_and_changed(
     with run:
         source.add(*files[0])
         run.process_all_available()
-        first = run.metrics()["epoch"]
+        first = run.metrics().epoch
         page = open_page(run.url)
         page.locator("#status", has_text=re.compile("^(running|idle)$")).wait_for()
         page.locator(".age", has_text=f"epoch {first},").wait_for()
@@ -51,7 +51,7 @@ def test_a_live_job_is_watched_asked_and_changed(
         # An epoch arrives.
         source.add(*files[1])
         run.process_all_available()
-        second = run.metrics()["epoch"]
+        second = run.metrics().epoch
         page.locator(".age", has_text=f"epoch {second},").wait_for()
 
         # A key is looked up: the running job answers.

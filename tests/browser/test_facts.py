@@ -11,13 +11,15 @@ import pytest
 
 from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
+from cairn.report.epoch import LetterSample, Measured, Timings
 from cairn.storage.failures import Failures
 from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site
+from tests.unit.report.reports import measured
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
-from tests.unit.web.test_overview import GRAPH
+from tests.unit.web.test_overview import GRAPH, job_graph
 
 OpenPage = Callable[..., Any]
 
@@ -54,7 +56,7 @@ def url(made: Checkpoint) -> Iterator[str]:
         yield served.url
 
 
-def commit(made: Checkpoint, metrics: dict[str, Any]) -> None:
+def commit(made: Checkpoint, **figures: Any) -> None:
     """An epoch that has measured this."""
     epoch = made.commit({"n": {1: 1}})
     made.log.append(
@@ -62,8 +64,8 @@ def commit(made: Checkpoint, metrics: dict[str, Any]) -> None:
             epoch,
             number=number,
             parent=epoch.number,
-            metrics={"operators": {UID: metrics}},
-            timings={"run_ms": 120.0 + number},
+            metrics=Measured(operators={UID: measured(**figures)}),
+            timings=Timings(run_ms=120.0 + number),
             wall_ms=1_800_000_000_000 + 1000 * number,
         )
     )
@@ -74,7 +76,7 @@ def test_texts_under_and_beside_axes_never_overlap(
     made: Checkpoint, url: str, open_page: OpenPage, epochs: int
 ) -> None:
     for at in range(epochs):
-        commit(made, {"rows_in": 10**at, "state_keys": 10**at, "state_entries": 3 * 10**at})
+        commit(made, rows_in=10**at, state_keys=10**at, state_entries=3 * 10**at)
     for width in (390, 760, 1440):
         page = open_page(url, width=width)
         for name in ("", "epochs", "charts", f"operators/{UID}"):
@@ -115,8 +117,8 @@ def test_a_failed_job_opens_on_its_failure(
 def test_rows_put_aside_are_shown_with_what_was_wrong(
     made: Checkpoint, url: str, open_page: OpenPage
 ) -> None:
-    sample = [{"error": "ValueError: bad\n<b>x</b>", "key": "7", "row": '{"k": 7}'}]
-    commit(made, {"rows_in": 5, "error_rows": 2, "error_sample": sample})
+    sample = [LetterSample("ValueError: bad\n<b>x</b>", "7", '{"k": 7}')]
+    commit(made, rows_in=5, error_rows=2, error_sample=sample)
     page = open_page(f"{url}/")
     page.goto(f"{url}/#/errors")
     text = page.locator(".sample").inner_text()
@@ -127,7 +129,7 @@ def test_an_edge_is_as_thick_as_any_other(made: Checkpoint, url: str, open_page:
     edges = [
         {**GRAPH["edges"][0], "way": way, "by": []} for way in ("keyed", "spread", "broadcast")
     ]
-    write_graph(made.store, 1, {**GRAPH, "edges": [*edges, GRAPH["edges"][1]]})
+    write_graph(made.store, 1, job_graph(edges=[*edges, GRAPH["edges"][1]]))
     page = open_page(url)
     page.wait_for_selector(".graph .link")
     widths = page.eval_on_selector_all(

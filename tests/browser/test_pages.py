@@ -17,7 +17,7 @@ from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, mapped, value
-from tests.unit.web.test_overview import GRAPH
+from tests.unit.web.test_overview import job_graph
 
 TOKEN = "a-token-for-reading"
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -36,7 +36,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     )
     made.commit({"n": {f"key-{at}": at for at in range(300)} | {HOSTILE: 7}})
     made.commit({"n": {"key-1": 1001}, "seen": {HOSTILE: {HOSTILE: HOSTILE}}})
-    write_graph(made.store, 1, {**GRAPH, "job": HOSTILE})
+    write_graph(made.store, 1, job_graph(job=HOSTILE))
     failures = Failures(made.store, "shop")
     failures.note_end(FunctionError(HOSTILE, operator=UID, key=HOSTILE, row=HOSTILE), 4)
     write_savepoint_note(

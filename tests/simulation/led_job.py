@@ -84,4 +84,4 @@ class LedJob:
 
     def late_rows(self, uid: str) -> int:
         """Of all epochs."""
-        return sum(epoch.metrics["operators"][uid]["late_rows"] for epoch in self.epochs)
+        return sum(epoch.metrics.operators[uid].late_rows for epoch in self.epochs)

@@ -114,7 +114,7 @@ def test_steps_of_the_wall_clock_of_a_host_end_no_slot_and_restore_nothing(
         driver.cluster.hosts[1].clock_step_s += step_s
         driver.run_batch()
         newest = world.newest()
-        assert newest is not None and newest.metrics["restored"] == 0, f"after {step_s} s"
+        assert newest is not None and newest.metrics.restored == 0, f"after {step_s} s"
         assert driver.cluster.slots == slots
     world.check_all()
 
@@ -131,6 +131,6 @@ def test_steps_of_the_drivers_wall_clock_change_nothing_but_now(tmp_path: Path) 
         step_ms += step_s * 1000
         driver.run_batch()
         newest = world.newest()
-        assert newest is not None and newest.metrics["restored"] == 0, f"after {step_s} s"
+        assert newest is not None and newest.metrics.restored == 0, f"after {step_s} s"
     assert driver.cluster.slots == slots
     world.check_all()

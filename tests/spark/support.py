@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from cairn.job import Job
 from cairn.plan.deploy import job_spec
+from cairn.run import Run
 from cairn.slot.folders import living_slots, run_folder
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
@@ -133,6 +134,12 @@ def slot_pids(run_id: str) -> dict[int, int]:
 def slot_logs(run_id: str) -> str:
     files = sorted(run_folder(run_id).glob("*/slot-*.log"))
     return "".join(file.read_text() for file in files)
+
+
+def epoch_of(run: Run) -> int:
+    """The newest epoch that a run has committed; 0 before the first."""
+    newest = run.metrics()
+    return 0 if newest is None else newest.epoch
 
 
 def eventually(holds: Callable[[], Any], within_s: float = 30.0) -> bool:

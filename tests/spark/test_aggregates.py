@@ -251,7 +251,7 @@ def test_spark_aggregates_ahead_while_that_leaves_few_rows(
     out = running(job, job.source("rows", source.stream(spark)), n="count(*)", total="sum(v)")
     run = finish(job, tmp_path / "checkpoint")
     assert chosen == [False, True, True, False, True]
-    assert run.metrics()["rows_in"] == 100, "rows are counted, not partials"
+    assert run.metrics().rows_in == 100, "rows are counted, not partials"
     batch = spark.read.parquet(str(source.folder)).groupBy("k")
     expected = batch.agg(spark_expr("count(*) AS n"), spark_expr("sum(v) AS total")).collect()
     assert_same(last_of(out.rows, ("k",)), last_of(expected, ("k",)))

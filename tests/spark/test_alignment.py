@@ -43,9 +43,9 @@ def test_each_operator_tells_how_long_it_waited_for_the_slow_one_before(
         stream = stream.key_by("k").process(Pass(slow_key), schema="k bigint, v bigint", uid=uid)
     stream.process(Chained(), schema="k bigint, v bigint", uid="c").sink_to(sinks.Noop(), uid="out")
     measured = finish(job, tmp_path / "ckpt").metrics()
-    waited = {uid: operator["alignment_ms"] for uid, operator in measured["operators"].items()}
+    waited = {uid: operator.alignment_ms for uid, operator in measured.operators.items()}
     assert waited["a"] > 0 and waited["b"] > 0 and waited["c"] == 0
-    spread = measured["timings"]["alignment_ms"]
+    spread = measured.timings.alignment_ms
     assert waited == {"a": spread["0"], "b": spread["1"], "c": 0}
     (epoch,) = epochs(tmp_path / "ckpt")
-    assert {u: o["alignment_ms"] for u, o in epoch.metrics["operators"].items()} == waited
+    assert {u: o.alignment_ms for u, o in epoch.metrics.operators.items()} == waited

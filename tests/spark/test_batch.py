@@ -118,7 +118,7 @@ def test_a_live_rescale_a_lost_slot_and_an_upgrade_lose_nothing(
         run.rescale(3)
         source.add(*random_rows(200, 2))
         run.process_all_available()
-        for pid in slot_pids(run._coordinator.run_id).values():
+        for pid in slot_pids(run._engine.coordinator.run_id).values():
             os.kill(pid, signal.SIGKILL)
         source.add(*random_rows(200, 3))
         run.process_all_available()

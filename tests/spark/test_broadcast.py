@@ -77,7 +77,7 @@ def test_rules_change_at_the_same_point_in_five_subtasks_one_of_which_dies(
     run = finish(job, checkpoint, parallelism=5)
     assert not flag.exists() and run.status == "finished", "one slot has died"
     committed = epochs(checkpoint)
-    assert max(epoch.timings["attempts"] for epoch in committed) > 1
+    assert max(epoch.timings.attempts for epoch in committed) > 1
     assert len(out.rows) == EPOCHS * KEYS
     seen = defaultdict(set)
     subtasks = defaultdict(set)
@@ -94,5 +94,5 @@ def test_rules_change_at_the_same_point_in_five_subtasks_one_of_which_dies(
     with EpochReader(open_store(str(checkpoint)), committed[-1]) as reader:
         rows = [row for batch in reader.rows("rules-of-keys", "rules") for row in batch.to_pylist()]
     assert [(row["key"], row["value"]) for row in rows] == [("a", 124)]
-    counted = committed[-1].metrics["operators"]["rules-of-keys"]
-    assert counted["rows_in"] == KEYS + 1, "a broadcast row counts once"
+    counted = committed[-1].metrics.operators["rules-of-keys"]
+    assert counted.rows_in == KEYS + 1, "a broadcast row counts once"

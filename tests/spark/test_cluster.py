@@ -71,11 +71,11 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
     job = build(spark, expected.input.folder, tmp_path / "work")
     at = str(tmp_path / "work" / "checkpoint")
     with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
-        run._driver._is_cluster = True
+        run._engine.driver._is_cluster = True
         run.wait(60)
     # Not at the first sight of it, in case an executor is only late.
-    assert run._driver.repinned == 2
-    assert len(set(run._driver.placement.values())) == 1
+    assert run._engine.driver.repinned == 2
+    assert len(set(run._engine.driver.placement.values())) == 1
     expected.check(tmp_path / "work")
 
 

@@ -77,7 +77,7 @@ def test_three_inputs_with_other_key_columns_and_types_equal_a_batch_join(
             parcels.add(*[(f"p{i % 3}", i, 59 - i) for i in ids], ("twice", 100, part))
             run.process_all_available()
     assert (tmp_path / "once").exists(), "a slot was killed on the way"
-    assert max(epoch.timings["attempts"] for epoch in epochs(tmp_path / "checkpoint")) > 1
+    assert max(epoch.timings.attempts for epoch in epochs(tmp_path / "checkpoint")) > 1
     batch = spark.sql(
         f"""SELECT id, customer, amount, place
             FROM parquet.`{orders.folder}`

@@ -245,7 +245,7 @@ def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
     job = build(spark, short.input.folder, tmp_path, function)
     run = finish(job, tmp_path / "checkpoint", backend=backend)
     assert {path.name for path in tmp_path.glob("once-*")} == {"once-0", "once-1"}
-    attempts = [epoch.timings["attempts"] for epoch in epochs(tmp_path / "checkpoint")]
+    attempts = [epoch.timings.attempts for epoch in epochs(tmp_path / "checkpoint")]
     assert max(attempts) > 1, attempts
     assert run.error is None
     short.check(tmp_path)
@@ -270,7 +270,7 @@ class Failing(Ledger):
 def test_task_that_fails_twice_and_then_succeeds_changes_nothing(spark, short, tmp_path):
     function = Failing(45, 2, tmp_path / "tries")
     finish(build(spark, short.input.folder, tmp_path, function), tmp_path / "checkpoint")
-    attempts = [epoch.timings["attempts"] for epoch in epochs(tmp_path / "checkpoint")]
+    attempts = [epoch.timings.attempts for epoch in epochs(tmp_path / "checkpoint")]
     assert attempts == [1, 3, 1, 1]
     short.check(tmp_path)
 
@@ -409,7 +409,7 @@ def test_slot_that_cannot_store_its_delta_at_first_is_asked_again(
     monkeypatch.setattr("cairn.driver.coordinator.epoch.INLINE_BYTES_MAX", 0)
     function = BadDisk(tmp_path / "writes", 2)
     finish(build(spark, short.input.folder, tmp_path, function), tmp_path / "checkpoint")
-    assert epochs(tmp_path / "checkpoint")[0].timings["attempts"] > 1
+    assert epochs(tmp_path / "checkpoint")[0].timings.attempts > 1
     short.check(tmp_path)
 
 
@@ -501,7 +501,7 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
         change(*newest_folder())
         feed(2 if fed < 11 else 1)
         run = finish(job, at)
-        assert run._batches.stand is stand
+        assert run._engine._batches.stand is stand
         assert undisturbed.check_prefix(tmp_path) == fed, stand
     assert fed <= undisturbed.files
     feed(undisturbed.files - fed)

@@ -61,7 +61,7 @@ def test_each_failing_row_is_one_letter_though_a_slot_dies_in_the_middle(
     run = finish(job, tmp_path / "c", on_error="dead-letter")
     assert (tmp_path / "dead").exists()
     found = epochs(tmp_path / "c")
-    assert max(epoch.timings["attempts"] for epoch in found) > 1
+    assert max(epoch.timings.attempts for epoch in found) > 1
     assert sorted(row["id"] for row in published(tmp_path / "out")) == [
         n for n in range(80) if n not in bad
     ]
@@ -82,9 +82,9 @@ def test_each_failing_row_is_one_letter_though_a_slot_dies_in_the_middle(
     assert all("in process" in row.traceback for row in again)
     numbers = [epoch.number for epoch in found]
     assert [row.epoch for row in again] == [numbers[row.r.id // 20] for row in again]
-    counted = [epoch.metrics["operators"]["adding"]["error_rows"] for epoch in found]
+    counted = [epoch.metrics.operators["adding"].error_rows for epoch in found]
     assert counted == [sum(n // 20 == epoch for n in bad) for epoch in range(4)]
-    assert run.metrics()["error_rows"] == counted[-1]
+    assert run.metrics().error_rows == counted[-1]
 
 
 def test_letters_that_nobody_takes_are_warned_of_and_counted(spark, make_input, tmp_path):
@@ -93,7 +93,7 @@ def test_letters_that_nobody_takes_are_warned_of_and_counted(spark, make_input, 
     job = build(spark, rows, tmp_path, takes_letters=False)
     with pytest.warns(UserWarning, match=r"adding fail on .* take \.side\('errors'\)"):
         finish(job, tmp_path / "c", on_error="dead-letter")
-    counted = [e.metrics["operators"]["adding"]["error_rows"] for e in epochs(tmp_path / "c")]
+    counted = [e.metrics.operators["adding"].error_rows for e in epochs(tmp_path / "c")]
     assert sum(counted) == len(bad)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

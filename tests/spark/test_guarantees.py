@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from cairn import CommitError, Job, PlanError, sinks
-from cairn.plan.explain import explained
+from cairn.plan.explain import explain_graph
 from cairn.sinks.base import Committable
 from tests.spark.live import Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
@@ -43,7 +43,7 @@ def test_an_epoch_of_several_batches_is_committed_once(spark: Any, ledger: Any, 
     run = finish(job, tmp_path / "checkpoint", checkpoint_every=3)
     made = epochs(tmp_path / "checkpoint")
     assert [epoch.spark.batch_id for epoch in made] == [2, 5, 7]
-    assert [epoch.metrics["operators"]["ledger"]["rows_in"] for epoch in made] == [300, 300, 200]
+    assert [epoch.metrics.operators["ledger"].rows_in for epoch in made] == [300, 300, 200]
     assert by_id(published(tmp_path / "booked")) == ledger.booked()
     assert run.status == "finished"
 
@@ -52,11 +52,11 @@ def test_a_slot_that_dies_between_two_batches_of_an_epoch_is_restored(
     spark: Any, ledger: Any, tmp_path: Path
 ):
     with Live(spark, tmp_path, ledger.files, checkpoint_every=1000) as live:
-        coordinator = live.run._coordinator
+        coordinator = live.run._engine.coordinator
         for file in ledger.files[:2]:
             live.source.add(*file)
         assert eventually(lambda: coordinator.batches == 2 or coordinator.committed)
-        for pid in slot_pids(live.run._driver.run_id).values():
+        for pid in slot_pids(live.run._engine.driver.run_id).values():
             os.kill(pid, signal.SIGKILL)
         for file in ledger.files[2:]:
             live.source.add(*file)
@@ -74,7 +74,7 @@ def test_an_epoch_whose_batches_do_not_come_is_committed(spark: Any, ledger: Any
 def test_a_stop_commits_the_epoch_under_way(spark: Any, ledger: Any, tmp_path: Path):
     with Live(spark, tmp_path, ledger.files, checkpoint_every=1000) as live:
         live.source.add(*ledger.files[0])
-        assert eventually(lambda: live.run._coordinator.newest is not None)
+        assert eventually(lambda: live.run._engine.coordinator.newest is not None)
     assert by_id(published(tmp_path / "booked")) == ledger.booked(0, 1)
 
 
@@ -193,8 +193,8 @@ def test_a_slow_sink_slows_the_job_and_each_source_keeps_to_its_limit(spark: Any
     job = Job("slow", max_parallelism=4)
     rows = job.source("few", few.stream(spark, 1)).union(job.source("many", many.stream(spark, 2)))
     rows.sink_to(Slow(str(tmp_path / "out")), uid="out")
-    facts = explained(job.graph())
-    assert [source["limits"] for source in facts["sources"]] == [
+    graph = explain_graph(job.graph())
+    assert [source.limits for source in graph.sources] == [
         {"maxFilesPerTrigger": "1"},
         {"maxFilesPerTrigger": "2"},
     ]

@@ -122,8 +122,8 @@ def test_functions_without_keys_give_the_same_chained_or_behind_shuffles(
         (k, k % 7 + more) for k in range(100) for more in (10, 1000, 1010) for _ in range(2)
     )
     assert len(zero.rows) == 2 * sum(k % 7 == 0 for k in range(100))
-    counted = epochs(tmp_path / "checkpoint")[-1].metrics["operators"]
-    assert {uid: counted[uid]["rows_in"] for uid in ("tag", "ten", "hundred")} == {
+    counted = epochs(tmp_path / "checkpoint")[-1].metrics.operators
+    assert {uid: counted[uid].rows_in for uid in ("tag", "ten", "hundred")} == {
         "tag": 100, "ten": 100, "hundred": 100,
     }  # fmt: skip
 

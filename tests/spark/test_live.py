@@ -49,7 +49,7 @@ def test_rescaling_a_running_query_moves_state_and_rewrites_nothing(
     rows, expected = undisturbed
     with Live(spark, tmp_path, backend=backend) as live:
         parent = live.feed(2)
-        query = live.run._query.runId
+        query = live.run._engine.query.runId
         for parallelism in (4, 2, 3, 1):
             live.run.rescale(parallelism)
             assert live.run.parallelism != parallelism, "not before the next epoch"
@@ -61,7 +61,7 @@ def test_rescaling_a_running_query_moves_state_and_rewrites_nothing(
             written = [ref for ref in new.values() if ref.path not in known]
             assert {(ref.kind, ref.first_epoch) for ref in written} <= {("delta", epoch.number)}
             parent = epoch
-        assert live.run._query.runId == query, "the query was never restarted"
+        assert live.run._engine.query.runId == query, "the query was never restarted"
     assert by_id(published(tmp_path / "booked")) == rows
     assert stored_state(live.job, tmp_path / "checkpoint") == expected
 
@@ -69,7 +69,7 @@ def test_rescaling_a_running_query_moves_state_and_rewrites_nothing(
 def test_slots_that_are_not_needed_any_more_end_after_scaling_down(spark, tmp_path):
     with Live(spark, tmp_path, parallelism=3) as live:
         live.feed()
-        run_id = live.run._coordinator.run_id
+        run_id = live.run._engine.coordinator.run_id
         assert slot_pids(run_id).keys() == {0, 1, 2}
         live.run.rescale(1)
         live.feed()
@@ -93,7 +93,7 @@ def test_rescaling_down_and_up_while_slots_are_closing_changes_nothing(
     rows, expected = undisturbed
     function = SlowToClose(str(tmp_path / "closed"))
     with Live(spark, tmp_path, function=function) as live:
-        run_id = live.run._coordinator.run_id
+        run_id = live.run._engine.coordinator.run_id
         live.feed()
         closing = slot_pids(run_id)[1]
         live.run.rescale(1)
@@ -118,7 +118,7 @@ def test_stale_slots_that_wake_up_after_two_rescales_change_nothing(spark, undis
         live.feed()
         live.run.rescale(4)
         live.feed()
-        stale = {s: p for s, p in slot_pids(live.run._coordinator.run_id).items() if s >= 2}
+        stale = {s: p for s, p in slot_pids(live.run._engine.coordinator.run_id).items() if s >= 2}
         assert stale.keys() == {2, 3}
         for pid in stale.values():
             os.kill(pid, signal.SIGSTOP)
@@ -162,11 +162,11 @@ def test_upgrading_a_running_query_keeps_state_and_restores_nothing(
     rows, expected = undisturbed
     with Live(spark, tmp_path, backend=backend) as live:
         before = live.feed(3)
-        pids = slot_pids(live.run._coordinator.run_id)
+        pids = slot_pids(live.run._engine.coordinator.run_id)
         live.run.upgrade("ledger", Doubled())
         after = live.feed(3)
-        assert slot_pids(live.run._coordinator.run_id) == pids
-        assert live.run.epochs()[2]["restored"] == 0, "the slots have it all"
+        assert slot_pids(live.run._engine.coordinator.run_id) == pids
+        assert live.run.epochs()[2].restored == 0, "the slots have it all"
         versions = [epoch.operators["ledger"].function_version for epoch in (before, after)]
         assert versions[0] != versions[1]
         assert before.operators["spread"].function_version == (

@@ -61,7 +61,7 @@ def test_components_are_those_of_the_graph_though_the_driver_dies_and_the_job_is
         run.rescale(2)
         run.process_all_available()
         assert run.parallelism == 2
-        assert run.metrics()["in_flight"] == 0
+        assert run.metrics().in_flight == 0
     numbers = {len(epoch.operators["spread"].ranges) for epoch in epochs(checkpoint)}
     assert numbers == {2, 3}
     expected = union_find([*edges, *more])
@@ -76,11 +76,11 @@ def test_ranks_come_to_those_of_a_batch_though_the_driver_dies_between_two_round
     seeds = [(page, 1.0 + page / 10) for page in range(PAGES)]
     rows = Input(tmp_path / "in", SHARES).add(*seeds[:20]).add(*seeds[20:])
     newest = killed(spark, "ranks", rows.folder, tmp_path, "driver.round.ran:8", "--rounds", 5)
-    assert newest.timings["rounds"] == 5
+    assert newest.timings.rounds == 5
     job = ranks(spark, rows.folder, tmp_path, rounds=5)
     checkpoint = tmp_path / "checkpoint"
     run = finish(job, checkpoint, parallelism=3)
-    assert run.metrics()["in_flight"] == 0
+    assert run.metrics().in_flight == 0
     found = stored_state(job, checkpoint)["gather"]["rank"]
     # What was not passed on any more, of all pages, is all that may be missing.
     tolerance = PAGES * ENOUGH * 5
@@ -112,7 +112,7 @@ def test_an_aggregate_in_a_loop_gets_what_is_sent_back(spark, make_input, tmp_pa
     source.iterate(body, uid="loop", max_rounds_per_epoch=10).sink_to(out, uid="out")
     run = finish(job, tmp_path / "c")
     assert sorted((row.k, row.total) for row in out.rows) == [(n, 3) for n in range(4)]
-    assert run.metrics()["timings"]["rounds"] == 4
+    assert run.metrics().timings.rounds == 4
 
 
 def test_rows_that_come_back_meet_rows_of_a_session_in_another_time_zone(

@@ -67,7 +67,7 @@ def test_lists_go_from_2_to_5_to_3_subtasks_while_the_query_runs(spark, make_inp
         assert sum(40 in part for part in united) == 1
 
         # Every slot is new: what it goes on with has been stored.
-        for pid in slot_pids(run._coordinator.run_id).values():
+        for pid in slot_pids(run._engine.coordinator.run_id).values():
             os.kill(pid, signal.SIGKILL)
         run.rescale(3)
         feed(41, 1)

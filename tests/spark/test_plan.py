@@ -189,7 +189,7 @@ def test_each_round_of_an_epoch_is_one_spark_job(spark, make_input, tmp_path):
 def spark_jobs(spark, run):
     """What the Spark jobs of a run say they are, and how many stages of each ran."""
     store = spark.sparkContext._jsc.sc().statusStore()
-    ids = spark.sparkContext.statusTracker().getJobIdsForGroup(str(run._query.runId))
+    ids = spark.sparkContext.statusTracker().getJobIdsForGroup(str(run._engine.query.runId))
     jobs = [store.job(job_id) for job_id in sorted(ids)]
     return [(job.description().get(), job.numCompletedStages()) for job in jobs]
 

@@ -12,7 +12,7 @@ import pytest
 
 import cairn
 from cairn import Job, KeyedProcess, sinks, state
-from tests.spark.support import eventually, slot_pids
+from tests.spark.support import epoch_of, eventually, slot_pids
 
 KEYS = 50_000
 CLIENTS = 4
@@ -74,24 +74,24 @@ def test_ten_thousand_queries_see_committed_values_of_one_epoch_each(spark, tmp_
     with job.start(checkpoint=str(tmp_path), parallelism=2, trigger="0 seconds") as run:
 
         def comes_to(epoch: int) -> None:
-            assert eventually(lambda: run.metrics().get("epoch", 0) >= epoch, within_s=60)
+            assert eventually(lambda: epoch_of(run) >= epoch, within_s=60)
 
         comes_to(2)
         over = threading.Event()
         clients = [Client(run, seed, over) for seed in range(CLIENTS)]
         for client in clients:
             client.start()
-        comes_to(run.metrics()["epoch"] + 3)
+        comes_to(run.metrics().epoch + 3)
         run.rescale(3)
         assert eventually(lambda: run.parallelism == 3)
-        comes_to(run.metrics()["epoch"] + 3)
-        os.kill(slot_pids(run._coordinator.run_id)[0], signal.SIGKILL)
-        comes_to(run.metrics()["epoch"] + 3)
+        comes_to(run.metrics().epoch + 3)
+        os.kill(slot_pids(run._engine.coordinator.run_id)[0], signal.SIGKILL)
+        comes_to(run.metrics().epoch + 3)
         over.set()
         for client in clients:
             client.join(60)
         asked = sum((client.sources for client in clients), Counter())
-        last = run.metrics()["epoch"]
+        last = run.metrics().epoch
         assert run.query("stamp", "number", 7).epoch >= last
     for client in clients:
         assert client.wrong is None, client.wrong

@@ -140,7 +140,7 @@ def test_graph_with_every_kind_of_edge_runs_each_operator_once_over_each_row(
     assert calls.stat().st_size == len(all_a + all_b)
     rows_in = collections.Counter()
     for epoch in run.epochs():
-        rows_in.update({uid: op["rows_in"] for uid, op in epoch["operators"].items()})
+        rows_in.update({uid: op.rows_in for uid, op in epoch.operators.items()})
     assert rows_in == {
         "groups": len(all_a),
         "sums": len(all_a + all_b),
@@ -355,8 +355,8 @@ def test_jobs_run_side_by_side_in_one_session_and_can_be_watched(spark, make_inp
     for run in runs:
         assert run.status == "finished" and len(run.epochs()) == 4
         held = run.metrics()
-        assert (held["state_keys"], held["state_entries"]) == (5, 10)
-        assert [epoch["rows_in"] for epoch in run.epochs()] == [5] * 4
+        assert (held.state_keys, held.state_entries) == (5, 10)
+        assert [epoch.rows_in for epoch in run.epochs()] == [5] * 4
     assert watched
 
 

@@ -65,7 +65,7 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
         with cairn.client(run.url, control_token=CONTROL) as asking:
             first = asking.query("accounts", "total", "ann")
             assert (first.value, first.found) == (4.0, True)
-            assert first.epoch == run.metrics()["epoch"]
+            assert first.epoch == run.metrics().epoch
             assert asking.query("accounts", "seen", "ann").value == {"a": 1, "b": 1}
             assert asking.query("accounts", "recent", "ann").value == [1.0, 3.0]
             assert asking.query("accounts", "mean", "ann").value == 2.0
@@ -76,7 +76,7 @@ def test_run_is_queried_rescaled_saved_and_stopped_from_outside(spark, make_inpu
             found = asking.sql("select sum(value) as s from accounts_total")
             assert found.to_pylist() == [{"s": 6.0}]
             assert asking.job()["name"] == "served"
-            assert asking.epochs()[0]["epoch"] >= first.epoch
+            assert asking.epochs()[0].epoch >= first.epoch
 
             asking.rescale(1)
             rows.add(("ann", "c", 5.0))

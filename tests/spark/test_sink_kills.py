@@ -48,7 +48,7 @@ def clear_up(spark, chain):
 
 
 def attempts(chain):
-    return [epoch.timings["attempts"] for epoch in epochs(chain.site.checkpoint)]
+    return [epoch.timings.attempts for epoch in epochs(chain.site.checkpoint)]
 
 
 # The driver
@@ -121,7 +121,7 @@ def test_target_that_goes_away_during_a_commit_pauses_the_job_until_it_returns(s
         try:
             assert eventually(lambda: run.status == "paused", within_s=60), run.status
             time.sleep(3)
-            assert run.status == "paused" and not run._ended.is_set()
+            assert run.status == "paused" and not run._engine.ended.is_set()
         finally:
             server.start()
         assert run.wait(120)

@@ -92,7 +92,7 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
     job = who_job(spark, rows, out, again)
     with job.start(checkpoint=str(tmp_path / "c"), parallelism=2, trigger="0 seconds") as run:
         run.process_all_available()
-        living = slot_pids(run._coordinator.run_id)
+        living = slot_pids(run._engine.coordinator.run_id)
         assert sorted(living) == [0, 1]
         attempts = []
         # Idle; Spark gives up its workers, then even the daemon that forks them.
@@ -101,9 +101,9 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
                 process.kill()
             rows.add(*[(k,) for k in range(20)])
             run.process_all_available()
-            attempts.append(run.metrics()["timings"]["attempts"])
+            attempts.append(run.metrics().timings.attempts)
         assert attempts == [1, 1]
-        assert slot_pids(run._coordinator.run_id) == living
+        assert slot_pids(run._engine.coordinator.run_id) == living
         for slot in run.slots():
             assert f"opened in subtask {slot.subtask}\n" in Path(slot.log).read_text()
         assert [slot.subtask for slot in run.slots()] == [0, 1]
@@ -114,13 +114,13 @@ def test_slot_is_one_process_per_subtask_that_outlives_epochs_and_idle_workers(
         (k, n) for k in range(20) for n in range(1, 5)
     ]
     # Stopped, and gone; what they printed is in their logs.
-    assert not slot_pids(run._coordinator.run_id)
+    assert not slot_pids(run._engine.coordinator.run_id)
     assert eventually(lambda: all(is_gone(pid) for pid in living.values()))
-    logs = slot_logs(run._coordinator.run_id)
+    logs = slot_logs(run._engine.coordinator.run_id)
     assert logs.count("opened in subtask") == logs.count("closed") == 4
     assert logs.count("saw 7\n") >= 8
     assert "told to end" in logs
-    assert not list(run_folder(run._coordinator.run_id).glob("*/p-*"))
+    assert not list(run_folder(run._engine.coordinator.run_id).glob("*/p-*"))
 
 
 def test_job_that_fails_leaves_no_slot_behind(spark, make_input, tmp_path):
@@ -138,7 +138,7 @@ def test_job_that_fails_leaves_no_slot_behind(spark, make_input, tmp_path):
     with pytest.raises(Exception, match="raised RuntimeError: no"):
         run.wait(60)
     assert run.status == "failed"
-    assert eventually(lambda: not slot_pids(run._coordinator.run_id), within_s=5)
+    assert eventually(lambda: not slot_pids(run._engine.coordinator.run_id), within_s=5)
 
 
 def test_slot_that_cannot_close_ends_all_the_same(spark, make_input, tmp_path):

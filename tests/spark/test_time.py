@@ -103,7 +103,7 @@ def test_rows_in_text_and_numbers_are_ordered_and_unreadable_ones_put_aside(
     assert [(row.id, row.at) for row in out["numbers"].rows] == [(6, ms(1)), (4, ms(9))]
     (epoch,) = epochs(tmp_path / "c")
     assert epoch.watermarks == {"texts": ms(8), "numbers": ms(8)}
-    untimed = {uid: found["untimed_rows"] for uid, found in epoch.metrics["operators"].items()}
+    untimed = {uid: found.untimed_rows for uid, found in epoch.metrics.operators.items()}
     assert untimed == {"of-texts": 1, "of-numbers": 1}
 
 
@@ -133,12 +133,12 @@ def test_late_and_untimed_rows_go_to_the_side_and_are_counted(spark, make_input,
     found = epochs(tmp_path / "c")
     assert [epoch.watermark_ms for epoch in found] == [ms(10), ms(20), ms(20)]
     assert [epoch.passed_ms for epoch in found] == [None, ms(10), ms(20)]
-    counted = [epoch.metrics["operators"]["seen"] for epoch in found]
-    assert [c["late_rows"] for c in counted] == [0, 1, 1]
-    assert [c["untimed_rows"] for c in counted] == [1, 0, 1]
+    counted = [epoch.metrics.operators["seen"] for epoch in found]
+    assert [c.late_rows for c in counted] == [0, 1, 1]
+    assert [c.untimed_rows for c in counted] == [1, 0, 1]
     metrics = run.metrics()
-    assert (metrics["late_rows"], metrics["untimed_rows"]) == (1, 1)
-    assert metrics["watermark_ms"] == ms(20)
+    assert (metrics.late_rows, metrics.untimed_rows) == (1, 1)
+    assert metrics.watermark_ms == ms(20)
     # The next run goes on with it.
     rows.add((11, 0, at(19)), (12, 0, at(21)))
     finish(build(), tmp_path / "c")
@@ -332,11 +332,11 @@ def test_a_change_that_is_asked_for_does_not_wait_for_rows(alarms, tmp_path):
         run.process_all_available()
         run.rescale(3)
         assert eventually(lambda: run.parallelism == 3), run.error
-        assert eventually(lambda: run.metrics()["parallelism"] == 3), run.error
-        number = run.metrics()["epoch"]
+        assert eventually(lambda: run.metrics().parallelism == 3), run.error
+        number = run.metrics().epoch
         rows.add((2, 2, at(1)))
         run.process_all_available()
-        assert run.metrics()["epoch"] == number + 1, "once is enough"
+        assert run.metrics().epoch == number + 1, "once is enough"
 
 
 def test_what_fails_without_a_batch_ends_the_run(alarms, tmp_path, monkeypatch):
@@ -364,7 +364,7 @@ def test_stop_waits_for_an_epoch_without_a_batch(alarms, tmp_path, monkeypatch):
     with build().start(
         checkpoint=str(tmp_path / "c"), parallelism=2, trigger="500 milliseconds"
     ) as run:
-        execute = run._driver.execute
+        execute = run._engine.driver.execute
 
         def slow(batch, begin):
             if batch is None:
@@ -372,7 +372,7 @@ def test_stop_waits_for_an_epoch_without_a_batch(alarms, tmp_path, monkeypatch):
                 assert go_on.wait(60)
             return execute(batch, begin)
 
-        monkeypatch.setattr(run._driver, "execute", slow)
+        monkeypatch.setattr(run._engine.driver, "execute", slow)
         assert begun.wait(60)
         stopping = threading.Thread(target=run.stop)
         stopping.start()
@@ -415,7 +415,7 @@ def test_rows_that_need_no_order_are_not_sorted(spark, make_input, tmp_path):
     assert sorted((row.n, row.at) for row in out.rows) == [(1, ms(1)), (2, ms(0))]
     (epoch,) = epochs(tmp_path / "c")
     assert epoch.watermark_ms == ms(0)
-    assert epoch.metrics["operators"]["n"]["untimed_rows"] == 1
+    assert epoch.metrics.operators["n"].untimed_rows == 1
 
 
 # Crashes

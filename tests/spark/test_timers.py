@@ -124,13 +124,13 @@ def test_timers_outlive_a_slot_that_is_killed_and_a_rescale(spark, tmp_path):
     ) as run:
         source.add(*setters())
         run.process_all_available()
-        for pid in slot_pids(run._coordinator.run_id).values():
+        for pid in slot_pids(run._engine.coordinator.run_id).values():
             os.kill(pid, signal.SIGKILL)
         run.rescale(3)
         source.add(row(1000, 61))
         run.process_all_available()
         assert told(tmp_path) == Counter({t: 1 for t in ALL if t[2] <= 61})
-        os.kill(slot_pids(run._coordinator.run_id)[0], signal.SIGKILL)
+        os.kill(slot_pids(run._engine.coordinator.run_id)[0], signal.SIGKILL)
         source.add(row(1000, 90))
         run.process_all_available()
     assert told(tmp_path) == ALL

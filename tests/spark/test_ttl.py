@@ -53,7 +53,7 @@ def test_state_expires_and_leaves_the_slots_by_itself(
         deadline = time.monotonic() + 60
         step = 0
         # A key that is not among them moves time on.
-        while run.metrics()["state_keys"] > 20:
+        while run.metrics().state_keys > 20:
             assert time.monotonic() < deadline, run.metrics()
             step += 1
             rows.add((1000, step, at(base + step * HOUR_MS)))

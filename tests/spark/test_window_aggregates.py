@@ -221,7 +221,7 @@ def test_a_killed_slot_and_a_rescale_in_the_middle_change_nothing(
         run.process_all_available()
         for number, file in enumerate(files[1:]):
             if number == 1:
-                for pid in slot_pids(run._coordinator.run_id).values():
+                for pid in slot_pids(run._engine.coordinator.run_id).values():
                     os.kill(pid, signal.SIGKILL)
             if number == 3:
                 run.rescale(3)
@@ -274,7 +274,7 @@ def test_structured_streaming_closes_the_same_windows(
     closed = by_window(map(as_dict, out.rows))
     assert closed == by_window(theirs)
     assert len(closed) > 30
-    assert sum(e["operators"]["totals"].get("late_rows", 0) for e in run.epochs()) == 4
+    assert sum(e.operators["totals"].late_rows for e in run.epochs()) == 4
 
 
 def spark_expr(text: str) -> Any:
@@ -318,7 +318,7 @@ def test_rows_without_a_time_go_aside_and_are_counted_by_either_plan(
     job, result = make_job(spark, source.folder, windows.tumbling("10 seconds"))
     result.sink_to(sinks.Collect(), uid="out")
     run = finish(job, tmp_path / "grouped")
-    assert sum(e["operators"]["totals"]["untimed_rows"] for e in run.epochs()) == 2
+    assert sum(e.operators["totals"].untimed_rows for e in run.epochs()) == 2
     choose(monkeypatch, grouped=False)
     job, result = make_job(spark, source.folder, windows.tumbling("10 seconds"))
     aside = sinks.Collect()

@@ -194,7 +194,7 @@ def test_a_killed_slot_a_rescale_and_a_savepoint_change_no_window(spark, tmp_pat
             source.add(*rows)
             run.process_all_available()
             if n == 1:
-                os.kill(slot_pids(run._coordinator.run_id)[0], signal.SIGKILL)
+                os.kill(slot_pids(run._engine.coordinator.run_id)[0], signal.SIGKILL)
             if n == 3:
                 run.rescale(3)
         run.stop(savepoint=str(tmp_path / "savepoint"))

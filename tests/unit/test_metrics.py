@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,14 @@ import pyarrow as pa
 import pytest
 
 from cairn import BatchProcess, FunctionError, KeyedProcess, Process, state
-from cairn.metrics import NAMES_MAX, Metrics, followed, united
+from cairn.metrics import (
+    NAMES_MAX,
+    HistogramCounts,
+    Metrics,
+    UserMetrics,
+    add_metrics,
+    merge_subtasks,
+)
 from cairn.testing import Harness
 
 ROWS = "k string, v long"
@@ -47,11 +53,8 @@ def test_what_is_counted_adds_up_over_epochs(watch: Harness) -> None:
     watch.push([("a", 1), ("b", 5)])
     watch.commit()
     watch.push(("a", 50))
-    assert watch.metrics == {
-        "counters": {"seen": 3},
-        "gauges": {"largest": 50},
-        "histograms": {"sizes": {"count": 3, "sum": 56.0, "buckets": [[1.0, 1], [10.0, 2]]}},
-    }
+    sizes = HistogramCounts(3, 56.0, [(1.0, 1), (10.0, 2)])
+    assert watch.metrics == UserMetrics({"seen": 3}, {"largest": 50}, {"sizes": sizes})
 
 
 def test_an_epoch_that_is_rolled_back_has_counted_nothing(watch: Harness) -> None:
@@ -70,7 +73,7 @@ def test_a_slot_that_starts_anew_goes_on_counting(watch: Harness) -> None:
     watch.push(("a", 1))
     watch.snapshot_and_restore()
     watch.push(("a", 1))
-    assert watch.metrics["counters"] == {"seen": 2}
+    assert watch.metrics.counters == {"seen": 2}
 
 
 def test_a_row_that_is_put_aside_has_counted_nothing() -> None:
@@ -78,11 +81,8 @@ def test_a_row_that_is_put_aside_has_counted_nothing() -> None:
         harness.push([("a", 3), ("a", -1), ("b", 4)])
         harness.commit()
         assert len(harness.side("errors")) == 1
-        assert harness.metrics == {
-            "counters": {"seen": 2},
-            "gauges": {"largest": 4},
-            "histograms": {"sizes": {"count": 2, "sum": 7.0, "buckets": [[1.0, 0], [10.0, 2]]}},
-        }
+        sizes = HistogramCounts(2, 7.0, [(1.0, 0), (10.0, 2)])
+        assert harness.metrics == UserMetrics({"seen": 2}, {"largest": 4}, {"sizes": sizes})
 
 
 class Sum(BatchProcess):
@@ -96,7 +96,7 @@ def test_a_batch_that_is_halved_counts_each_row_once() -> None:
     with Harness(Sum(), ROWS, "k", ROWS, on_error="dead-letter") as harness:
         harness.push([("a", v) for v in (1, 2, -1, 4, 5)])
         harness.commit()
-        assert harness.metrics["counters"] == {"rows": 4}
+        assert harness.metrics.counters == {"rows": 4}
 
 
 class Pass(Process[Any]):
@@ -108,7 +108,7 @@ class Pass(Process[Any]):
 def test_functions_without_keys_count_too() -> None:
     with Harness(Pass(), ROWS, None, ROWS) as harness:
         harness.push([("a", 1), ("b", 2)])
-        assert harness.metrics["counters"] == {"passed": 1.0}
+        assert harness.metrics.counters == {"passed": 1.0}
 
 
 class Reminder(KeyedProcess[Any]):
@@ -125,7 +125,7 @@ def test_timers_count_too() -> None:
         harness.commit()
         harness.clock.advance_ms(1000)
         harness.tick()
-        assert harness.metrics["counters"] == {"fired": 2}
+        assert harness.metrics.counters == {"fired": 2}
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_name_is_of_one_kind() -> None:
     assert metrics.counter("a") is metrics.counter("a")
     assert metrics.histogram("h") is metrics.histogram("h")
     for make in (metrics.gauge, metrics.histogram):
-        with pytest.raises(FunctionError, match="'a' is a counter already"):
+        with pytest.raises(FunctionError, match="'a' is already a counter"):
             make("a")
-    with pytest.raises(FunctionError, match="other buckets already"):
+    with pytest.raises(FunctionError, match="already has other buckets"):
         metrics.histogram("h", buckets=(1, 2))
 
 
@@ -179,8 +179,8 @@ def test_a_value_on_a_bound_is_in_the_bucket_below_it() -> None:
     histogram = (metrics := Metrics()).histogram("h", buckets=(1, 2))
     for value in (0, 1, 2, 3):
         histogram.observe(value)
-    found = metrics.collected()["histograms"]["h"]
-    assert found == {"count": 4, "sum": 6.0, "buckets": [[1.0, 2], [2.0, 3]]}
+    found = metrics.collect().histograms["h"]
+    assert found == HistogramCounts(4, 6.0, [(1.0, 2), (2.0, 3)])
 
 
 def test_what_is_collected_can_be_written_as_json() -> None:
@@ -188,9 +188,9 @@ def test_what_is_collected_can_be_written_as_json() -> None:
     metrics.counter("c").inc(np.int32(2))
     metrics.gauge("g").set(np.float32(0.5))
     metrics.histogram("h").observe(np.float64(0.1))
-    json.dumps(metrics.collected())
+    msgspec.json.encode(metrics.collect())
     metrics.reset()
-    assert metrics.collected()["counters"] == {"c": 0} and metrics.collected()["gauges"] == {}
+    assert metrics.collect().counters == {"c": 0} and metrics.collect().gauges == {}
 
 
 def _counted(seen: int, largest: float | None, bounds: tuple[float, ...] = (1.0,)) -> Any:
@@ -200,26 +200,26 @@ def _counted(seen: int, largest: float | None, bounds: tuple[float, ...] = (1.0,
     gauge = metrics.gauge("largest")
     if largest is not None:
         gauge.set(largest)
-    return metrics.collected()
+    return metrics.collect()
 
 
 def test_subtasks_count_together_and_the_largest_gauge_is_shown() -> None:
-    found = united([_counted(1, 5.0), _counted(2, 9.0), _counted(3, None), {}])
-    assert found["counters"] == {"seen": 6} and found["gauges"] == {"largest": 9.0}
-    assert found["histograms"]["h"] == {"count": 3, "sum": 6.0, "buckets": [[1.0, 1]]}
-    assert united([]) == united([{}]) == {}
+    found = merge_subtasks([_counted(1, 5.0), _counted(2, 9.0), _counted(3, None)])
+    assert found.counters == {"seen": 6} and found.gauges == {"largest": 9.0}
+    assert found.histograms["h"] == HistogramCounts(3, 6.0, [(1.0, 1)])
+    assert merge_subtasks([]) == UserMetrics()
 
 
 def test_a_gauge_that_is_not_set_again_keeps_its_value_and_may_go_down() -> None:
-    first = followed({}, _counted(1, 5.0))
-    assert followed(first, _counted(1, None))["gauges"] == {"largest": 5.0}
-    assert followed(first, _counted(1, 2.0))["gauges"] == {"largest": 2.0}
-    assert followed(first, {}) == first
+    first = add_metrics(UserMetrics(), _counted(1, 5.0))
+    assert add_metrics(first, _counted(1, None)).gauges == {"largest": 5.0}
+    assert add_metrics(first, _counted(1, 2.0)).gauges == {"largest": 2.0}
+    assert add_metrics(first, None) == first
 
 
 def test_a_histogram_with_other_buckets_is_counted_anew() -> None:
-    found = followed(_counted(1, None), _counted(3, None, (1.0, 2.0)))["histograms"]["h"]
-    assert found == {"count": 1, "sum": 3.0, "buckets": [[1.0, 0], [2.0, 0]]}
+    found = add_metrics(_counted(1, None), _counted(3, None, (1.0, 2.0))).histograms["h"]
+    assert found == HistogramCounts(1, 3.0, [(1.0, 0), (2.0, 0)])
 
 
 def test_numbers_of_numpy_are_added_up_as_plain_ones() -> None:
@@ -231,9 +231,9 @@ def test_numbers_of_numpy_are_added_up_as_plain_ones() -> None:
         metrics.counter("float").inc(np.float32(1))
     for _ in range(1000):
         metrics.histogram("h").observe(np.float32(16_777.25))
-    found = metrics.collected()
-    assert found["counters"] == {"short": 60_000, "byte": 600, "float": 3.0 * ((1 << 24) + 1)}
-    assert found["histograms"]["h"]["sum"] == 16_777_250.0
+    found = metrics.collect()
+    assert found.counters == {"short": 60_000, "byte": 600, "float": 3.0 * ((1 << 24) + 1)}
+    assert found.histograms["h"].sum == 16_777_250.0
 
 
 def _sentinels() -> Any:
@@ -242,22 +242,21 @@ def _sentinels() -> Any:
         metrics.counter("whole").inc(2**64)
         metrics.counter("real").inc(sys.float_info.max)
         metrics.histogram("h").observe(sys.float_info.max)
-    return metrics.collected()
+    return metrics.collect()
 
 
 def test_sums_beyond_the_largest_number_stay_at_it() -> None:
-    for found in (_sentinels(), united([_sentinels(), _sentinels()])):
-        assert found["counters"] == {"whole": 2**63 - 1, "real": sys.float_info.max}
-        assert found["histograms"]["h"]["sum"] == sys.float_info.max
+    for found in (_sentinels(), merge_subtasks([_sentinels(), _sentinels()])):
+        assert found.counters == {"whole": 2**63 - 1, "real": sys.float_info.max}
+        assert found.histograms["h"].sum == sys.float_info.max
         msgspec.msgpack.encode(found)
-    total = followed(_sentinels(), _sentinels())
-    assert msgspec.json.decode(msgspec.json.encode(total)) == total
+    total = add_metrics(_sentinels(), _sentinels())
+    assert msgspec.json.decode(msgspec.json.encode(total), type=UserMetrics) == total
 
 
 def test_a_total_that_was_stored_as_null_is_counted_anew() -> None:
-    before = _counted(1, None)
-    before["histograms"]["h"]["sum"] = None
-    before["counters"]["seen"] = None
-    found = followed(before, _counted(3, None))
-    assert found["counters"] == {"seen": 3}
-    assert found["histograms"]["h"] == {"count": 2, "sum": 3.0, "buckets": [[1.0, 1]]}
+    histograms = {"h": HistogramCounts(1, None, [(1.0, 1)])}
+    before = UserMetrics({"seen": None}, {}, histograms)
+    found = add_metrics(before, _counted(3, None))
+    assert found.counters == {"seen": 3}
+    assert found.histograms["h"] == HistogramCounts(2, 3.0, [(1.0, 1)])

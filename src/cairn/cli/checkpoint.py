@@ -1,27 +1,26 @@
-"""A checkpoint as it lies there, found without Spark, and what `verify` tells of it.
+"""Open a checkpoint without Spark, and check its files.
 
-Each function gives plain data, the machine-readable twin of what a person sees. Its
-names are stable: fields are added, never renamed.
+Field names of a report are stable: fields are added, never renamed.
 
 Always true here:
-- looking changes nothing, and does not make a folder where there is none;
-- a checkpoint can be looked at while a job writes to it.
+- nothing is written, and no folder is made;
+- a checkpoint can be read while a job writes to it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from cairn.errors import CairnError
-from cairn.query.facts import job_facts
+from cairn.storage.manifest import JobInfo
 from cairn.storage.paths import LOG_FOLDER, SAVEPOINT_PATH
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.storage.verify import verify
-
-Facts = dict[str, Any]
 
 
 class NoCheckpointError(CairnError):
@@ -69,67 +68,109 @@ def _no_checkpoint(
     )
 
 
-def check_facts(
+class Finding(msgspec.Struct, frozen=True):
+    """A file that is damaged, or that is not needed any more."""
+
+    path: str
+    what: str
+
+
+class OrphanFile(msgspec.Struct, frozen=True):
+    """A file that no epoch lists."""
+
+    path: str
+    bytes: int
+    modified_ms: int
+
+
+class SavedJob(msgspec.Struct, frozen=True):
+    """The job of a savepoint."""
+
+    name: str
+    max_parallelism: int
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of checking a checkpoint or a savepoint."""
+
+    checkpoint: str
+    kind: Literal["checkpoint", "savepoint"]
+    job: JobInfo | SavedJob | None
+    ok: bool
+    files: int
+    bytes: int
+    damage: list[Finding]
+    orphans: list[OrphanFile]
+    stale_holds: list[Finding]
+    stale_notes: list[Finding]
+    records: int | None = None
+    """Only of a checkpoint."""
+    epochs: int | None = None
+    """Only of a checkpoint."""
+    epoch: int | None = None
+    """Only of a savepoint."""
+
+
+def check(
     url: str,
     progress: Callable[[int, int], None] | None = None,
     *,
     spark_checkpoint: str | None = None,
-) -> Facts:
-    """Check a checkpoint or a savepoint, whichever is there, and return what was found."""
+) -> CheckReport:
+    """Check a checkpoint or a savepoint, whichever is there."""
     store = open_folder(url)
     if store.exists(SAVEPOINT_PATH):
-        return savepoint_facts(store, progress)
+        return check_savepoint(store, progress)
     spark_store = None if spark_checkpoint is None else open_folder(spark_checkpoint)
-    return verify_facts(open_checkpoint(url), progress, spark_store=spark_store)
+    return check_checkpoint(open_checkpoint(url), progress, spark_store=spark_store)
 
 
-def verify_facts(
+def check_checkpoint(
     store: Store,
     progress: Callable[[int, int], None] | None = None,
     *,
     spark_store: Store | None = None,
-) -> Facts:
-    """Return what `storage.verify` found."""
+) -> CheckReport:
+    """Read and check every file of a checkpoint."""
     report = verify(store, progress, checkers=_checkers(), spark_store=spark_store)
-    return {
-        "checkpoint": store.url,
-        "kind": "checkpoint",
-        "job": job_facts(report.job),
-        "ok": report.ok,
-        "records": report.records,
-        "epochs": report.epochs,
-        "files": report.files,
-        "bytes": report.bytes,
-        "damage": [{"path": d.path, "what": d.what} for d in report.damage],
-        "orphans": [
-            {"path": o.path, "bytes": o.size, "modified_ms": round(o.modified_s * 1000)}
-            for o in report.orphans
-        ],
-        "stale_holds": [{"path": h.path, "what": h.what} for h in report.stale_holds],
-        "stale_notes": [{"path": n.path, "what": n.what} for n in report.stale_notes],
-    }
+    return CheckReport(
+        checkpoint=store.url,
+        kind="checkpoint",
+        job=report.job,
+        ok=report.ok,
+        records=report.records,
+        epochs=report.epochs,
+        files=report.files,
+        bytes=report.bytes,
+        damage=[Finding(d.path, d.what) for d in report.damage],
+        orphans=[OrphanFile(o.path, o.size, round(o.modified_s * 1000)) for o in report.orphans],
+        stale_holds=[Finding(h.path, h.what) for h in report.stale_holds],
+        stale_notes=[Finding(n.path, n.what) for n in report.stale_notes],
+    )
 
 
-def savepoint_facts(store: Store, progress: Callable[[int, int], None] | None = None) -> Facts:
-    """What checking a savepoint found, under the names of `verify_facts`."""
+def check_savepoint(
+    store: Store, progress: Callable[[int, int], None] | None = None
+) -> CheckReport:
+    """Read and check every file of a savepoint."""
     from cairn.snapshots.savepoint import open_savepoint
 
     savepoint = open_savepoint(store.url)
     damage = savepoint.verify(progress)
     info = savepoint.info
-    return {
-        "checkpoint": store.url,
-        "kind": "savepoint",
-        "job": {"name": info.job, "max_parallelism": info.max_parallelism},
-        "ok": not damage,
-        "epoch": info.epoch,
-        "files": len(info.files),
-        "bytes": info.bytes,
-        "damage": [{"path": d.path, "what": d.what} for d in damage],
-        "orphans": [],
-        "stale_holds": [],
-        "stale_notes": [],
-    }
+    return CheckReport(
+        checkpoint=store.url,
+        kind="savepoint",
+        job=SavedJob(info.job, info.max_parallelism),
+        ok=not damage,
+        epoch=info.epoch,
+        files=len(info.files),
+        bytes=info.bytes,
+        damage=[Finding(d.path, d.what) for d in damage],
+        orphans=[],
+        stale_holds=[],
+        stale_notes=[],
+    )
 
 
 def _checkers() -> dict[str, Any]:

@@ -26,11 +26,9 @@ from cairn.cli.spark_log import spark_log, stderr_to
 from cairn.driver import progress
 from cairn.driver.options import Options
 from cairn.logs import configure_from_environment
-from cairn.query.facts import epoch_facts
+from cairn.report.epoch import EpochReport
 from cairn.report.text import JsonView, LineView, LiveView, View
-from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import open_store
 
 if TYPE_CHECKING:
     from cairn.run import Run
@@ -79,7 +77,7 @@ def drive(settings: Settings) -> None:
                     if run.url is not None:
                         # With --json, stdout has nothing but JSON.
                         print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
-                    _follow(run, _Follower(run, store), view, interrupts)
+                    _follow(run, _Follower(run), view, interrupts)
                 view.ended(run.status)
     except Exception as error:
         if log is not None:
@@ -94,8 +92,8 @@ def _follow(run: Run, follower: _Follower, view: View, interrupts: _Interrupts) 
     stopped, paused = False, False
     try:
         while not run.wait(POLL_S):
-            for facts in follower.new():
-                view.epoch(facts)
+            for epoch in follower.new():
+                view.epoch(epoch)
             why = run.paused
             if (why is not None) != paused:
                 paused = not paused
@@ -104,32 +102,23 @@ def _follow(run: Run, follower: _Follower, view: View, interrupts: _Interrupts) 
                 stopped = True
                 run.stop()
     finally:
-        for facts in follower.new():
-            view.epoch(facts)
+        for epoch in follower.new():
+            view.epoch(epoch)
 
 
 class _Follower:
-    """The epochs a run commits, each once. Reads the log: two may have come since last time."""
+    """The epochs a run commits, each once."""
 
-    def __init__(self, run: Run, store: Store) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._log = Log(store)
-        self._shown: int | None = None
+        self._shown = 0
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        measured = self._run.metrics()
-        if not measured or measured["epoch"] == self._shown:
-            return
-        newest = measured["epoch"]
-        for number in range(newest if self._shown is None else self._shown + 1, newest + 1):
-            record = self._log.read(number)
-            if isinstance(record, Epoch):
-                facts = epoch_facts(record)
-                if number == newest:
-                    for name in ("epoch_ms", "rows_per_s", "commit_ms"):
-                        facts[name] = measured[name]
-                yield facts
-        self._shown = newest
+    def new(self) -> Iterator[EpochReport]:
+        """Yield the epochs committed since the last call, oldest first."""
+        for epoch in self._run.history():
+            if epoch.epoch > self._shown:
+                self._shown = epoch.epoch
+                yield epoch
 
 
 class _Interrupts:

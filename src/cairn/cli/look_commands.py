@@ -49,10 +49,10 @@ def ls(
     """
     from cairn.cli.checkpoint import open_checkpoint
     from cairn.cli.tables import print_epochs, print_json
-    from cairn.query.facts import list_epochs
+    from cairn.query.epochs import list_epochs
 
-    facts = list_epochs(open_checkpoint(checkpoint), everything=everything)
-    print_json(facts) if as_json else print_epochs(facts, everything=everything)
+    found = list_epochs(open_checkpoint(checkpoint), everything=everything)
+    print_json(found) if as_json else print_epochs(found, everything=everything)
 
 
 def show(
@@ -69,12 +69,11 @@ def show(
     [dim]cairn show ckpt 42[/dim]
     """
     from cairn.cli.checkpoint import open_checkpoint
-    from cairn.cli.show import epoch_facts, print_epoch
-    from cairn.cli.tables import print_json
+    from cairn.cli.show import print_epoch, print_epoch_json, read_epoch
 
-    facts = epoch_facts(open_checkpoint(checkpoint), epoch)
-    print_json(facts) if as_json else print_epoch(facts)
-    if facts["epoch"] is None:
+    shown = read_epoch(open_checkpoint(checkpoint), epoch)
+    print_epoch_json(shown) if as_json else print_epoch(shown)
+    if shown.epoch is None:
         raise typer.Exit(FAILED)
 
 
@@ -89,13 +88,13 @@ def verify(
 
     [dim]cairn verify ckpt[/dim]
     """
-    from cairn.cli.checkpoint import check_facts
-    from cairn.cli.tables import print_json, print_report, progress_bar
+    from cairn.cli.checkpoint import check
+    from cairn.cli.tables import print_check, print_json, progress_bar
 
     with progress_bar("checking") as progress:
-        facts = check_facts(checkpoint, progress, spark_checkpoint=spark_checkpoint)
-    print_json(facts) if as_json else print_report(facts)
-    if not facts["ok"]:
+        report = check(checkpoint, progress, spark_checkpoint=spark_checkpoint)
+    print_json(report) if as_json else print_check(report)
+    if not report.ok:
         raise typer.Exit(FAILED)
 
 

@@ -1,14 +1,13 @@
-"""What `ls` and `verify` print, and what all tables share; JSON for programs."""
+"""The output of `ls` and `verify`, and the parts that all tables share; JSON for programs."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -16,61 +15,62 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from cairn.cli.checkpoint import CheckReport, Finding, SavedJob
+from cairn.query.epochs import EpochList, RecordReport, RestoreReport, TakeoverReport
 from cairn.report.status import ACTIVE, Health, Status
 from cairn.report.text import age, count, millis, mishaps, size
-
-Facts = dict[str, Any]
+from cairn.storage.manifest import JobInfo
 
 PIPE_COLUMNS = 200
 
 
-def print_json(facts: Facts) -> None:
-    sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+def print_json(value: object) -> None:
+    """Print structs, dicts and lists as indented JSON."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def print_epochs(facts: Facts, *, everything: bool) -> None:
+def print_epochs(found: EpochList, *, everything: bool) -> None:
     console = stdout_console()
-    console.print(head(facts))
-    console.print(status_text(facts["health"]), soft_wrap=True)
-    records = facts["records"]
-    if not records:
-        console.print("no epochs yet; `--all` shows who has started the job")
+    console.print(head(found.checkpoint, found.job))
+    console.print(status_text(found.health), soft_wrap=True)
+    if not found.records:
+        console.print("no epochs yet; `--all` lists the starts of the job")
         return
     names = ("age", "rows in", "keys", "entries", "state", "delta", "time", "parent")
-    rows = [_record_cells(record) for record in records]
+    rows = [_record_cells(record) for record in found.records]
     for line in _lines(["number" if everything else "epoch", *names], rows):
         console.print(line, soft_wrap=True)
 
 
-def _record_cells(record: Facts) -> tuple[list[str], Text]:
-    """A record as cells, and what there is to remark."""
-    old = age(passed_s(record["wall_ms"]))
-    if record["kind"] == "takeover":
-        said = f"takeover by {record['host']}, pid {record['pid']}"
-        return [str(record["number"]), old], Text(said, "cyan")
-    if record["kind"] == "restore":
-        return [str(record["number"]), old], Text(f"restore of epoch {record['epoch']}", "cyan")
+def _record_cells(record: RecordReport) -> tuple[list[str], Text]:
+    """Return the cells of a record, and a remark."""
+    old = age(passed_s(record.wall_ms))
+    if isinstance(record, TakeoverReport):
+        text = f"takeover by {record.host}, pid {record.pid}"
+        return [str(record.number), old], Text(text, "cyan")
+    if isinstance(record, RestoreReport):
+        return [str(record.number), old], Text(f"restore of epoch {record.epoch}", "cyan")
     cells = [
-        str(record["epoch"]),
+        str(record.epoch),
         old,
-        count(record["rows_in"]),
-        count(record["state_keys"]),
-        count(record["state_entries"]),
-        size(record["state_bytes"]),
-        size(record["delta_bytes"]),
-        millis(record["epoch_ms"]),
-        "" if record["parent"] is None else str(record["parent"]),
+        count(record.rows_in),
+        count(record.state_keys),
+        count(record.state_entries),
+        size(record.state_bytes),
+        size(record.delta_bytes),
+        millis(record.epoch_ms),
+        "" if record.parent is None else str(record.parent),
     ]
-    remarks = [mishaps(record) if record["on_lineage"] else "rolled back"]
-    if record["restored_by"] is not None:
-        remarks.append(f"restored by {record['restored_by']}")
+    remarks = [mishaps(record) if record.on_lineage else "rolled back"]
+    if record.restored_by is not None:
+        remarks.append(f"restored by {record.restored_by}")
     return cells, Text(", ".join(filter(None, remarks)), "magenta")
 
 
 def _lines(names: list[str], rows: list[tuple[list[str], Text]]) -> Iterator[Text]:
-    """Right-aligned columns, then the remark.
+    """Yield right-aligned columns, then the remark.
 
-    Not a rich table: that one would squeeze every column to make room for a rare remark.
+    A rich table would squeeze every column to make room for a rare remark.
     """
     widths = [len(name) for name in names]
     for cells, _ in rows:
@@ -81,43 +81,45 @@ def _lines(names: list[str], rows: list[tuple[list[str], Text]]) -> Iterator[Tex
         yield line + Text("  ") + remark if remark.plain else line
 
 
-def print_report(facts: Facts) -> None:
+def print_check(report: CheckReport) -> None:
+    """Print the result of `verify`."""
     console = stdout_console()
-    console.print(head(facts))
-    for damage in facts["damage"]:
-        first, *rest = damage["what"].splitlines()
-        text = Text.assemble(("damaged ", "bold red"), damage["path"], f": {first}")
-        more = (Text(f"  {line.strip()}", "dim") for line in rest)
-        console.print(text, *more, sep="\n", soft_wrap=True)
-    for orphan in facts["orphans"]:
-        old = age(passed_s(orphan["modified_ms"]))
-        said = f"{orphan['path']}, {size(orphan['bytes'])}, {old} old"
-        console.print(Text.assemble(("orphan ", "yellow"), said), soft_wrap=True)
-    if facts["orphans"]:
+    console.print(head(report.checkpoint, report.job))
+    for damage in report.damage:
+        _print_finding("damaged ", "bold red", damage)
+    for orphan in report.orphans:
+        old = age(passed_s(orphan.modified_ms))
+        text = f"{orphan.path}, {size(orphan.bytes)}, {old} old"
+        console.print(Text.assemble(("orphan ", "yellow"), text), soft_wrap=True)
+    if report.orphans:
         console.print(Text("orphans are not damage: collection removes them in time", "dim"))
-    stale = [("stale hold ", hold) for hold in facts["stale_holds"]]
-    stale += [("stale note ", note) for note in facts["stale_notes"]]
-    for kind, found in stale:
-        first, *rest = found["what"].splitlines()
-        text = Text.assemble((kind, "yellow"), found["path"], f": {first}")
-        more = (Text(f"  {line.strip()}", "dim") for line in rest)
-        console.print(text, *more, sep="\n", soft_wrap=True)
-    checked = f"{many(facts['files'], 'file')}, {size(facts['bytes'])} checked"
-    if facts["kind"] == "savepoint":
-        checked = f"savepoint of epoch {facts['epoch']}, {checked}"
+    for hold in report.stale_holds:
+        _print_finding("stale hold ", "yellow", hold)
+    for note in report.stale_notes:
+        _print_finding("stale note ", "yellow", note)
+    checked = f"{many(report.files, 'file')}, {size(report.bytes)} checked"
+    if report.kind == "savepoint":
+        checked = f"savepoint of epoch {report.epoch}, {checked}"
     else:
-        records = f"{many(facts['records'], 'record')}, {many(facts['epochs'], 'epoch')}"
+        records = f"{many(report.records or 0, 'record')}, {many(report.epochs or 0, 'epoch')}"
         checked = f"{records}, {checked}"
-    if facts["ok"]:
+    if report.ok:
         console.print(Text.assemble(("whole: ", "bold green"), checked))
     else:
-        found = f"damage in {many(len(facts['damage']), 'place')}: "
-        console.print(Text.assemble((found, "bold red"), checked))
+        damaged = f"damage in {many(len(report.damage), 'place')}: "
+        console.print(Text.assemble((damaged, "bold red"), checked))
+
+
+def _print_finding(kind: str, style: str, finding: Finding) -> None:
+    first, *rest = finding.what.splitlines()
+    text = Text.assemble((kind, style), finding.path, f": {first}")
+    more = (Text(f"  {line.strip()}", "dim") for line in rest)
+    stdout_console().print(text, *more, sep="\n", soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, gone when done; nothing where nobody watches."""
+    """Show a progress bar on stderr until the block ends, if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn())
     with Progress(
@@ -129,7 +131,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 def stdout_console() -> Console:
     console = Console(highlight=False)
-    # Nobody wraps a pipe: what is cut to 80 columns there is lost.
+    # In a pipe, text beyond 80 columns would be lost.
     return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
 
 
@@ -140,16 +142,16 @@ def table(*names: str) -> Table:
     return table
 
 
-def head(facts: Facts) -> Text:
-    """The job, where it is kept, and where it came from."""
-    job = facts["job"]
-    name = "job.json is missing or damaged" if job is None else job["name"]
-    more = "" if job is None else f"  max_parallelism {job['max_parallelism']}"
+def head(checkpoint: str, job: JobInfo | SavedJob | None) -> Text:
+    """Return the job, its checkpoint and its origin as text."""
+    name = "job.json is missing or damaged" if job is None else job.name
+    more = "" if job is None else f"  max_parallelism {job.max_parallelism}"
     style = "bold red" if job is None else "bold cyan"
-    text = Text.assemble((name, style), (f"  {facts['checkpoint']}{more}", "dim"))
-    origin = None if job is None else job.get("origin")
-    if origin is not None:
-        text.append(f"\n  {origin['kind']} of epoch {origin['epoch']}, {origin['url']}", "magenta")
+    text = Text.assemble((name, style), (f"  {checkpoint}{more}", "dim"))
+    made_from = job.ancestor if isinstance(job, JobInfo) else None
+    if made_from is not None:
+        where = f"{made_from.kind} of epoch {made_from.epoch}, {made_from.url}"
+        text.append(f"\n  {where}", "magenta")
     return text
 
 
@@ -169,9 +171,8 @@ _STATUS_STYLES: Final[dict[Status, str]] = {
 _ABOUT_FAILURE: Final = ("operator", "key", "row", "timer", "at", "log", "next")
 
 
-def status_text(facts: Facts) -> Text:
-    """Return the status of a job with its rates and ages; after a failure, with its facts."""
-    health = msgspec.convert(facts, Health)
+def status_text(health: Health) -> Text:
+    """Return the status of a job with its rates and ages; after a failure, with its cause."""
     text = Text.assemble((health.status, _STATUS_STYLES[health.status]))
     figures = []
     if health.status in ACTIVE:

@@ -27,7 +27,7 @@ from cairn.demo.payments import Arrivals, Stream
 from cairn.demo.stage import Stage, Standing
 from cairn.demo.watch import Watch
 from cairn.errors import EpochError
-from cairn.query.facts import Facts
+from cairn.report.epoch import EpochReport
 from cairn.session import session
 
 PARALLELISM = 2
@@ -87,7 +87,7 @@ class Play:
         self._watch = Watch(home / "checkpoint")
         self._arrivals = Arrivals(stream, home / "payments")
         self._total = stream.payments
-        self._attempts: dict[int, Facts] = {}
+        self._attempts: dict[int, EpochReport] = {}
 
     def stream_and_kill(self) -> None:
         stage, driver, watch = self._stage, self._driver, self._watch
@@ -99,7 +99,7 @@ class Play:
             stage.doing("payments arrive; Spark plans the first epoch")
             self._arrivals.start()
             self._until(lambda: watch.epochs > 0, "the first epoch")
-            stage.happened(f"first epoch committed: {watch.facts['rows_in']:,} payments")
+            stage.happened(f"first epoch committed: {watch.rows:,} payments")
             stage.doing("payments flow; soon a slot will be killed")
             self._until(lambda: self._share() >= KILL_SLOT_AT, "a fifth of the payments")
             self._kill_a_slot()
@@ -126,12 +126,12 @@ class Play:
             )
             self._stage.doing("the epoch is tried again in a new slot")
             self._until(lambda n=number: self._newest() >= n, f"epoch {number}")  # type: ignore[misc]
-            facts = self._attempts[number]
-            if facts["attempts"] > 1:
+            epoch = self._attempts[number]
+            if epoch.attempts > 1:
                 self.kills["slot"] += 1
                 self._stage.happened(
-                    f"epoch {number} committed at attempt {facts['attempts']}, "
-                    f"{facts['restored']} slot restored from epoch {facts['parent']}",
+                    f"epoch {number} committed at attempt {epoch.attempts}, "
+                    f"{epoch.restored} slot restored from epoch {epoch.parent}",
                     "good",
                 )
                 return
@@ -144,7 +144,7 @@ class Play:
             pid = driver.pid
             driver.kill()
             self._look()
-            last, batch = self._newest(), watch.planned()
+            last, batch = self._newest(), watch.find_planned()
             if batch is None:
                 stage.happened(f"SIGKILL driver (pid {pid})", "kill")
                 stage.happened(f"epoch {last} had been committed just before; once more")
@@ -160,11 +160,12 @@ class Play:
             stage.happened(f"driver started again, pid {driver.pid}")
             stage.doing("Spark is starting again; payments do not wait for it")
             self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
-            facts = watch.facts
-            takeover = f" (record {last + 1} is its takeover)" if facts["epoch"] > last + 1 else ""
+            epoch = watch.report
+            assert epoch is not None
+            takeover = f" (record {last + 1} is its takeover)" if epoch.epoch > last + 1 else ""
             stage.happened(
-                f"goes on with epoch {facts['epoch']}{takeover}, {facts['restored']} slots "
-                f"restored from epoch {facts['parent']}",
+                f"goes on with epoch {epoch.epoch}{takeover}, {epoch.restored} slots "
+                f"restored from epoch {epoch.parent}",
                 "good",
             )
             if batch is not None:
@@ -190,13 +191,13 @@ class Play:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self._look()
-            batch = self._watch.planned()
+            batch = self._watch.find_planned()
             before = [(slot, slot.cpu_s()) for slot in self._driver.slots()]
             time.sleep(0.02)
             busy = [slot for slot, cpu_s in before if slot.cpu_s() > cpu_s]
             self._look()
             # Still the same batch after the slot was seen working: it works on that one.
-            if busy and batch is not None and self._watch.planned() == batch:
+            if busy and batch is not None and self._watch.find_planned() == batch:
                 return busy[0]
         raise self._stuck("a slot at work")
 
@@ -211,9 +212,9 @@ class Play:
             time.sleep(0.05)
 
     def _look(self) -> None:
-        for facts in self._watch.new_epochs():
-            self._attempts[facts["epoch"]] = facts
-            self._stage.epoch(facts)
+        for epoch in self._watch.new_epochs():
+            self._attempts[epoch.epoch] = epoch
+            self._stage.epoch(epoch)
         self._stage.standing.arrived = self._arrivals.arrived
         self._stage.standing.committed = self._watch.rows
         self._stage.tick()

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cairn.demo.check import LEDGER_NAME, Comparison
-from cairn.query.facts import Facts
-from cairn.report.text import count, millis, mishaps, size, sparkline, split_ms, time_bar
+from cairn.report.epoch import EpochReport
+from cairn.report.text import count, millis, mishaps, size, sparkline, time_bar
 
 PLAIN_EVERY_S = 5.0
 STYLES = {"plain": "", "kill": "bold red", "good": "green", "bad": "bold red"}
@@ -40,7 +40,7 @@ class Stage:
         self.standing = standing
         self.console = Console(highlight=False)
         self._started_s = time.monotonic()
-        self._newest: Facts = {}
+        self._newest: EpochReport | None = None
         self._rates: list[float] = []
         self._doing = ""
         self._plain_said = ""
@@ -83,9 +83,9 @@ class Stage:
         """What the audience is waiting for."""
         self._doing = text
 
-    def epoch(self, facts: Facts) -> None:
-        self._newest = facts
-        self._rates = [*self._rates, facts["rows_per_s"]][-32:]
+    def epoch(self, epoch: EpochReport) -> None:
+        self._newest = epoch
+        self._rates = [*self._rates, epoch.rows_per_s][-32:]
 
     def tick(self) -> None:
         """Called now and then: where there is no live part, say how far things are."""
@@ -95,7 +95,7 @@ class Stage:
         at = self.standing
         said = f"{count(at.arrived)} payments arrived, {count(at.committed)} committed"
         if self._newest:
-            said += f", epoch {self._newest['epoch']}, {count(self._newest['rows_per_s'])} rows/s"
+            said += f", epoch {self._newest.epoch}, {count(self._newest.rows_per_s)} rows/s"
         if said != self._plain_said:
             self.happened(said)
             self._plain_said, self._plain_said_s = said, now_s
@@ -113,17 +113,17 @@ class Stage:
             bars.add_row(Text(name, "dim"), bar, Text(share))
         parts: list[RenderableType] = [bars]
         if self._newest:
-            facts = self._newest
-            state = f"{count(facts['state_keys'])} keys, {size(facts['state_bytes'])}"
+            epoch = self._newest
+            state = f"{count(epoch.state_keys)} keys, {size(epoch.state_bytes)}"
             line = Text.assemble(
-                ("epoch ", "dim"), (str(facts["epoch"]), "bold"),
-                ("   time ", "dim"), (millis(facts["epoch_ms"]), "bold"), " ",
-                time_bar(split_ms(facts), 16),
+                ("epoch ", "dim"), (str(epoch.epoch), "bold"),
+                ("   time ", "dim"), (millis(epoch.epoch_ms), "bold"), " ",
+                time_bar(epoch.parts, 16),
                 ("   state ", "dim"), (state, "bold"),
             )  # fmt: skip
             rate = Text.assemble(
-                ("rows/s ", "dim"), (f"{count(facts['rows_per_s']):>8} ", "bold"),
-                (sparkline(self._rates), "cyan"), (f"  {mishaps(facts)}", "magenta"),
+                ("rows/s ", "dim"), (f"{count(epoch.rows_per_s):>8} ", "bold"),
+                (sparkline(self._rates), "cyan"), (f"  {mishaps(epoch)}", "magenta"),
             )  # fmt: skip
             parts += [line, rate]
         if self._doing:

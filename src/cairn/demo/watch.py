@@ -1,16 +1,17 @@
-"""Watch a job from outside, by its log: what is committed, and whether an epoch is under way.
+"""Watch a job from outside by its log: committed epochs, and a batch under way.
 
 Always true here:
-- an epoch counts when its manifest is in the log, whether or not its driver lived to tell;
+- an epoch counts when its manifest is in the log, even if its driver was killed right after;
 - an epoch is under way when Spark has planned a batch that no epoch in the log records.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from cairn.query.facts import Facts, epoch_facts
+from cairn.driver.coordinator.reports import report_of
+from cairn.report.epoch import EpochReport
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
@@ -24,8 +25,8 @@ class Watch:
     newest: Epoch | None = None
     rows: int = 0
     epochs: int = 0
-    facts: Facts = field(default_factory=dict)
-    """Of the newest epoch."""
+    report: EpochReport | None = None
+    """The newest epoch."""
 
     def __post_init__(self) -> None:
         self._log = Log(open_store(str(self.checkpoint)))
@@ -33,24 +34,24 @@ class Watch:
 
     @property
     def is_taken_over(self) -> bool:
-        """Whether a driver has begun to lead."""
+        """True once a driver leads the job."""
         return self._seen > 0
 
-    def new_epochs(self) -> list[Facts]:
-        """The epochs committed since the last call, oldest first."""
+    def new_epochs(self) -> list[EpochReport]:
+        """Return the epochs committed since the last call, oldest first."""
         found = []
         for record in self._log.records(self._seen + 1):
             self._seen = record.number
             if isinstance(record, Epoch):
                 self.newest = record
                 self.epochs += 1
-                self.facts = epoch_facts(record)
-                self.rows += self.facts["rows_in"]
-                found.append(self.facts)
+                self.report = report_of(record)
+                self.rows += self.report.rows_in
+                found.append(self.report)
         return found
 
-    def planned(self) -> int | None:
-        """The batch under way: planned by Spark, in no epoch. None when there is none."""
+    def find_planned(self) -> int | None:
+        """Return the batch that Spark has planned and no epoch has committed, if any."""
         if self.newest is None:
             return None
         position = self.newest.spark

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import msgspec
+
 from cairn.crash import crash_point
 from cairn.driver import progress
 from cairn.driver.coordinator.epoch import Coordinator, clock_ms
@@ -26,7 +28,7 @@ from cairn.errors import CommitConflictError, PlanError
 from cairn.ids import new_id
 from cairn.logs import logger
 from cairn.plan.deploy import job_spec
-from cairn.plan.explain import explained
+from cairn.plan.explain import explain_graph
 from cairn.plan.graph import Graph
 from cairn.sinks.base import Sink, SinkContext, closed_on_error, refuse_if_away
 from cairn.snapshots.load import load_savepoint, open_job
@@ -179,7 +181,7 @@ def _usable(url: str) -> Iterator[None]:
 
 def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:
     try:
-        write_graph(store, term, {**explained(graph), "trigger": trigger})
+        write_graph(store, term, msgspec.structs.replace(explain_graph(graph), trigger=trigger))
     except Exception:
         # It is for people who look later; the job itself is fine.
         logger.warning("what the job looks like could not be written down", exc_info=True)

@@ -1,7 +1,7 @@
-"""A job explained: what runs in which stage, what is shuffled and what is chained, which state.
+"""Explain a job: its stages, shuffles, chains and states.
 
-`explained` gives the facts under stable names, `explained_text` the same for people;
-`report/drawing` makes a picture of them.
+`explain_graph` returns the graph as a struct, `graph_text` the same for people;
+`report/drawing` draws it.
 
 Always true here:
 - nothing runs: a job is explained before it starts, and needs no checkpoint;
@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from cairn.functions import (
     EVENT_TIMERS,
@@ -43,118 +45,129 @@ from cairn.plan.graph import (
     SourceNode,
     TimeNode,
     TransformNode,
-    Watermark,
     key_types,
 )
 from cairn.plan.sources import limits
+from cairn.report.job_graph import (
+    GraphEdge,
+    GraphJoin,
+    GraphLevel,
+    GraphLoop,
+    GraphOperator,
+    GraphPort,
+    GraphReturn,
+    GraphSide,
+    GraphSink,
+    GraphSource,
+    GraphState,
+    GraphTime,
+    GraphTransform,
+    JobGraph,
+)
 from cairn.report.state_text import join_text, state_text
 from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.types import schema_ddl, type_ddl
 from cairn.types.durations import span_text
 
-Facts = dict[str, Any]
-
 TEXT_WIDTH = 100
 _FOLD = "\0"
 
 
-def explained(graph: Graph) -> Facts:
-    """The facts, in the order of the program."""
+def explain_graph(graph: Graph) -> JobGraph:
+    """Return the graph of a job, in the order of the program."""
     nodes = graph.nodes.values()
-    return {
-        "job": graph.name,
-        "max_parallelism": graph.group_count,
-        "chaining": graph.chaining,
-        "max_rounds_per_epoch": max((loop.rounds_max for loop in graph.loops), default=1),
-        "sources": [_source(node) for node in graph.sources],
-        "transforms": [_transform(node) for node in nodes if isinstance(node, TransformNode)],
-        "event_times": [_event_time(graph, node) for node in nodes if isinstance(node, TimeNode)],
-        "operators": [_operator(graph, op) for op in graph.operators],
-        "sinks": [_sink(graph, sink) for sink in graph.sinks],
-        "loops": [_loop(graph, loop) for loop in graph.loops],
-        "edges": [
+    return JobGraph(
+        job=graph.name,
+        max_parallelism=graph.group_count,
+        chaining=graph.chaining,
+        max_rounds_per_epoch=max((loop.rounds_max for loop in graph.loops), default=1),
+        sources=[_source(node) for node in graph.sources],
+        transforms=[_transform(node) for node in nodes if isinstance(node, TransformNode)],
+        event_times=[_event_time(graph, node) for node in nodes if isinstance(node, TimeNode)],
+        operators=[_operator(graph, op) for op in graph.operators],
+        sinks=[_sink(graph, sink) for sink in graph.sinks],
+        loops=[_loop(graph, loop) for loop in graph.loops],
+        edges=[
             *(edge for node in nodes for edge in _edges(graph, node)),
             *(edge for back in graph.returns for edge in _edges_back(graph, back)),
         ],
-        "levels": [
-            {
-                "level": level.index,
-                "chains": _chains(graph, [*level.operators, *level.sinks]),
-                "feedback": [
-                    back.uid for back in graph.returns if _level_back(graph, back) == level
-                ],
-                "shuffles": [edge.index for edge in level.edges],
-                "passing": [edge.index for edge in level.passing],
-            }
+        levels=[
+            GraphLevel(
+                level=level.index,
+                chains=_chains(graph, [*level.operators, *level.sinks]),
+                feedback=[back.uid for back in graph.returns if _level_back(graph, back) == level],
+                shuffles=[edge.index for edge in level.edges],
+                passing=[edge.index for edge in level.passing],
+            )
             for level in graph.levels
         ],
-    }
+    )
 
 
-def _source(node: SourceNode) -> Facts:
-    return {
-        "name": node.name,
-        "columns": node.schema.names,
-        "schema": schema_ddl(node.schema),
-        "event_time": node.event_time,
-        **_mark(node.watermark),
-        "limits": limits(node.dataframe),
-    }
+def _source(node: SourceNode) -> GraphSource:
+    return GraphSource(
+        name=node.name,
+        columns=node.schema.names,
+        schema=schema_ddl(node.schema),
+        event_time=node.event_time,
+        watermark_ms=None if node.watermark is None else node.watermark.delay_ms,
+        idle_after_ms=None if node.watermark is None else node.watermark.idle_ms,
+        limits=limits(node.dataframe),
+    )
 
 
-def _mark(mark: Watermark | None) -> Facts:
-    return {
-        "watermark_ms": None if mark is None else mark.delay_ms,
-        "idle_after_ms": None if mark is None else mark.idle_ms,
-    }
-
-
-def _transform(node: TransformNode) -> Facts:
+def _transform(node: TransformNode) -> GraphTransform:
     is_partial = isinstance(node, PartialNode)
-    return {
-        "name": node.name,
-        "function": "partial aggregates" if is_partial else _describe(node.function),
-        "schema": schema_ddl(node.schema),
-    }
+    return GraphTransform(
+        name=node.name,
+        function="partial aggregates" if is_partial else _describe(node.function),
+        schema=schema_ddl(node.schema),
+    )
 
 
-def _event_time(graph: Graph, node: TimeNode) -> Facts:
-    return {
-        "name": node.name,
-        "of": [_port(port) for port in graph.bare(node.inputs)],
-        "event_time": node.event_time,
-        **_mark(node.watermark),
-    }
+def _event_time(graph: Graph, node: TimeNode) -> GraphTime:
+    return GraphTime(
+        name=node.name,
+        of=[_port(port) for port in graph.bare(node.inputs)],
+        event_time=node.event_time,
+        watermark_ms=None if node.watermark is None else node.watermark.delay_ms,
+        idle_after_ms=None if node.watermark is None else node.watermark.idle_ms,
+    )
 
 
-def _operator(graph: Graph, node: ProcessNode) -> Facts:
+def _operator(graph: Graph, node: ProcessNode) -> GraphOperator:
     function = node.function
     states = find_states(function)
     if node.broadcast is not None:
         states = {**states, node.broadcast.name: node.broadcast}
     timers = (EVENT_TIMERS, PROCESSING_TIMERS)
-    told = [_state(name, d) for name, d in states.items() if name not in timers]
+    shown = [_state(name, d) for name, d in states.items() if name not in timers]
     join = None
     if isinstance(function, IntervalJoin):
         plan = function.plan
-        join = {"how": plan.how, "from_ms": plan.low_ms, "to_ms": plan.high_ms}
-        for state in told:
-            state["type"] = readable(state["type"])
-            state["entry_type"] = readable(state["entry_type"])
-    return {
-        "uid": node.uid,
-        "function": _describe(function),
-        "kind": _kind(function),
-        "level": graph.level_of(node.uid),
-        "chained": node.uid in graph.chained,
-        "keys": _keys(graph, node),
-        "inputs": [inlet.name for inlet in node.row_inlets if inlet.name],
-        "join": join,
-        "states": told,
-        "timers": has_timers(function) or _has_own_timers(function),
-        "schema": schema_ddl(node.schema),
-        "sides": [{"tag": tag, "schema": schema_ddl(schema)} for tag, schema in node.sides],
-    }
+        join = GraphJoin(how=plan.how, from_ms=plan.low_ms, to_ms=plan.high_ms)
+        shown = [
+            msgspec.structs.replace(
+                state,
+                type=readable(state.type),
+                entry_type=None if state.entry_type is None else readable(state.entry_type),
+            )
+            for state in shown
+        ]
+    return GraphOperator(
+        uid=node.uid,
+        function=_describe(function),
+        kind=_kind(function),
+        level=graph.level_of(node.uid),
+        chained=node.uid in graph.chained,
+        keys=_keys(graph, node),
+        inputs=[inlet.name for inlet in node.row_inlets if inlet.name],
+        join=join,
+        states=shown,
+        timers=has_timers(function) or _has_own_timers(function),
+        schema=schema_ddl(node.schema),
+        sides=[GraphSide(tag=tag, schema=schema_ddl(schema)) for tag, schema in node.sides],
+    )
 
 
 def _kind(function: Function) -> str:
@@ -169,53 +182,50 @@ def _has_own_timers(function: Function) -> bool:
     )
 
 
-def _keys(graph: Graph, node: ProcessNode) -> Facts:
-    """As the state has them."""
+def _keys(graph: Graph, node: ProcessNode) -> dict[str, str]:
+    """Return the types of the keys, as the state has them."""
     types = key_types(graph, node.inlets) if node.keys else ()
     return {name: type_ddl(type_) for name, type_ in zip(node.keys, types, strict=True)}
 
 
-def _state(name: str, declaration: Declaration) -> Facts:
+def _state(name: str, declaration: Declaration) -> GraphState:
     ttl = declaration.ttl
     entry = declaration.entry_ddl
     redistribute = None
     if isinstance(declaration, Broadcast):
         entry = declaration.key_ddl
     elif isinstance(declaration, OperatorList):
-        # What its items are stored under is nobody's business.
+        # The keys that its items are stored under are internal.
         entry, redistribute = None, declaration.redistribute
-    return {
-        "name": name,
-        "kind": declaration.kind,
-        "type": declaration.ddl,
-        "entry_type": entry,
-        "ttl": None if ttl is None else ttl.text,
-        "redistribute": redistribute,
-    }
+    return GraphState(
+        name=name,
+        kind=declaration.kind,
+        type=declaration.ddl,
+        entry_type=entry,
+        ttl=None if ttl is None else ttl.text,
+        redistribute=redistribute,
+    )
 
 
-def _sink(graph: Graph, node: SinkNode) -> Facts:
-    return {
-        "uid": node.uid,
-        "sink": type(node.sink).__name__,
-        "promise": node.sink.promise,
-        "shows": node.sink.shows,
-        "level": graph.level_of(node.uid),
-        "chained": node.uid in graph.chained,
-    }
+def _sink(graph: Graph, node: SinkNode) -> GraphSink:
+    return GraphSink(
+        uid=node.uid,
+        sink=type(node.sink).__name__,
+        promise=node.sink.promise,
+        shows=node.sink.shows,
+        level=graph.level_of(node.uid),
+        chained=node.uid in graph.chained,
+    )
 
 
-def _loop(graph: Graph, node: LoopNode) -> Facts:
-    return {
-        "uid": node.uid,
-        "max_rounds_per_epoch": node.rounds_max,
-        "feedback": [_port(port) for port in graph.bare(node.feedback)],
-        "into": [
-            {"uid": back.uid, "operator": back.operator}
-            for back in graph.returns
-            if back.loop == node.uid
-        ],
-    }
+def _loop(graph: Graph, node: LoopNode) -> GraphLoop:
+    returns = [back for back in graph.returns if back.loop == node.uid]
+    return GraphLoop(
+        uid=node.uid,
+        max_rounds_per_epoch=node.rounds_max,
+        feedback=[_port(port) for port in graph.bare(node.feedback)],
+        into=[GraphReturn(uid=back.uid, operator=back.operator) for back in returns],
+    )
 
 
 def _level_back(graph: Graph, back: Return) -> Level:
@@ -223,7 +233,7 @@ def _level_back(graph: Graph, back: Return) -> Level:
     return next(level for level in graph.levels for e in level.edges if e.consumer == back.uid)
 
 
-def _edges_back(graph: Graph, back: Return) -> Iterator[Facts]:
+def _edges_back(graph: Graph, back: Return) -> Iterator[GraphEdge]:
     """To where it is kept, and from there to the operator."""
     edge = next(edge for edge in graph.edges if edge.consumer == back.uid)
     for port in edge.inputs:
@@ -234,7 +244,7 @@ def _edges_back(graph: Graph, back: Return) -> Iterator[Facts]:
     yield _edge(Port(back.uid), back.operator, "feedback", input=name)
 
 
-def _edges(graph: Graph, node: Any) -> Iterator[Facts]:
+def _edges(graph: Graph, node: Any) -> Iterator[GraphEdge]:
     """What comes into a node, one for each stream."""
     if isinstance(node, TransformNode):
         for port in graph.read(node):
@@ -256,20 +266,20 @@ def _inlets(node: Consumer) -> Sequence[Inlet]:
 
 def _edge(
     port: Port, to: str, way: str, edge: Edge | None = None, input: str | None = None
-) -> Facts:
-    return {
-        "from": _port(port),
-        "to": to,
-        "input": input,
-        "way": way,
-        "shuffle": None if edge is None else edge.index,
-        "by": [] if edge is None else list(edge.keys),
-        "in_order_of": edge.event_time if edge is not None and edge.wants_order else None,
-    }
+) -> GraphEdge:
+    return GraphEdge(
+        source=_port(port),
+        to=to,
+        input=input,
+        way=way,
+        shuffle=None if edge is None else edge.index,
+        by=[] if edge is None else list(edge.keys),
+        in_order_of=edge.event_time if edge is not None and edge.wants_order else None,
+    )
 
 
-def _port(port: Port) -> Facts:
-    return {"node": port.node, "side": port.tag}
+def _port(port: Port) -> GraphPort:
+    return GraphPort(port.node, port.tag)
 
 
 def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
@@ -306,26 +316,26 @@ def _describe(function: object) -> str:
 # For people
 
 
-def explained_text(facts: Facts) -> str:
-    lines = list(_head(facts))
-    for level in facts["levels"]:
-        lines += ["", *_level_text(facts, level)]
+def graph_text(graph: JobGraph) -> str:
+    lines = list(_head(graph))
+    for level in graph.levels:
+        lines += ["", *_level_text(graph, level)]
     return "\n".join(lines)
 
 
-def _head(facts: Facts) -> Iterator[str]:
-    levels = facts["levels"]
-    chained = sum(operator["chained"] for operator in facts["operators"])
-    shuffles = sum(len(level["shuffles"]) for level in levels)
+def _head(graph: JobGraph) -> Iterator[str]:
+    levels = graph.levels
+    chained = sum(operator.chained for operator in graph.operators)
+    shuffles = sum(len(level.shuffles) for level in levels)
     said = [
         _many(len(levels), "level"),
-        _many(len(facts["operators"]), "operator") + (f" ({chained} chained)" if chained else ""),
-        _many(len(facts["sinks"]), "sink"),
+        _many(len(graph.operators), "operator") + (f" ({chained} chained)" if chained else ""),
+        _many(len(graph.sinks), "sink"),
         f"{_many(shuffles, 'shuffled stream')}",
-        f"max_parallelism {facts['max_parallelism']}",
+        f"max_parallelism {graph.max_parallelism}",
     ]
-    yield f"job {facts['job']}: {', '.join(said)}"
-    rounds = facts["max_rounds_per_epoch"]
+    yield f"job {graph.job}: {', '.join(said)}"
+    rounds = graph.max_rounds_per_epoch
     level = "a level is a stage of it, a Python process per subtask."
     if rounds == 1:
         yield f"An epoch is one Spark action; {level}"
@@ -333,110 +343,107 @@ def _head(facts: Facts) -> Iterator[str]:
         yield f"An epoch has up to {rounds} rounds, while loops send rows back."
         yield f"A round is one Spark action; {level}"
     yield ""
-    for source in facts["sources"]:
-        yield from _folded(f"source {source['name']}", source["schema"])
+    for source in graph.sources:
+        yield from _folded(f"source {source.name}", source.schema)
         yield from _time_text(source)
-        if source["limits"] is not None:
-            limit = ", ".join(f"{name}={value}" for name, value in source["limits"].items())
+        if source.limits is not None:
+            limit = ", ".join(f"{name}={value}" for name, value in source.limits.items())
             yield f"  an epoch gets {limit}" if limit else "  an epoch gets all there is: no limit"
-    for transform in facts["transforms"]:
-        into = [e for e in facts["edges"] if e["to"] == transform["name"]]
-        of = ", ".join(port_text(edge["from"]) for edge in into)
-        yield f"{transform['name']}  {transform['function']}, of {of}"
+    for transform in graph.transforms:
+        into = [e for e in graph.edges if e.to == transform.name]
+        of = ", ".join(edge.source.text for edge in into)
+        yield f"{transform.name}  {transform.function}, of {of}"
     # Rounds belong to the epoch: all loops have those of the one that asks for most.
     often = f"up to {rounds} rounds an epoch" if rounds > 1 else "for the next epoch"
-    for loop in facts["loops"]:
-        back = ", ".join(map(port_text, loop["feedback"]))
-        yield f"loop {loop['uid']}  sends back {back}, {often}"
-    for declared in facts["event_times"]:
-        yield f"from {', '.join(map(port_text, declared['of']))} on"
+    for loop in graph.loops:
+        back = ", ".join(port.text for port in loop.feedback)
+        yield f"loop {loop.uid}  sends back {back}, {often}"
+    for declared in graph.event_times:
+        yield f"from {', '.join(port.text for port in declared.of)} on"
         yield from _time_text(declared)
 
 
-def _time_text(declared: Facts) -> Iterator[str]:
-    if declared["event_time"] is None:
+def _time_text(declared: GraphSource | GraphTime) -> Iterator[str]:
+    if declared.event_time is None:
         return
-    text = f"event time {declared['event_time']}"
-    if declared["watermark_ms"] is not None:
-        text += f", watermark {span_text(declared['watermark_ms'])} behind"
-        idle_ms = declared["idle_after_ms"]
+    text = f"event time {declared.event_time}"
+    if declared.watermark_ms is not None:
+        text += f", watermark {span_text(declared.watermark_ms)} behind"
+        idle_ms = declared.idle_after_ms
         text += f", idle after {span_text(idle_ms)}" if idle_ms else ", never idle"
     yield f"  {text}"
 
 
-def _level_text(facts: Facts, level: Facts) -> Iterator[str]:
-    yield f"level {level['level']}"
-    known = {each["uid"]: each for each in (*facts["operators"], *facts["sinks"])}
-    edges = facts["edges"]
-    for chain in level["chains"]:
+def _level_text(graph: JobGraph, level: GraphLevel) -> Iterator[str]:
+    yield f"level {level.level}"
+    nodes: list[GraphOperator | GraphSink] = [*graph.operators, *graph.sinks]
+    known = {node.uid: node for node in nodes}
+    edges = graph.edges
+    for chain in level.chains:
         depth: dict[str, int] = {}
         for uid in chain:
-            into = [edge for edge in edges if edge["to"] == uid and edge["way"] != "feedback"]
-            fed = into[0]["from"]
+            into = [edge for edge in edges if edge.to == uid and edge.way != "feedback"]
+            fed = into[0].source
             is_first = uid == chain[0]
-            depth[uid] = 0 if is_first else 1 + depth[fed["node"]]
+            depth[uid] = 0 if is_first else 1 + depth[fed.node]
             indent = "  " + "   " * depth[uid]
             for edge in into if is_first else ():
                 yield indent + _fed_text(edge)
-            side = "" if fed["side"] is None else f" of {port_text(fed)}"
+            side = "" if fed.side is None else f" of {fed.text}"
             mark = "" if is_first else f"└─ chained{side}: "
             margin = indent if not depth[uid] else indent + "   "
             yield from _consumer_text(known[uid], indent + mark, margin + "  ")
-    for uid in level["feedback"]:
+    for uid in level.feedback:
         for edge in edges:
-            if edge["to"] == uid:
+            if edge.to == uid:
                 yield f"  {_shuffle_text(edge)}"
-        back = next(edge for edge in edges if edge["from"]["node"] == uid)
-        yield f"  feedback {uid}  kept with the epoch, next it comes to operator {back['to']}"
-    passing = level["passing"]
+        back = next(edge for edge in edges if edge.source.node == uid)
+        yield f"  feedback {uid}  kept with the epoch, next it comes to operator {back.to}"
+    passing = level.passing
     if passing:
         yield f"  shuffle {', '.join(map(str, passing))} passes by, to a later level"
 
 
-def _fed_text(edge: Facts) -> str:
+def _fed_text(edge: GraphEdge) -> str:
     """How rows come to the first of a chain."""
-    if edge["way"] == "chain":
-        return f"{port_text(edge['from'])} ─ chained ─>"
+    if edge.way == "chain":
+        return f"{edge.source.text} ─ chained ─>"
     return _shuffle_text(edge)
 
 
-def _shuffle_text(edge: Facts) -> str:
-    text = f"{port_text(edge['from'])} ═ shuffle {edge['shuffle']}, {way_text(edge)}"
-    if edge["input"]:
-        text += f", into on_{edge['input']}"
+def _shuffle_text(edge: GraphEdge) -> str:
+    text = f"{edge.source.text} ═ shuffle {edge.shuffle}, {way_text(edge)}"
+    if edge.input:
+        text += f", into on_{edge.input}"
     return text + " ═>"
 
 
-def way_text(edge: Facts) -> str:
+def way_text(edge: GraphEdge) -> str:
     """How the rows of an edge find their subtask, and in which order they come."""
-    if edge["way"] == "keyed":
-        text = f"by {', '.join(edge['by'])}"
+    if edge.way == "keyed":
+        text = f"by {', '.join(edge.by)}"
     else:
-        text = "to any subtask" if edge["way"] == "spread" else str(edge["way"])
-    return text + (f", in order of {edge['in_order_of']}" if edge["in_order_of"] else "")
+        text = "to any subtask" if edge.way == "spread" else edge.way
+    return text + (f", in order of {edge.in_order_of}" if edge.in_order_of else "")
 
 
-def _consumer_text(facts: Facts, first: str, margin: str) -> Iterator[str]:
-    if "sink" in facts:
-        seen = "whole epochs" if facts["shows"] == "epochs" else "epochs piece by piece"
-        yield f"{first}sink {facts['uid']}  {facts['sink']}: {facts['promise']}, {seen}"
+def _consumer_text(node: GraphOperator | GraphSink, first: str, margin: str) -> Iterator[str]:
+    if isinstance(node, GraphSink):
+        seen = "whole epochs" if node.shows == "epochs" else "epochs piece by piece"
+        yield f"{first}sink {node.uid}  {node.sink}: {node.promise}, {seen}"
         return
-    keys = ", ".join(f"{name} {type_}" for name, type_ in facts["keys"].items())
+    keys = ", ".join(f"{name} {type_}" for name, type_ in node.keys.items())
     by = f", key {keys}" if keys else ""
-    timers = ", timers" if facts["timers"] else ""
-    yield f"{first}operator {facts['uid']}  {facts['function']} ({facts['kind']}{by}{timers})"
-    if facts["join"]:
-        yield f"{margin}{join_text(facts['join'])}"
-    width = max((len(state["name"]) for state in facts["states"]), default=0)
-    for state in facts["states"]:
-        yield from _folded(f"{margin}state {state['name']:<{width}}", state_text(state))
-    yield from _folded(f"{margin}emits", facts["schema"])
-    for side in facts["sides"]:
-        yield from _folded(f"{margin}side {side['tag']}", side["schema"])
-
-
-def port_text(port: Facts) -> str:
-    return str(port["node"]) if port["side"] is None else f"{port['node']}:{port['side']}"
+    timers = ", timers" if node.timers else ""
+    yield f"{first}operator {node.uid}  {node.function} ({node.kind}{by}{timers})"
+    if node.join is not None:
+        yield f"{margin}{join_text(node.join)}"
+    width = max((len(state.name) for state in node.states), default=0)
+    for state in node.states:
+        yield from _folded(f"{margin}state {state.name:<{width}}", state_text(state))
+    yield from _folded(f"{margin}emits", node.schema)
+    for side in node.sides:
+        yield from _folded(f"{margin}side {side.tag}", side.schema)
 
 
 def _many(count: int, noun: str) -> str:

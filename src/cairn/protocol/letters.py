@@ -25,9 +25,8 @@ import re
 import traceback
 from typing import Any, Final, Literal
 
-import msgspec
-
 from cairn.errors import PlanError
+from cairn.report.epoch import LetterSample
 from cairn.sinks.json_lines import float_text, interval_text
 from cairn.types import parse_schema
 from cairn.user_code import raised_at
@@ -53,17 +52,6 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times\]")
-
-
-class LetterSample(msgspec.Struct, frozen=True):
-    """A row that was put aside, cut short: for people who look at the epoch."""
-
-    error: str
-    key: str | None
-    row: str
-    input: str | None = None
-    at: str | None = None
-    """The place in the user's code: FILE:LINE in FUNCTION."""
 
 
 def sample_of(error: BaseException, *, key: Any, row: str, input: str | None) -> LetterSample:

@@ -18,7 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cairn.protocol.letters import LetterSample
+from cairn.metrics import UserMetrics
+from cairn.report.epoch import LetterSample
 from cairn.sinks.base import Execution
 from cairn.storage.files import StateFile
 from cairn.storage.manifest import Held
@@ -194,8 +195,8 @@ class Report(msgspec.Struct, frozen=True):
     """Per operator with keys, the keys with most rows and about how many."""
     letters: dict[str, list[LetterSample]] = {}
     """Per operator, the first dead letters of this attempt, cut short."""
-    user: dict[str, dict[str, dict[str, Any]]] = {}
-    """Per operator, what its function counted in this attempt: see `cairn.metrics`."""
+    user: dict[str, UserMetrics] = {}
+    """Per operator, the metrics of its function in this attempt."""
 
 
 class Failure(msgspec.Struct, frozen=True):

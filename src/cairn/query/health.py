@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import psutil
 
+from cairn.driver.coordinator.reports import report_of
 from cairn.errors import PlanError, RestoreError
 from cairn.process_identity import parse_identity, pid_namespace
+from cairn.report.epoch import EpochReport
+from cairn.report.job_graph import GraphSource, GraphTime
 from cairn.report.status import (
-    Committed,
     FailureReport,
     Health,
     Signs,
@@ -26,13 +28,11 @@ from cairn.report.status import (
     health_of,
     status_of,
 )
-from cairn.storage.failures import read_failures
+from cairn.storage.failures import FailureNote, read_failures
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Takeover
 from cairn.storage.notes import ending_of, newest_graph
 from cairn.types.durations import duration_ms
-
-Facts = dict[str, Any]
 
 _LINE: Final = re.compile(r"^  (at|log|next): (.*)$", re.MULTILINE)
 _NEXT_OF_FUNCTION: Final = (
@@ -65,7 +65,7 @@ def checkpoint_health(log: Log, now_ms: int | None = None) -> Health:
     return health_of(
         status,
         now_ms=now_ms,
-        epochs=[_rates_input(epoch) for epoch in epochs],
+        epochs=[report_of(epoch) for epoch in epochs],
         watermark_ms=None if newest is None else newest.watermark_ms,
         started_ms=signs.started_ms,
         trigger_ms=signs.trigger_ms,
@@ -77,7 +77,7 @@ def checkpoint_health(log: Log, now_ms: int | None = None) -> Health:
 def run_health(
     log: Log,
     status: Status,
-    epochs: Iterable[Facts],
+    epochs: Sequence[EpochReport],
     *,
     why: str | None,
     now_ms: int,
@@ -86,34 +86,21 @@ def run_health(
 ) -> Health:
     """Return the health of a job whose run is in this process.
 
-    `epochs` are its summaries, newest first.
+    `epochs` are newest first.
     """
-    known = list(epochs)
     failure = None
     if status in ("failing", "failed"):
         failure = failure_report(read_failures(log.store))
     return health_of(
         status,
         now_ms=now_ms,
-        epochs=[committed_of(each) for each in known],
-        watermark_ms=known[0]["watermark_ms"] if known else None,
+        epochs=epochs,
+        watermark_ms=epochs[0].watermark_ms if epochs else None,
         started_ms=started_ms,
         trigger_ms=trigger_ms,
         why=None if why is None else why.partition("\n")[0],
         failure=failure,
     )
-
-
-def committed_of(summary: Mapping[str, Any]) -> Committed:
-    """Return what rates need of an epoch in figures."""
-    rows = {uid: int(each.get("rows_in", 0)) for uid, each in summary["operators"].items()}
-    return Committed(summary["wall_ms"], summary["epoch_ms"], rows)
-
-
-def _rates_input(epoch: Epoch) -> Committed:
-    measured = epoch.metrics.get("operators", {})
-    rows = {uid: int(each.get("rows_in", 0)) for uid, each in measured.items()}
-    return Committed(epoch.wall_ms, float(epoch.timings.get("run_ms", 0.0)), rows)
 
 
 def newest_takeover(log: Log) -> Takeover | None:
@@ -131,23 +118,27 @@ def newest_takeover(log: Log) -> Takeover | None:
 
 
 def _signs(
-    log: Log, leader: Takeover | None, newest: Epoch | None, failures: list[Facts], now_ms: int
+    log: Log,
+    leader: Takeover | None,
+    newest: Epoch | None,
+    failures: list[FailureNote],
+    now_ms: int,
 ) -> Signs:
     term = leader.term if leader is not None else 0 if newest is None else newest.term
     started_ms = 0 if leader is None else leader.wall_ms
     ending = ending_of(log.store, term) if term else None
     ended_as = None if ending is None else ending.status
-    recent = [each for each in failures if each.get("wall_ms", 0) >= started_ms]
-    if ended_as is None and recent and recent[0].get("ended_run"):
+    recent = [each for each in failures if each.wall_ms >= started_ms]
+    if ended_as is None and recent and recent[0].ended_run:
         ended_as = "failed"  # A version that wrote no ending.
     number = 0 if newest is None else newest.number
-    under_way = [each for each in recent if each.get("epoch", 0) > number]
+    under_way = [each for each in recent if each.epoch > number]
     delay_ms, trigger_ms = read_declared(log)
     return Signs(
         now_ms=now_ms,
         ending=ended_as,
         is_alive=None if leader is None else is_alive(leader),
-        failed_attempts=max((each.get("attempts", 1) for each in under_way), default=0),
+        failed_attempts=max((each.attempts for each in under_way), default=0),
         started_ms=started_ms,
         committed_ms=None if newest is None else newest.wall_ms,
         has_committed=newest is not None and newest.term == term,
@@ -187,38 +178,37 @@ def read_declared(log: Log) -> tuple[int, int]:
     if found is None:
         return 0, 0
     _, graph = found
-    nodes = [*graph.get("sources", ()), *graph.get("transforms", ())]
-    delays = [node.get("watermark_ms") or 0 for node in nodes]
+    nodes: list[GraphSource | GraphTime] = [*graph.sources, *graph.event_times]
+    delays = [node.watermark_ms or 0 for node in nodes]
     try:
-        trigger_ms = duration_ms(str(graph.get("trigger", "")), "trigger")
+        trigger_ms = duration_ms(graph.trigger or "", "trigger")
     except PlanError:
         trigger_ms = 0
     return max(delays, default=0), trigger_ms
 
 
-def failure_report(failures: list[Facts]) -> FailureReport | None:
-    """Return the newest failure, with what to do about it."""
+def failure_report(failures: list[FailureNote]) -> FailureReport | None:
+    """Return the newest failure, with the next step for the user."""
     if not failures:
         return None
     newest = failures[0]
-    message = str(newest.get("message") or newest.get("kind") or "unknown")
+    message = newest.message or newest.kind or "unknown"
     cause = message.partition("\n")[0]
     lines = dict(_LINE.findall(message))
-    same = [each for each in failures if str(each.get("message", "")).partition("\n")[0] == cause]
-    by_default = _NEXT_OF_FUNCTION if newest.get("kind") == "FunctionError" else _NEXT
+    by_default = _NEXT_OF_FUNCTION if newest.kind == "FunctionError" else _NEXT
     return FailureReport(
         cause=cause,
-        kind=str(newest.get("kind", "")),
-        operator=newest.get("operator"),
-        key=newest.get("key"),
-        row=newest.get("row"),
-        timer=newest.get("timer"),
+        kind=newest.kind,
+        operator=newest.operator,
+        key=newest.key,
+        row=newest.row,
+        timer=newest.timer,
         at=lines.get("at"),
         log=lines.get("log"),
         next=lines.get("next", by_default),
-        wall_ms=int(newest.get("wall_ms", 0)),
-        epoch=int(newest.get("epoch", 0)),
-        attempts=int(newest.get("attempts", 1)),
-        times=len(same),
-        ended_run=bool(newest.get("ended_run")),
+        wall_ms=newest.wall_ms,
+        epoch=newest.epoch,
+        attempts=newest.attempts,
+        times=sum(each.message.partition("\n")[0] == cause for each in failures),
+        ended_run=newest.ended_run,
     )

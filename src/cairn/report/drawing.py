@@ -1,9 +1,9 @@
-"""A job as a picture: an SVG made of the facts that `plan/explain` gives.
+"""Draw the graph of a job as an SVG.
 
 Always true here:
-- it stands alone: no fonts, scripts or styles from elsewhere, and a ground of its own, so that
-  it can be read on a light page and on a dark one;
-- long texts are cut short; whole they are in the tooltip of their box.
+- it is self-contained: no fonts, scripts or styles from elsewhere, and its own background, so
+  that it is readable on a light page and on a dark one;
+- long texts are cut; the tooltip of a box has them in full.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
+import msgspec
+
+from cairn.report.job_graph import GraphEdge, GraphOperator, GraphSource, JobGraph
 from cairn.report.layout import PAD, Block, Box, Column, Layout, Link, Tree
 from cairn.report.state_text import join_text, state_text
 from cairn.types.durations import span_text
 
-Facts = dict[str, Any]
 Lines = list[tuple[str, str]]
 
 TEXT_MAX = 52
@@ -76,52 +78,52 @@ class Placed(NamedTuple):
 
     columns: list[Column]
     links: list[Link]
-    edges: list[Facts]
+    edges: list[GraphEdge]
     paths: list[str]
     width: float
     bottom: float
 
 
-def placed(facts: Facts, boxes: dict[str, Box], *, is_labelled: bool = True) -> Placed:
+def place_boxes(graph: JobGraph, boxes: dict[str, Box], *, is_labelled: bool = True) -> Placed:
     """Find a place for boxes of any size, one for each node of the job."""
-    links = _links(facts)
+    links = _links(graph)
     if not is_labelled:
         for link in links:
             link.start_width = link.end_width = 0.0
-    edges = dict(zip(map(id, links), facts["edges"], strict=True))
-    columns = _columns(facts, boxes, links, edges)
+    edges = dict(zip(map(id, links), graph.edges, strict=True))
+    columns = _columns(graph, boxes, links, edges)
     layout = Layout(columns, links, left=MARGIN + 12, top=TOP)
     back = [link for link in links if link.is_back]
     floor = layout.bottom + 20
     width = columns[-1].right + (30 + 10 * len(back) if back else 12) + MARGIN
     paths = [_path(link, back, floor) for link in links]
-    return Placed(columns, links, facts["edges"], paths, width, floor + TRACK * len(back) - 4)
+    return Placed(columns, links, graph.edges, paths, width, floor + TRACK * len(back) - 4)
 
 
-def explained_svg(facts: Facts) -> str:
-    boxes = _boxes(facts)
-    found = placed(facts, {node: each.box for node, each in boxes.items()})
+def draw_graph(graph: JobGraph) -> str:
+    boxes = _boxes(graph)
+    found = place_boxes(graph, {node: each.box for node, each in boxes.items()})
     width, height = ceil(max(found.width, 560.0)), ceil(found.bottom + 44)
     edges = list(zip(found.edges, found.links, strict=True))
     parts = [
-        *_head(facts, 0, width, height),
-        *_paper(facts, width, height),
+        *_head(graph, 0, width, height),
+        *_paper(graph, width, height),
         *_body(boxes, found),
         *(part for edge, link in edges for part in _labels(edge, link)),
-        *_legend(facts, found.bottom + 26),
+        *_legend(graph, found.bottom + 26),
     ]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def dashboard_svg(facts: Facts) -> str:
+def draw_for_dashboard(graph: JobGraph) -> str:
     """Return the picture for the dashboard: small boxes, with empty lines for live figures.
 
     Boxes have their node in `data-node`, and operators are links to their page. The dashboard's
     stylesheet replaces the colours, which are attributes here.
     """
-    boxes = _small_boxes(facts)
-    found = placed(facts, {node: each.box for node, each in boxes.items()}, is_labelled=False)
-    head = _head(facts, BAND_TOP, ceil(found.width), ceil(found.bottom - BAND_TOP))
+    boxes = _small_boxes(graph)
+    found = place_boxes(graph, {node: each.box for node, each in boxes.items()}, is_labelled=False)
+    head = _head(graph, BAND_TOP, ceil(found.width), ceil(found.bottom - BAND_TOP))
     return "\n".join([*head, *_body(boxes, found), "</svg>"])
 
 
@@ -131,18 +133,18 @@ def _body(boxes: dict[str, Drawn], found: Placed) -> Iterator[str]:
         for block in column.blocks:
             yield from _frame(block)
     for edge, path in zip(found.edges, found.paths, strict=True):
-        yield from _line(edge, path)
+        yield from _line(edge.way, path, _line_title(edge))
     for node, each in boxes.items():
         yield from _box(node, each)
 
 
-def _head(facts: Facts, top: float, width: float, height: float) -> Iterator[str]:
+def _head(graph: JobGraph, top: float, width: float, height: float) -> Iterator[str]:
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 {top} {width:.0f} {height:.0f}" role="img" '
         'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">'
     )
-    yield f"<title>{escape('job ' + facts['job'])}</title>"
+    yield f"<title>{escape('job ' + graph.job)}</title>"
     yield "<defs>"
     for way, colour in _LINES.items():
         yield (
@@ -153,21 +155,21 @@ def _head(facts: Facts, top: float, width: float, height: float) -> Iterator[str
     yield "</defs>"
 
 
-def _paper(facts: Facts, width: float, height: float) -> Iterator[str]:
+def _paper(graph: JobGraph, width: float, height: float) -> Iterator[str]:
     yield (
         f'<rect x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="10" '
         f'fill="{_PAPER}" stroke="{_FRAME}"/>'
     )
-    yield _text(MARGIN, 30, f"job {facts['job']}", "name", size=16)
-    levels, operators = len(facts["levels"]), len(facts["operators"])
-    rounds = facts["max_rounds_per_epoch"]
-    chained = sum(operator["chained"] for operator in facts["operators"])
+    yield _text(MARGIN, 30, f"job {graph.job}", "name", size=16)
+    levels, operators = len(graph.levels), len(graph.operators)
+    rounds = graph.max_rounds_per_epoch
+    chained = sum(operator.chained for operator in graph.operators)
     about = (
         f"{levels} level{'s' if levels != 1 else ''}, {operators} "
         f"operator{'s' if operators != 1 else ''}"
         + (f", {chained} of them chained" if chained else "")
         + (f", up to {rounds} rounds an epoch" if rounds > 1 else "")
-        + f"; max_parallelism {facts['max_parallelism']}"
+        + f"; max_parallelism {graph.max_parallelism}"
     )
     yield _text(MARGIN, 48, about, "about")
 
@@ -175,41 +177,41 @@ def _paper(facts: Facts, width: float, height: float) -> Iterator[str]:
 # What is in the boxes
 
 
-def _boxes(facts: Facts) -> dict[str, Drawn]:
+def _boxes(graph: JobGraph) -> dict[str, Drawn]:
     boxes: dict[str, Drawn] = {}
 
     def add(name: str, kind: str, lines: Lines, whole: Lines | None = None) -> None:
         """`whole`: the lines that are not cut short, where they are."""
         title = "\n".join(text for text, _ in whole or lines)
-        boxes[name] = Drawn(kind, title, lines, _box_for(facts, name, lines))
+        boxes[name] = Drawn(kind, title, lines, _box_for(graph, name, lines))
 
-    for source in facts["sources"]:
+    for source in graph.sources:
         lines, whole = (
-            [(source["name"], "name"), *_time_lines(source, most)] for most in (COLUMNS_MAX, None)
+            [(source.name, "name"), *_time_lines(source, most)] for most in (COLUMNS_MAX, None)
         )
-        add(source["name"], "source", lines, whole)
-    for transform in facts["transforms"]:
+        add(source.name, "source", lines, whole)
+    for transform in graph.transforms:
         add(
-            transform["name"],
+            transform.name,
             "transform",
-            _transform_lines(transform["function"]),
-            [(transform["function"], "name"), _SPARK],
+            _transform_lines(transform.function),
+            [(transform.function, "name"), _SPARK],
         )
-    for operator in facts["operators"]:
+    for operator in graph.operators:
         whole = _operator_lines(operator, None)
-        add(operator["uid"], "operator", _operator_lines(operator, TYPE_MAX), whole)
-    for sink in facts["sinks"]:
-        add(sink["uid"], "sink", [(sink["uid"], "name"), (f"{sink['sink']} sink", "about")])
-    rounds = facts["max_rounds_per_epoch"]
-    for loop in facts["loops"]:
+        add(operator.uid, "operator", _operator_lines(operator, TYPE_MAX), whole)
+    for sink in graph.sinks:
+        add(sink.uid, "sink", [(sink.uid, "name"), (f"{sink.sink} sink", "about")])
+    rounds = graph.max_rounds_per_epoch
+    for loop in graph.loops:
         then = f"up to {rounds} rounds in each" if rounds > 1 else "enters the next one"
-        for back in loop["into"]:
+        for back in loop.into:
             about = [("sent back, kept with the epoch;", "about"), (then, "about")]
-            add(back["uid"], "feedback", [(loop["uid"], "name"), *about])
+            add(back.uid, "feedback", [(loop.uid, "name"), *about])
     return boxes
 
 
-def _small_boxes(facts: Facts) -> dict[str, Drawn]:
+def _small_boxes(graph: JobGraph) -> dict[str, Drawn]:
     boxes: dict[str, Drawn] = {}
 
     def add(node: str, kind: str, name: str, about: str, figures: int = 0) -> None:
@@ -219,29 +221,29 @@ def _small_boxes(facts: Facts) -> dict[str, Drawn]:
         lines += [(" " * FIGURE_CHARS, "figure")] * figures
         href = f"#/operators/{quote(node, safe='')}" if kind == "operator" else None
         title = f"{kind} {name}: {about}"
-        boxes[node] = Drawn(kind, title, lines, _box_for(facts, node, lines), href)
+        boxes[node] = Drawn(kind, title, lines, _box_for(graph, node, lines), href)
 
-    for source in facts["sources"]:
-        mark = source["watermark_ms"]
+    for source in graph.sources:
+        mark = source.watermark_ms
         about = "source" if mark is None else f"watermark delay {span_text(mark)}"
-        add(source["name"], "source", source["name"], about, figures=1)
-    for transform in facts["transforms"]:
-        add(transform["name"], "transform", "Spark SQL", transform["function"])
-    for operator in facts["operators"]:
-        keys = ", ".join(operator["keys"])
-        about = operator["function"] + (f" by {keys}" if keys else "")
-        add(operator["uid"], "operator", operator["uid"], about, figures=2)
-    for sink in facts["sinks"]:
-        add(sink["uid"], "sink", sink["uid"], f"{sink['sink']} sink")
-    for loop in facts["loops"]:
-        for back in loop["into"]:
-            add(back["uid"], "feedback", loop["uid"], "sent back")
+        add(source.name, "source", source.name, about, figures=1)
+    for transform in graph.transforms:
+        add(transform.name, "transform", "Spark SQL", transform.function)
+    for operator in graph.operators:
+        keys = ", ".join(operator.keys)
+        about = operator.function + (f" by {keys}" if keys else "")
+        add(operator.uid, "operator", operator.uid, about, figures=2)
+    for sink in graph.sinks:
+        add(sink.uid, "sink", sink.uid, f"{sink.sink} sink")
+    for loop in graph.loops:
+        for back in loop.into:
+            add(back.uid, "feedback", loop.uid, "sent back")
     return boxes
 
 
-def _box_for(facts: Facts, node: str, lines: Lines) -> Box:
+def _box_for(graph: JobGraph, node: str, lines: Lines) -> Box:
     """Return a box with room for the lines, and for the links that end at it."""
-    inlets = {_inlet(edge) for edge in facts["edges"] if edge["to"] == node}
+    inlets = {_inlet(edge) for edge in graph.edges if edge.to == node}
     width = max(_width_of(_short(text), style) for text, style in lines) + 24
     height = max(16 + sum(_line_height(style) for _, style in lines), 22 * len(inlets) + 16)
     return Box(node, width, height)
@@ -257,28 +259,28 @@ def _transform_lines(function: str) -> Lines:
     return [(_short(text, TRANSFORM_MAX), style) for text, style in lines]
 
 
-def _time_lines(source: Facts, columns_max: int | None) -> Iterator[tuple[str, str]]:
-    yield _short(", ".join(source["columns"]), columns_max), "about"
-    if source["event_time"] is not None:
-        yield f"event time {source['event_time']}", "about"
-    if source["watermark_ms"] is not None:
-        yield f"watermark {span_text(source['watermark_ms'])} behind", "about"
+def _time_lines(source: GraphSource, columns_max: int | None) -> Iterator[tuple[str, str]]:
+    yield _short(", ".join(source.columns), columns_max), "about"
+    if source.event_time is not None:
+        yield f"event time {source.event_time}", "about"
+    if source.watermark_ms is not None:
+        yield f"watermark {span_text(source.watermark_ms)} behind", "about"
 
 
-def _operator_lines(operator: Facts, type_max: int | None) -> Lines:
+def _operator_lines(operator: GraphOperator, type_max: int | None) -> Lines:
     lines: Lines = [
-        (operator["uid"], "name"),
-        (f"{operator['function']}, {operator['kind']}", "about"),
+        (operator.uid, "name"),
+        (f"{operator.function}, {operator.kind}", "about"),
     ]
-    if operator["keys"]:
-        keys = ", ".join(f"{name} {type_}" for name, type_ in operator["keys"].items())
+    if operator.keys:
+        keys = ", ".join(f"{name} {type_}" for name, type_ in operator.keys.items())
         lines.append((f"key {keys}", "about"))
-    if operator["join"]:
-        lines.append((join_text(operator["join"]), "about"))
-    for state in operator["states"]:
-        cut = {**state, "type": _short(state["type"], type_max)}
-        lines.append((f"{state['name']}  {state_text(cut)}", "state"))
-    if operator["timers"]:
+    if operator.join:
+        lines.append((join_text(operator.join), "about"))
+    for state in operator.states:
+        cut = msgspec.structs.replace(state, type=_short(state.type, type_max))
+        lines.append((f"{state.name}  {state_text(cut)}", "state"))
+    if operator.timers:
         lines.append(("timers", "state"))
     return lines
 
@@ -298,58 +300,59 @@ def _short(text: str, most: int | None = TEXT_MAX) -> str:
 # What goes where
 
 
-def _links(facts: Facts) -> list[Link]:
+def _links(graph: JobGraph) -> list[Link]:
     links = []
-    for edge in facts["edges"]:
+    for edge in graph.edges:
         start, end = _start_label(edge), _end_label(edge)
         links.append(
             Link(
-                source=edge["from"]["node"],
-                target=edge["to"],
+                source=edge.source.node,
+                target=edge.to,
                 inlet=_inlet(edge),
                 start_width=_width_of(start, "label") + 14 if start else 0.0,
                 end_width=_width_of(end, "label") if end else 0.0,
-                is_back=edge["way"] == "feedback",
+                is_back=edge.way == "feedback",
             )
         )
     return links
 
 
-def _inlet(edge: Facts) -> int:
+def _inlet(edge: GraphEdge) -> int:
     """Where it arrives: shuffles in their order, what is sent back below them."""
-    if edge["shuffle"] is not None:
-        return int(edge["shuffle"])
-    return FEEDBACK_INLET if edge["way"] == "feedback" else -1
+    if edge.shuffle is not None:
+        return int(edge.shuffle)
+    return FEEDBACK_INLET if edge.way == "feedback" else -1
 
 
-def _start_label(edge: Facts) -> str:
-    return "" if edge["from"]["side"] is None else _short(edge["from"]["side"])
+def _start_label(edge: GraphEdge) -> str:
+    return "" if edge.source.side is None else _short(edge.source.side)
 
 
-def _end_label(edge: Facts) -> str:
-    if edge["way"] == "keyed":
-        text = f"by {', '.join(edge['by'])}"
+def _end_label(edge: GraphEdge) -> str:
+    if edge.way == "keyed":
+        text = f"by {', '.join(edge.by)}"
     else:
-        text = "any subtask" if edge["way"] == "spread" else edge["way"]
-    text = "" if edge["way"] in ("chain", "transform") else text
-    return _short(f"{edge['input']}: {text}" if edge["input"] else text)
+        text = "any subtask" if edge.way == "spread" else edge.way
+    text = "" if edge.way in ("chain", "transform") else text
+    return _short(f"{edge.input}: {text}" if edge.input else text)
 
 
 def _columns(
-    facts: Facts, boxes: dict[str, Box], links: Sequence[Link], edges: dict[int, Facts]
+    graph: JobGraph, boxes: dict[str, Box], links: Sequence[Link], edges: dict[int, GraphEdge]
 ) -> list[Column]:
     """Sources, then for each level the transforms before it and its chains.
 
     Chains that others of their level are united into have a column of their own after those.
     """
-    level_of = {each["uid"]: each["level"] for each in (*facts["operators"], *facts["sinks"])}
-    places = _transform_places(facts, level_of)
-    firsts = {chain[0] for level in facts["levels"] for chain in level["chains"]}
+    level_of = {each.uid: each.level for each in graph.operators}
+    level_of |= {each.uid: each.level for each in graph.sinks}
+    places = _transform_places(graph, level_of)
+    firsts = {chain[0] for level in graph.levels for chain in level.chains}
 
     def tree(name: str, leading: Link | None = None) -> Tree:
         mine = [link for link in links if link.source == name]
         inside = [
-            link for link in mine if edges[id(link)]["way"] == "chain" and link.target not in firsts
+            link for link in mine if edges[id(link)].way == "chain" and link.target not in firsts
         ]
         leaving = [link for link in mine if link not in inside]
         # Sinks last: what is fed further on lies above what ends here.
@@ -357,27 +360,27 @@ def _columns(
         followers = [tree(link.target, link) for link in inside]
         return Tree(boxes[name], followers + [Tree(None, link=li) for li in leaving], leading)
 
-    columns = [Column("sources", [Block(tree(source["name"])) for source in facts["sources"]])]
-    for level in facts["levels"]:
-        depths = sorted({depth for gap, depth in places.values() if gap == level["level"]})
+    columns = [Column("sources", [Block(tree(source.name)) for source in graph.sources])]
+    for level in graph.levels:
+        depths = sorted({depth for gap, depth in places.values() if gap == level.level})
         for depth in depths:
-            names = [name for name, place in places.items() if place == (level["level"], depth)]
+            names = [name for name, place in places.items() if place == (level.level, depth)]
             columns.append(Column("transform", [Block(tree(name)) for name in names]))
-        for turn, chains in enumerate(_turns(facts, level["chains"])):
+        for turn, chains in enumerate(_turns(graph, level.chains)):
             blocks = [Block(tree(c[0]), is_framed=len(c) > 1) for c in chains]
-            kept = [Block(tree(uid)) for uid in level["feedback"]] if turn == 0 else []
-            title = f"level {level['level']}" + (", united" if turn else "")
+            kept = [Block(tree(uid)) for uid in level.feedback] if turn == 0 else []
+            title = f"level {level.level}" + (", united" if turn else "")
             columns.append(Column(title, blocks + kept))
     return columns
 
 
-def _turns(facts: Facts, chains: Sequence[list[str]]) -> list[list[list[str]]]:
+def _turns(graph: JobGraph, chains: Sequence[list[str]]) -> list[list[list[str]]]:
     """The chains of a level by how many of them rows have been through before."""
     turn_of: dict[str, int] = {}
     turns: list[list[list[str]]] = [[]]
     for chain in chains:
-        into = [e for e in facts["edges"] if e["to"] == chain[0] and e["way"] == "chain"]
-        turn = max((1 + turn_of[edge["from"]["node"]] for edge in into), default=0)
+        into = [e for e in graph.edges if e.to == chain[0] and e.way == "chain"]
+        turn = max((1 + turn_of[edge.source.node] for edge in into), default=0)
         turn_of |= dict.fromkeys(chain, turn)
         if turn == len(turns):
             turns.append([])
@@ -385,12 +388,12 @@ def _turns(facts: Facts, chains: Sequence[list[str]]) -> list[list[list[str]]]:
     return turns
 
 
-def _transform_places(facts: Facts, level_of: dict[str, int]) -> dict[str, tuple[int, int]]:
+def _transform_places(graph: JobGraph, level_of: dict[str, int]) -> dict[str, tuple[int, int]]:
     """Before which level a transform is drawn, and how many transforms after its origin."""
     places: dict[str, tuple[int, int]] = {}
-    for transform in facts["transforms"]:
-        name = transform["name"]
-        before = [e["from"]["node"] for e in facts["edges"] if e["to"] == name]
+    for transform in graph.transforms:
+        name = transform.name
+        before = [e.source.node for e in graph.edges if e.to == name]
         places[name] = max(
             (places[node][0], places[node][1] + 1)
             if node in places
@@ -487,11 +490,10 @@ def _back_path(link: Link, index: int, floor: float) -> str:
     )
 
 
-def _line(edge: Facts, path: str) -> Iterator[str]:
-    way = edge["way"]
+def _line(way: str, path: str, title: str = "") -> Iterator[str]:
     width = 4.4 if way == "broadcast" else 1.3 if way in ("chain", "transform") else 1.8
     dash = ' stroke-dasharray="6 4"' if way == "feedback" else ""
-    title = f"<title>{escape(_line_title(edge))}</title>" if "to" in edge else ""
+    title = f"<title>{escape(title)}</title>" if title else ""
     common = f'd="{path}" fill="none" marker-end="url(#to-{way})"'
     yield (
         f'<path class="link {way}" {common} stroke="{_LINES[way]}" '
@@ -501,14 +503,14 @@ def _line(edge: Facts, path: str) -> Iterator[str]:
         yield f'<path class="core" {common} stroke="{_PAPER}" stroke-width="1.8"/>'
 
 
-def _line_title(edge: Facts) -> str:
-    start, by = edge["from"], ", ".join(edge["by"])
-    side = "" if start["side"] is None else f".{start['side']}"
-    return f"{start['node']}{side} → {edge['to']}, {f'by {by}' if by else edge['way']}"
+def _line_title(edge: GraphEdge) -> str:
+    start, by = edge.source, ", ".join(edge.by)
+    side = "" if start.side is None else f".{start.side}"
+    return f"{start.node}{side} → {edge.to}, {f'by {by}' if by else edge.way}"
 
 
-def _labels(edge: Facts, link: Link) -> Iterator[str]:
-    colour = _LINES[edge["way"]]
+def _labels(edge: GraphEdge, link: Link) -> Iterator[str]:
+    colour = _LINES[edge.way]
     x, y = link.points[-1]
     end, start = _end_label(edge), _start_label(edge)
     if end:
@@ -521,8 +523,8 @@ def _labels(edge: Facts, link: Link) -> Iterator[str]:
         yield _text(x - 11, y - 4, start, "label", anchor="end", colour=_DIM)
 
 
-def _legend(facts: Facts, y: float) -> Iterator[str]:
-    ways = {edge["way"] for edge in facts["edges"]}
+def _legend(graph: JobGraph, y: float) -> Iterator[str]:
+    ways = {edge.way for edge in graph.edges}
     shown = [
         ("keyed", "shuffle", bool(ways & {"keyed", "spread"})),
         ("broadcast", "to every subtask", "broadcast" in ways),
@@ -533,7 +535,7 @@ def _legend(facts: Facts, y: float) -> Iterator[str]:
     x = float(MARGIN)
     for way, text, is_there in shown:
         if is_there:
-            yield from _line({"way": way}, f"M{x:.1f} {y - 4:.1f}L{x + 34:.1f} {y - 4:.1f}")
+            yield from _line(way, f"M{x:.1f} {y - 4:.1f}L{x + 34:.1f} {y - 4:.1f}")
             yield _text(x + 42, y, text, "about")
             x += 42 + _width_of(text, "about") + 26
 

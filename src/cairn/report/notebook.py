@@ -1,10 +1,10 @@
-"""How a job, a stream and a run look in a notebook: HTML and SVG, made of facts.
+"""A job, a stream and a run in a notebook, as HTML and SVG.
 
 Always true here:
-- whatever comes from outside (names, types, errors) is escaped: none of it is markup;
-- a picture stands alone: no fonts, scripts or styles from elsewhere, and a ground of its own, so
-  that it can be read on a light page and on a dark one;
-- nothing is read here: what is shown is what was given, and of many epochs the last ones.
+- text from outside (names, types, errors) is escaped: none of it is markup;
+- a picture is self-contained: no fonts, scripts or styles from elsewhere, and its own background,
+  so that it is readable on a light page and on a dark one;
+- nothing is read here; of many epochs the last ones are shown.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from contextlib import suppress
 from html import escape
 from itertools import islice
 from math import ceil, log10
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from cairn.errors import CairnError
-from cairn.report.epoch_time import parts_ms
+from cairn.report.epoch import EpochReport
 from cairn.report.status import Status
 from cairn.report.text import count, millis, mishaps, size
-
-Facts = dict[str, Any]
 
 TABLE_EPOCHS = 8
 PLOT_EPOCHS = 60
@@ -30,22 +28,21 @@ PLOT_EPOCHS = 60
 _PAPER, _INK, _DIM, _FRAME = "#ffffff", "#1f2328", "#59636e", "#d0d7de"
 # The parts of an epoch's time, in the order in which they are stacked.
 PART_COLOURS = {
-    "restore": "#b35bb0",
-    "processing": "#2b8a4b",
+    "begin": "#b35bb0",
+    "process": "#2b8a4b",
     "alignment": "#c9821a",
     "snapshot": "#2f66c9",
     "commit": "#c0392b",
     "spark": "#a9b4c0",
 }
 PART_MEANINGS = {
-    "restore": "until the parent's state is at hand",
-    "processing": "functions and their output, in the slowest subtask",
+    "begin": "until the parent's state is at hand, restores included",
+    "process": "functions and their output, in the slowest subtask",
     "alignment": "waiting for the slowest of the subtasks that feed an operator",
     "snapshot": "what the epoch changed, written in the slowest subtask",
     "commit": "the sinks publish",
     "spark": "planning, scheduling and shuffling",
 }
-_SHOWN = {"begin": "restore", "process": "processing", "other": "spark"}
 _STATUS_COLOURS: dict[Status, str] = {
     "starting": "#2f66c9",
     "running": "#2b8a4b",
@@ -67,21 +64,19 @@ _WIDTH, _HEIGHT, _LEFT_EDGE, _TOP, _BOTTOM = 720, 260, 64, 44, 34
 
 
 class RunFacts(NamedTuple):
-    """What is known of a run."""
+    """A run, as a notebook shows it."""
 
     name: str
     status: Status
     why: str | None
     """Why it is paused, or what failed."""
     checkpoint: str
-    epochs: Sequence[Facts]
-    """As `run.epochs()` gives them, newest first."""
-    last_commit_ms: float
-    """How long the sinks took to publish the newest of them."""
+    epochs: Sequence[EpochReport]
+    """Newest first."""
 
 
 class Running(Protocol):
-    """What is asked of a run."""
+    """A run, as far as it is shown."""
 
     @property
     def name(self) -> str: ...
@@ -94,35 +89,28 @@ class Running(Protocol):
 
 
 def run_facts(
-    run: Running, checkpoint: str, epochs: Iterable[Facts], last_commit_ms: float
+    run: Running, checkpoint: str, epochs: Iterable[EpochReport], last_commit_ms: float
 ) -> RunFacts:
-    """Of a run, with as many of its epochs, newest first, as are shown: there may be very many."""
-    shown: list[Facts] = []
-    # To look must not fail: the checkpoint of a run that has ended may be gone.
+    """Return a run with as many of its epochs as are shown; `epochs` are newest first.
+
+    `last_commit_ms` is how long the sinks took to publish the newest of them.
+    """
+    shown: list[EpochReport] = []
+    # Showing a run must not fail: the checkpoint of a run that has ended may be gone.
     with suppress(CairnError):
         shown.extend(islice(epochs, PLOT_EPOCHS))
     why = run.paused if run.error is None else str(run.error)
-    return RunFacts(run.name, run.status, why, checkpoint, shown, last_commit_ms)
+    return RunFacts(run.name, run.status, why, checkpoint, with_commits(shown, last_commit_ms))
 
 
-# Time
-
-
-def time_parts(epoch: Facts, commit_ms: float) -> dict[str, float]:
-    """Where an epoch's time went, by the names that people see here."""
-    return {_SHOWN.get(name, name): ms for name, ms in parts_ms(epoch, commit_ms).items()}
-
-
-def split_epochs(
-    epochs: Sequence[Facts], last_commit_ms: float
-) -> list[tuple[Facts, dict[str, float]]]:
-    """Oldest first. The time of a commit is known to the epoch after it."""
+def with_commits(epochs: Sequence[EpochReport], last_commit_ms: float) -> list[EpochReport]:
+    """Return epochs, newest first, with the times of their commits: each is noted by the next."""
     found = []
-    commit_ms = last_commit_ms
+    commit_ms: float | None = last_commit_ms
     for epoch in epochs:
-        found.append((epoch, time_parts(epoch, commit_ms)))
-        commit_ms = float(epoch.get("timings", {}).get("last_commit_ms", 0.0))
-    return found[::-1]
+        found.append(epoch if commit_ms is None else epoch.with_commit(commit_ms))
+        commit_ms = epoch.timings.last_commit_ms
+    return found
 
 
 # Pictures
@@ -145,14 +133,14 @@ class Plot:
 
 
 def timeline(facts: RunFacts) -> Plot:
-    """Where the time of a run's epochs went."""
-    return Plot(timeline_svg(facts.name, facts.epochs, facts.last_commit_ms))
+    """Return the timeline of a run's epochs."""
+    return Plot(timeline_svg(facts.name, facts.epochs))
 
 
-def timeline_svg(name: str, epochs: Sequence[Facts], last_commit_ms: float = 0.0) -> str:
-    """A bar for each epoch, newest last, stacked of where its time went."""
-    bars = split_epochs(epochs[:PLOT_EPOCHS], last_commit_ms)
-    top_ms = max((sum(parts.values()) for _, parts in bars), default=0.0)
+def timeline_svg(name: str, epochs: Sequence[EpochReport]) -> str:
+    """Return a bar for each epoch, newest last, of the parts of its time; `epochs` newest first."""
+    bars = epochs[:PLOT_EPOCHS][::-1]
+    top_ms = max((sum(ms for _, ms in each.parts.items()) for each in bars), default=0.0)
     steps = _steps(top_ms)
     return "\n".join(
         [
@@ -196,21 +184,20 @@ def _grid(steps: Sequence[float]) -> Iterator[str]:
         )
 
 
-def _bars(bars: Sequence[tuple[Facts, dict[str, float]]], top_ms: float) -> Iterator[str]:
+def _bars(bars: Sequence[EpochReport], top_ms: float) -> Iterator[str]:
     room = _WIDTH - 16 - _LEFT_EDGE
     pitch = min(48.0, room / len(bars))
     width = pitch * 0.74
     every = max(1, ceil(34 / pitch))
-    for index, (epoch, parts) in enumerate(bars):
+    for index, epoch in enumerate(bars):
         x = _LEFT_EDGE + index * pitch + (pitch - width) / 2
-        told = ", ".join(f"{name} {millis(ms)}" for name, ms in parts.items() if ms >= 0.5)
-        rough = mishaps({**epoch, "attempts": epoch.get("timings", {}).get("attempts", 1)})
-        text = f"epoch {epoch['epoch']}: {count(epoch.get('rows_in', 0))} rows, {told}" + (
-            f"; {rough}" if rough else ""
-        )
+        times = ", ".join(f"{name} {millis(ms)}" for name, ms in epoch.parts.items() if ms >= 0.5)
+        rough = mishaps(epoch)
+        text = f"epoch {epoch.epoch}: {count(epoch.rows_in)} rows, {times}"
+        text += f"; {rough}" if rough else ""
         yield f"<g><title>{escape(text)}</title>"
         done = 0.0
-        for name, ms in parts.items():
+        for name, ms in epoch.parts.items():
             if ms > 0:
                 y = _y(done + ms, top_ms)
                 yield (
@@ -222,7 +209,7 @@ def _bars(bars: Sequence[tuple[Facts, dict[str, float]]], top_ms: float) -> Iter
         if (len(bars) - 1 - index) % every == 0:
             yield (
                 f'<text x="{x + width / 2:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle" '
-                f'fill="{_INK}">{escape(str(epoch["epoch"]))}</text>'
+                f'fill="{_INK}">{epoch.epoch}</text>'
             )
         if rough:
             yield (
@@ -254,7 +241,7 @@ def run_html(facts: RunFacts) -> str:
     """Status, the last epochs in figures, and their timeline."""
     colour = _STATUS_COLOURS.get(facts.status, _DIM)
     newest = facts.epochs[0] if facts.epochs else None
-    at = "no epoch yet" if newest is None else f"epoch {newest['epoch']}"
+    at = "no epoch yet" if newest is None else f"epoch {newest.epoch}"
     parts = [
         f'<div style="font-family:{_FONT}">',
         f'<div style="margin:4px 0"><b>{escape(facts.name)}</b> '
@@ -266,20 +253,19 @@ def run_html(facts: RunFacts) -> str:
         parts.append(f'<pre style="white-space:pre-wrap;margin:4px 0">{escape(facts.why)}</pre>')
     if facts.epochs:
         parts.append(_epoch_table(facts.epochs[:TABLE_EPOCHS]))
-        parts.append(_scrolled(timeline_svg(facts.name, facts.epochs, facts.last_commit_ms)))
+        parts.append(_scrolled(timeline_svg(facts.name, facts.epochs)))
     return "\n".join([*parts, "</div>"])
 
 
-def _progress(newest: Facts | None, checkpoint: str) -> str:
+def _progress(newest: EpochReport | None, checkpoint: str) -> str:
     if newest is None:
         return checkpoint
-    said = [checkpoint, f"{count(newest.get('state_keys'))} keys with state"]
-    watermark_ms = newest.get("watermark_ms")
-    if watermark_ms is not None:
-        said.append(f"watermark {_instant(watermark_ms)}")
-    if newest.get("in_flight"):
-        said.append(f"{count(newest['in_flight'])} records in loops")
-    return ", ".join(said)
+    parts = [checkpoint, f"{count(newest.state_keys)} keys with state"]
+    if newest.watermark_ms is not None:
+        parts.append(f"watermark {_instant(newest.watermark_ms)}")
+    if newest.in_flight:
+        parts.append(f"{count(newest.in_flight)} records in loops")
+    return ", ".join(parts)
 
 
 def _instant(ms: int) -> str:
@@ -289,18 +275,18 @@ def _instant(ms: int) -> str:
         return f"{ms} ms"
 
 
-def _epoch_table(epochs: Sequence[Facts]) -> str:
+def _epoch_table(epochs: Sequence[EpochReport]) -> str:
     names = ("epoch", "rows", "rows/s", "keys", "state", "delta", "time", "")
     rows = [
         (
-            str(epoch["epoch"]),
-            count(epoch.get("rows_in", 0)),
-            count(epoch.get("rows_per_s", 0)),
-            count(epoch.get("state_keys")),
-            size(epoch.get("state_bytes", 0)),
-            size(epoch.get("delta_bytes", 0)),
-            millis(epoch.get("epoch_ms", 0.0)),
-            mishaps({**epoch, "attempts": epoch.get("timings", {}).get("attempts", 1)}),
+            str(epoch.epoch),
+            count(epoch.rows_in),
+            count(epoch.rows_per_s),
+            count(epoch.state_keys),
+            size(epoch.state_bytes),
+            size(epoch.delta_bytes),
+            millis(epoch.epoch_ms),
+            mishaps(epoch),
         )
         for epoch in epochs
     ]

@@ -1,28 +1,24 @@
-"""Joins, states and their time to live as text, from the facts of an explained job."""
+"""Joins, states and their time to live as text."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from cairn.report.job_graph import GraphJoin, GraphState
 from cairn.types.durations import span_text
 
-Facts = dict[str, Any]
 
-
-def join_text(join: Facts) -> str:
+def join_text(join: GraphJoin) -> str:
     low, high = (
-        f"{'-' if bound < 0 else ''}{span_text(abs(bound))}"
-        for bound in (join["from_ms"], join["to_ms"])
+        f"{'-' if bound < 0 else ''}{span_text(abs(bound))}" for bound in (join.from_ms, join.to_ms)
     )
-    return f"{join['how']} join within {low} to {high}"
+    return f"{join.how} join within {low} to {high}"
 
 
-def state_text(state: Facts) -> str:
-    entry = "" if state["entry_type"] is None else f"{state['entry_type']} → "
-    text = f"{state['kind'].replace('_', ' ')} {entry}{state['type']}"
-    if state["redistribute"]:
-        text += f", {state['redistribute']}"
-    return text + (f", ttl {ttl_text(state['ttl'])}" if state["ttl"] else "")
+def state_text(state: GraphState) -> str:
+    entry = "" if state.entry_type is None else f"{state.entry_type} → "
+    text = f"{state.kind.replace('_', ' ')} {entry}{state.type}"
+    if state.redistribute:
+        text += f", {state.redistribute}"
+    return text + (f", ttl {ttl_text(state.ttl)}" if state.ttl else "")
 
 
 def ttl_text(ttl: str) -> str:

@@ -22,10 +22,12 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
 
 import msgspec
+
+from cairn.report.epoch import EpochReport
 
 Status = Literal[
     "starting",
@@ -111,15 +113,6 @@ def _last_sign_ms(signs: Signs) -> int:
     return max(signs.started_ms, committed_ms or 0)
 
 
-class Committed(NamedTuple):
-    """The facts of an epoch that rates are computed from."""
-
-    wall_ms: int
-    epoch_ms: float
-    rows: Mapping[str, int]
-    """Rows that came to each operator."""
-
-
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Rows a second, of now."""
 
@@ -129,7 +122,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rates_of(
-    epochs: Iterable[Committed], now_ms: int, *, started_ms: int = 0, trigger_ms: int = 0
+    epochs: Iterable[EpochReport], now_ms: int, *, started_ms: int = 0, trigger_ms: int = 0
 ) -> Rates:
     """Return the rates of the last moments, from epochs newest first.
 
@@ -142,8 +135,8 @@ def rates_of(
             window_ms = max(window_ms, round(2 * epoch.epoch_ms))
         if epoch.wall_ms <= now_ms - window_ms:
             break
-        for uid, count in epoch.rows.items():
-            rows[uid] = rows.get(uid, 0) + count
+        for uid, measured in epoch.operators.items():
+            rows[uid] = rows.get(uid, 0) + measured.rows_in
     window_ms = max(1000, min(window_ms, now_ms - started_ms))
     per_s = {uid: round(count * 1000 / window_ms, 1) for uid, count in rows.items()}
     total = round(sum(rows.values()) * 1000 / window_ms, 1)
@@ -167,7 +160,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     next: str
     """The next step for the user."""
     wall_ms: int
-    """When it was seen first."""
+    """The time of the first failure with this cause."""
     epoch: int
     attempts: int
     """Attempts at the epoch."""
@@ -196,7 +189,7 @@ def health_of(
     status: Status,
     *,
     now_ms: int,
-    epochs: list[Committed],
+    epochs: Sequence[EpochReport],
     watermark_ms: int | None,
     started_ms: int = 0,
     trigger_ms: int = 0,

@@ -1,35 +1,36 @@
-"""How epochs look in a terminal: live for people, a line each for logs, JSON for programs.
+"""Epochs in a terminal: live for people, a line each for logs, JSON for programs.
 
 Always true here:
-- a view only shows facts it is given (see query.facts.epoch_facts); it reads nothing;
+- a view shows the reports it is given, and reads nothing;
 - in JSON and in lines, every epoch appears; the live view keeps the last few.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-Facts = dict[str, Any]
+from cairn.report.epoch import EpochReport, TimeParts
 
 LIVE_EPOCHS = 8
 SPARKLINE_EPOCHS = 40
 BAR_CELLS = 24
-# Colours of the parts of an epoch's time; see `split_ms`.
+# Colours of the parts of an epoch's time.
 PART_STYLES = {
     "begin": "magenta",
     "process": "green",
+    "alignment": "cyan",
     "snapshot": "yellow",
     "commit": "blue",
     "spark": "bright_black",
@@ -78,29 +79,14 @@ def millis(ms: float) -> str:
     return f"{ms / 1000:.1f} s" if ms >= 10_000 else f"{ms:,.0f} ms"
 
 
-def split_ms(facts: Facts) -> dict[str, float]:
-    """Where an epoch's time went. Parts of subtasks are those of the slowest one."""
-    timings = facts.get("timings", {})
-    parts = {
-        # Until the parent's state is at hand: restoring it is in here.
-        "begin": float(timings.get("begin_ms", 0.0)),
-        "process": float(timings.get("process_ms", 0.0)),
-        "snapshot": float(timings.get("snapshot_ms", 0.0)),
-        "commit": float(facts.get("commit_ms", 0.0)),
-    }
-    # Planning, scheduling, shuffle and waiting: what is left of the whole.
-    parts["spark"] = max(0.0, float(facts["epoch_ms"]) - sum(parts.values()))
-    return parts
-
-
-def mishaps(facts: Facts) -> str:
-    """What did not go smoothly in an epoch; mostly nothing."""
-    said = []
-    if facts.get("attempts", 1) > 1:
-        said.append(f"{facts['attempts']} attempts")
-    if facts.get("restored", 0):
-        said.append(f"{facts['restored']} restored")
-    return ", ".join(said)
+def mishaps(epoch: EpochReport) -> str:
+    """Return the troubles of an epoch in words; mostly none."""
+    found = []
+    if epoch.attempts > 1:
+        found.append(f"{epoch.attempts} attempts")
+    if epoch.restored:
+        found.append(f"{epoch.restored} restored")
+    return ", ".join(found)
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -108,9 +94,9 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[min(7, int(value / top * 7.999))] for value in values)
 
 
-def time_bar(parts: dict[str, float], cells: int = BAR_CELLS) -> Text:
-    """A bar of coloured cells, each part in proportion."""
-    total = sum(parts.values()) or 1.0
+def time_bar(parts: TimeParts, cells: int = BAR_CELLS) -> Text:
+    """Return a bar of coloured cells, each part in proportion."""
+    total = sum(ms for _, ms in parts.items()) or 1.0
     bar = Text()
     done, drawn = 0.0, 0
     for name, ms in parts.items():
@@ -134,7 +120,7 @@ class View(ABC):
         pass
 
     @abstractmethod
-    def epoch(self, facts: Facts) -> None:
+    def epoch(self, epoch: EpochReport) -> None:
         """An epoch has been committed."""
 
     @abstractmethod
@@ -154,8 +140,8 @@ class JsonView(View):
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
-    def epoch(self, facts: Facts) -> None:
-        self._out.write(json.dumps(facts) + "\n")
+    def epoch(self, epoch: EpochReport) -> None:
+        self._out.write(msgspec.json.encode(epoch).decode() + "\n")
         self._out.flush()
 
     def say(self, text: str) -> None:
@@ -171,15 +157,15 @@ class LineView(View):
         self._started_s = time.monotonic()
         self.say(f"{job_name} on {url}")
 
-    def epoch(self, facts: Facts) -> None:
+    def epoch(self, epoch: EpochReport) -> None:
         self._epochs += 1
-        self._rows += facts["rows_in"]
-        rough = mishaps(facts)
+        self._rows += epoch.rows_in
+        rough = mishaps(epoch)
         self.say(
-            f"epoch {facts['epoch']}: {count(facts['rows_in'])} rows, "
-            f"{count(facts['rows_per_s'])} rows/s, state {count(facts['state_keys'])} keys "
-            f"{size(facts['state_bytes'])}, delta {size(facts['delta_bytes'])}, "
-            f"{millis(facts['epoch_ms'])} ({_split_words(facts)})" + (f", {rough}" if rough else "")
+            f"epoch {epoch.epoch}: {count(epoch.rows_in)} rows, "
+            f"{count(epoch.rows_per_s)} rows/s, state {count(epoch.state_keys)} keys "
+            f"{size(epoch.state_bytes)}, delta {size(epoch.delta_bytes)}, "
+            f"{millis(epoch.epoch_ms)} ({_split_words(epoch)})" + (f", {rough}" if rough else "")
         )
 
     def say(self, text: str) -> None:
@@ -199,7 +185,7 @@ class LiveView(View):
         self._url = url
         self._trigger = trigger
         self._note = "Ctrl-C stops after the epoch under way"
-        self._recent: deque[Facts] = deque(maxlen=LIVE_EPOCHS)
+        self._recent: deque[EpochReport] = deque(maxlen=LIVE_EPOCHS)
         self._rates: deque[float] = deque(maxlen=SPARKLINE_EPOCHS)
         self._epochs = self._rows = self._attempts = self._restored = 0
         self._started_s = time.monotonic()
@@ -214,13 +200,13 @@ class LiveView(View):
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def epoch(self, facts: Facts) -> None:
+    def epoch(self, epoch: EpochReport) -> None:
         self._epochs += 1
-        self._rows += facts["rows_in"]
-        self._attempts += facts.get("attempts", 1) - 1
-        self._restored += facts.get("restored", 0)
-        self._recent.appendleft(facts)
-        self._rates.append(facts["rows_per_s"])
+        self._rows += epoch.rows_in
+        self._attempts += epoch.attempts - 1
+        self._restored += epoch.restored
+        self._recent.appendleft(epoch)
+        self._rates.append(epoch.rows_per_s)
 
     def say(self, text: str) -> None:
         self._note = text
@@ -256,10 +242,10 @@ class LiveView(View):
         newest = self._recent[0]
         grid = Table.grid(padding=(0, 4))
         cells = {
-            "epoch": count(newest["epoch"]),
-            "rows/s": count(newest["rows_per_s"]),
+            "epoch": count(newest.epoch),
+            "rows/s": count(newest.rows_per_s),
             "rows": count(self._rows),
-            "state": f"{count(newest['state_keys'])} keys, {size(newest['state_bytes'])}",
+            "state": f"{count(newest.state_keys)} keys, {size(newest.state_bytes)}",
         }
         if self._attempts or self._restored:
             cells["recovered"] = f"{self._attempts} retries, {self._restored} restores"
@@ -275,16 +261,16 @@ class LiveView(View):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("of which", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for facts in self._recent:
+        for epoch in self._recent:
             table.add_row(
-                str(facts["epoch"]),
-                count(facts["rows_in"]),
-                count(facts["rows_per_s"]),
-                size(facts["state_bytes"]),
-                size(facts["delta_bytes"]),
-                millis(facts["epoch_ms"]),
-                time_bar(split_ms(facts)),
-                Text(mishaps(facts), "magenta"),
+                str(epoch.epoch),
+                count(epoch.rows_in),
+                count(epoch.rows_per_s),
+                size(epoch.state_bytes),
+                size(epoch.delta_bytes),
+                millis(epoch.epoch_ms),
+                time_bar(epoch.parts),
+                Text(mishaps(epoch), "magenta"),
             )
         return table
 
@@ -296,8 +282,8 @@ def _legend() -> Text:
     return legend
 
 
-def _split_words(facts: Facts) -> str:
-    return ", ".join(f"{name} {ms:.0f}" for name, ms in split_ms(facts).items() if ms >= 0.5)
+def _split_words(epoch: EpochReport) -> str:
+    return ", ".join(f"{name} {ms:.0f}" for name, ms in epoch.parts.items() if ms >= 0.5)
 
 
 def _last_words(status: str, epochs: int, rows: int, started_s: float) -> str:

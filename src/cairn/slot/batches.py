@@ -79,7 +79,7 @@ class BatchRunner:
             return
         gathered, self._gathered, self._rows = self._gathered, [], 0
         times = [times for times, _ in gathered if times is not None]
-        self._process(_joined(times) if times else None, _joined([rows for _, rows in gathered]))
+        self._process(_concat(times) if times else None, _concat([rows for _, rows in gathered]))
 
     def _process(self, times: pa.Array | None, rows: pa.StructArray) -> None:
         context, batch = self._batch(times, rows)
@@ -88,7 +88,7 @@ class BatchRunner:
     def _batch(
         self, times: pa.Array | None, rows: pa.StructArray
     ) -> tuple[SlotContext, pa.RecordBatch]:
-        """What the function is called with for some rows."""
+        """Return the arguments of the function for some rows."""
         context = self._operator.context
         context.keys = self._keys(rows)
         context.times_us = times
@@ -112,9 +112,9 @@ class BatchRunner:
         try:
             self._emit(operator.main, where, function())
         except FunctionError as error:
-            raise operator.blame.placed(error, where) from error
+            raise operator.blame.place(error, where) from error
         except Exception as error:
-            raise operator.blame.failed(where, error) from error
+            raise operator.blame.describe(where, error) from error
 
     def _emit_side(self, outlet: Outlet, batch: Any) -> None:
         self._emit(outlet, f"ctx.output({outlet.tag!r})", batch)
@@ -123,10 +123,10 @@ class BatchRunner:
         if result is None:
             return
         if isinstance(result, pa.RecordBatch):
-            self._pass_on(outlet, _fitted(outlet, result))
+            self._pass_on(outlet, _fit(outlet, result))
         elif isinstance(result, pa.Table):
             for batch in result.to_batches():
-                self._pass_on(outlet, _fitted(outlet, batch))
+                self._pass_on(outlet, _fit(outlet, batch))
         elif isinstance(result, Iterable) and not isinstance(result, str | bytes | dict | tuple):
             for part in result:
                 self._emit(outlet, where, part)
@@ -145,12 +145,12 @@ class BatchRunner:
             outlet.pass_on(batch.slice(start, size))
 
 
-def _joined(arrays: list[pa.Array]) -> pa.Array:
+def _concat(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _fitted(outlet: Outlet, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in the declared schema, whatever the order of its columns."""
+def _fit(outlet: Outlet, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch in the declared schema; its columns may come in any order."""
     schema = outlet.schema
     if batch.schema.equals(schema) and not any(
         not field.nullable and batch.column(at).null_count for at, field in enumerate(schema)

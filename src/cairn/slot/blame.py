@@ -22,20 +22,20 @@ class Blame:
         self._operator = operator
         self._uid = operator.spec.uid
 
-    def placed(self, error: FunctionError, where: str = "process()", **facts: str) -> FunctionError:
-        """An error of ours raised under the function: say where in it, and what else is known."""
-        return place_error(self._uid, error, self._called(where), **facts)
+    def place(self, error: FunctionError, where: str = "process()", **facts: str) -> FunctionError:
+        """Return an error that cairn raised inside the function, with its place and other facts."""
+        return place_error(self._uid, error, self._method(where), **facts)
 
-    def located(
+    def locate(
         self, where: str, error: FunctionError, row: Any = None, *, timer: str | None = None
     ) -> FunctionError:
-        """The same under a row or a timer."""
+        """Return an error that cairn raised inside the function, with the row or timer."""
         if "timer" in error.facts:
             return error
         cause = {"row": short(row)} if timer is None else {"timer": timer}
-        return self.placed(error, where, key=short(self._operator.context.key), **cause)
+        return self.place(error, where, key=short(self._operator.context.key), **cause)
 
-    def failed(
+    def describe(
         self,
         where: str,
         error: Exception,
@@ -52,10 +52,10 @@ class Blame:
             facts["timer"] = timer
         if facts:
             facts = {"key": short(self._operator.context.key), **facts}
-        return function_error(self._uid, where, error, called or self._called(where), **facts)
+        return function_error(self._uid, where, error, called or self._method(where), **facts)
 
-    def _called(self, where: str) -> Any:
-        """The method of the function that errors have this name for."""
+    def _method(self, where: str) -> Any:
+        """Return the method of the function that errors call `where`."""
         return getattr(self._operator.function, where.removesuffix("()"), None)
 
 

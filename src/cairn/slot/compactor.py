@@ -24,7 +24,7 @@ from cairn.protocol.messages import Compacted
 
 REST_BUSY = 9.0
 REST_IDLE = 2.0
-"""Rests so many times as long as it has worked."""
+"""Sleep this multiple of the time worked."""
 REST_MAX_S = 0.25
 RETRY_AFTER_S = 30.0
 
@@ -59,7 +59,7 @@ class Compactor:
         self._resumed_s = 0.0
 
     def is_free(self, uid: str) -> bool:
-        """Whether work of this operator would be taken on now."""
+        """True if `submit` would accept work of this operator now."""
         with self._changed:
             return (
                 not self._closed
@@ -78,13 +78,13 @@ class Compactor:
                 self._thread.start()
             self._changed.notify_all()
 
-    def announced(self) -> tuple[Compacted, ...]:
-        """What is written and not settled yet."""
+    def list_unconfirmed(self) -> tuple[Compacted, ...]:
+        """Return the files that are written and not confirmed by the driver yet."""
         with self._changed:
             return tuple(self._done)
 
     def settle(self, ids: Collection[str]) -> None:
-        """The coordinator knows of these files."""
+        """Forget files that the coordinator has confirmed."""
         with self._changed:
             self._done = [file for file in self._done if file.stored.id not in ids]
 

@@ -32,7 +32,6 @@ from cairn.protocol.letters import (
     BROADCAST,
     SAMPLE_MAX,
     SCHEMA,
-    LetterSample,
     error_text,
     json_text,
     key_text,
@@ -41,6 +40,7 @@ from cairn.protocol.letters import (
     timer_json,
     traceback_text,
 )
+from cairn.report.epoch import LetterSample
 from cairn.slot.batches import BatchRunner
 from cairn.slot.outlet import Outlet
 from cairn.slot.records import Kind, RecordRunner
@@ -127,7 +127,7 @@ class DeadLetters:
 
 
 def check_forgivable(error: Exception) -> None:
-    """Raise what is no fault of the row: an error of cairn itself, or no memory."""
+    """Raise an error that is not the row's fault: one of cairn itself, or a lack of memory."""
     if isinstance(error, CairnError):
         if not isinstance(error, FunctionError):
             raise error
@@ -232,7 +232,7 @@ class RecordSifter(RecordRunner):
             self._check()
         except Exception as error:
             timer = timer_text(kind, time_ms)
-            raise operator.blame.failed("on_timer_failed()", error, timer=timer) from error
+            raise operator.blame.describe("on_timer_failed()", error, timer=timer) from error
 
     def _check(self) -> None:
         for outlet in self._sifted:

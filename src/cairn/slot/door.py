@@ -91,7 +91,7 @@ class Door:
             try:
                 threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
             except RuntimeError:
-                # There are too many threads on this machine. Whoever asks is answered elsewhere.
+                # Too many threads on this machine. The client reads the checkpoint instead.
                 self._is_stranger_no_more(connected)
                 connected.close()
                 time.sleep(_PAUSE_S)
@@ -112,7 +112,7 @@ class Door:
             is_guest = self._guests.acquire(timeout=max(end_s - time.monotonic(), 0))
             return is_guest and self._is_stranger_no_more(connected)
 
-        # An error ends the connection; whoever asked takes that for an answer.
+        # An error ends the connection, and the client reads the checkpoint instead.
         try:
             is_port = connected.family != socket.AF_UNIX
             if is_port:
@@ -145,7 +145,7 @@ class Door:
     def close(self) -> None:
         self._closed = True
         with contextlib.suppress(OSError):
-            # Who waits in accept() is woken by this, not by closing alone.
+            # This wakes the thread in accept(); closing alone does not.
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 

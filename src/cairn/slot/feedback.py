@@ -33,7 +33,7 @@ from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import FeedbackSpec
 from cairn.sinks.base import Execution
 from cairn.slot.gather import Rows
-from cairn.slot.outlet import fitted
+from cairn.slot.outlet import fit
 from cairn.slot.reader import times_of
 from cairn.snapshots.columns import StateColumns
 from cairn.state import Map
@@ -63,7 +63,7 @@ class _Held(NamedTuple):
 
 
 class InFlight:
-    """What a slot holds of its loops, by version: sent back in one level, taken in another."""
+    """Records in flight in loops, by version: one level sends them back, another takes them."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], _Held] = {}
@@ -113,7 +113,7 @@ class Feedback:
         groups = pa.concat_arrays([groups for groups, _ in self._parts])
         rows = pa.concat_arrays([rows for _, rows in self._parts])
         self._parts.clear()
-        batch = fitted(pa.RecordBatch.from_struct_array(rows), self.spec.inlet.schema)
+        batch = fit(pa.RecordBatch.from_struct_array(rows), self.spec.inlet.schema)
         if not self.spec.inlet.keys:
             groups = pa.array(np.full(len(rows), self._first_group, np.int32))
         times = times_of(batch, self.spec.inlet)
@@ -132,8 +132,8 @@ class Feedback:
         )
         return {RECORDS: stored}
 
-    def finished(self, version: str, begin: Begin) -> None:
-        """What `finish` gave goes by this name now."""
+    def name_version(self, version: str, begin: Begin) -> None:
+        """Keep the rows of `finish` under this version."""
         if self._rows is not None:
             rows, self._rows = self._rows, None
             self._in_flight.put(self.spec.uid, version, rows, begin)
@@ -151,9 +151,9 @@ def take(
     spec: FeedbackSpec, in_flight: InFlight, begin: Begin, groups: range, subtask: int,
     parent: Callable[[], Epoch], store: Store, scratch: str,
 ) -> Rows | None:  # fmt: skip
-    """What was sent back to an operator, in the order in which it is processed."""
+    """Return the rows sent back to an operator, in the order in which it processes them."""
     version = begin.versions[spec.uid][subtask]
-    # Also when there are none: what was processed last is held no longer.
+    # Called even for an empty version: it drops the rows that were processed last.
     rows = in_flight.get(spec.uid, version, begin)
     if version == EMPTY_VERSION:
         return None
@@ -163,7 +163,7 @@ def take(
                 f"operator {spec.operator!r}: subtask {subtask} has lost what was sent back to it "
                 f"in round {begin.execution.round} of the epoch; the epoch runs again"
             )
-        rows = _restored(spec, parent(), groups, store, scratch)
+        rows = _restore(spec, parent(), groups, store, scratch)
     if rows is None or not len(rows.rows):
         return None
     times = times_of(pa.RecordBatch.from_struct_array(rows.rows), spec.inlet)
@@ -178,10 +178,10 @@ def take(
     return Rows(rows.groups.take(order), times.take(order), rows.rows.take(order))
 
 
-def _restored(
+def _restore(
     spec: FeedbackSpec, epoch: Epoch, groups: range, store: Store, scratch: str
 ) -> Rows | None:
-    """What an epoch has left for these key groups, in the order in which it was sent."""
+    """Return the rows that an epoch has left for these key groups, in the order of sending."""
     entry = epoch.operators[spec.uid]
     wanted = feedback_state(spec)
     key_type = _columns(wanted).key_type
@@ -207,7 +207,7 @@ def _restored(
     table = pa.Table.from_batches(batches).combine_chunks()
     table = table.sort_by([("group", "ascending"), ("entry", "ascending")]).combine_chunks()
     value = table["value"].chunk(0)
-    rows = fitted(pa.RecordBatch.from_struct_array(value), spec.inlet.schema)
+    rows = fit(pa.RecordBatch.from_struct_array(value), spec.inlet.schema)
     return Rows(table["group"].chunk(0), None, rows.to_struct_array())
 
 

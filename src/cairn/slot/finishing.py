@@ -31,10 +31,10 @@ class Finishing:
         self._subtask = subtask
 
     def operator(self, operator: Operator) -> OperatorAck:
-        """What an operator has done, and changed of its own state."""
+        """Store the changes of an operator's own state; return its acknowledgement."""
         changes, holding = operator.delta(), operator.state
         stored = self._write(self._encode(holding.uid, changes)) if changes else None
-        holding.finished(None if stored is None else stored.id)
+        holding.name_pending(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()
         return OperatorAck(
             uid=operator.spec.uid,
@@ -52,14 +52,14 @@ class Finishing:
         )
 
     def shared(self, holding: Holding) -> OperatorAck:
-        """What every subtask has changed in the same way."""
+        """Store changes that every subtask makes in the same way; return the acknowledgement."""
         changes = holding.delta(holding.uid.split(":")[0])
         is_writer = self._subtask == 0
         stored: StateFile | None = None
         if changes:
             segment = self._encode(holding.uid, changes)
             stored = self._write(segment) if is_writer else StateFile(segment.id, "delta", 0, 0)
-        holding.finished(None if stored is None else stored.id)
+        holding.name_pending(None if stored is None else stored.id)
         return OperatorAck(
             uid=holding.uid,
             rows_in=0,
@@ -69,7 +69,7 @@ class Finishing:
         )
 
     def feedback(self, feedback: Feedback) -> OperatorAck:
-        """What a loop sends back: stored in the last round, until then only here."""
+        """Store the records that a loop sends back; only the last round stores them."""
         uid = feedback.spec.uid
         records = feedback.finish()
         stored = None
@@ -79,7 +79,7 @@ class Finishing:
                 stored = self._write(segment)
             else:
                 stored = StateFile(segment.id, "base", 0, segment.rows)
-            feedback.finished(stored.id, self._begin)
+            feedback.name_version(stored.id, self._begin)
         return OperatorAck(uid=uid, rows_in=0, rows_out=0, keys_changed=0, delta=stored)
 
     def _encode(

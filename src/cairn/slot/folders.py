@@ -50,7 +50,7 @@ def runtime_root() -> Path:
     root = Path(given) if given else Path(tempfile.gettempdir()) / f"cairn-{os.getuid()}"
     if not root.is_symlink():
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A link is looked at too: whoever put it there decides where it leads.
+    # The link is checked too: its owner decides where it leads.
     for info in (root.lstat(), root.stat()):
         if info.st_uid != os.getuid():
             raise _unsafe(root, f"it belongs to user {info.st_uid}")
@@ -136,8 +136,8 @@ def hold(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Make a folder and keep `sweep` from it meanwhile."""
+def hold_made(folder: Path) -> Iterator[None]:
+    """Make a folder and hold it, so that `sweep` leaves it alone."""
     while True:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -49,14 +49,14 @@ class Gather:
         self._row_count = self._byte_count = 0
 
     def add(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> bool:
-        """Whether there are enough now, to be taken."""
+        """Add rows; return True if there are enough now to be taken."""
         self._parts.append(Rows(groups, times, rows))
         self._row_count += len(rows)
         self._byte_count += rows.nbytes
         return self._row_count >= self._rows_max or self._byte_count >= self._bytes_max
 
     def take(self) -> Rows | None:
-        """What was gathered, by key group if it is much; None when there is nothing."""
+        """Return the gathered rows, sorted by key group if they are many; None without rows."""
         if not self._parts:
             return None
         if len(self._parts) == 1 and self._byte_count >= self._bytes_max:
@@ -71,7 +71,7 @@ class Gather:
         self.reset()
         if len(rows) < self._sort_rows_min:
             return Rows(groups, times, rows)
-        # Of 16 bits numpy sorts in linear time, and there are no more groups than that.
+        # numpy sorts 16-bit numbers in linear time, and all key groups fit into 16 bits.
         order = pa.array(np.argsort(groups.to_numpy().astype(np.int16), kind="stable"))
         return Rows(
             groups.take(order), None if times is None else times.take(order), rows.take(order)

@@ -1,4 +1,4 @@
-"""Where the rows of an epoch fall: how many in each key group, and which keys have most of them.
+"""Count the rows of an epoch by key group, and find the keys that have most of them.
 
 Key groups are counted, in at most BUCKETS_MAX buckets of neighbouring groups. Keys are counted
 exactly while an epoch is small; of a larger one a sample of rows is kept, of about SAMPLE_ROWS,
@@ -26,21 +26,21 @@ from cairn.types.codec import codec
 
 BUCKETS_MAX: Final = 128
 SAMPLE_ROWS: Final = 1024
-"""At most twice as many are kept."""
+"""The sample grows to twice this number before it is thinned."""
 HOT_KEYS_MAX: Final = 5
 HOT_SHARE_MIN: Final = 0.01
-"""Of the rows of a subtask: keys with less are no news."""
+"""Keys with a smaller share of a subtask's rows are not reported."""
 HOT_ROWS_MIN: Final = 2
 KEY_CHARS_MAX: Final = 64
 
 
 def bucket_groups(group_count: int) -> int:
-    """How many neighbouring key groups a bucket has; the last one may have fewer."""
+    """Return the number of neighbouring key groups in a bucket; the last one may have fewer."""
     return -(-group_count // BUCKETS_MAX)
 
 
 def bucket_rows(groups: np.ndarray[Any, Any]) -> list[Any]:
-    """Rows per key group in at most BUCKETS_MAX buckets, all of as many groups."""
+    """Sum rows per key group into at most BUCKETS_MAX buckets of equally many groups."""
     firsts = np.arange(0, len(groups), bucket_groups(len(groups)))
     return np.add.reduceat(groups, firsts).tolist()  # type: ignore[no-any-return]
 
@@ -63,11 +63,11 @@ class Heat:
         self._sampled = 0
         self._rows = 0
         self._share = 1.0
-        """Of the rows, those that are kept."""
+        """Number of rows in the sample."""
 
     def add(self, groups: pa.Array, rows: pa.StructArray) -> None:
-        """Some rows, and their key groups."""
-        places = groups.to_numpy().astype(np.int64)  # What bincount would make of them, faster.
+        """Count some rows and sample their keys."""
+        places = groups.to_numpy().astype(np.int64)  # bincount would cast them too, but slower.
         self._groups += np.bincount(places, minlength=self._group_count)
         self._rows += len(rows)
         if self._share == 1.0 and self._sampled + len(rows) <= 2 * SAMPLE_ROWS:
@@ -84,7 +84,7 @@ class Heat:
             self._thin(0.5)
 
     def _draw(self, count: int, share: float) -> np.ndarray[Any, Any]:
-        """Such a share of so many places; one may come twice."""
+        """Draw this share of `count` places at random; a place may come twice."""
         wanted = int(count * share + self._random.random())
         return (self._random.random(wanted) * count).astype(np.int64)
 
@@ -116,7 +116,7 @@ class Heat:
         self._sampled += len(kept)
 
     def _thin(self, share: float) -> None:
-        """Keep so much of what is kept."""
+        """Keep this share of the sample."""
         parts: dict[tuple[int, pa.DataType], list[pa.Array]] = {}
         for index, keys in self._sample:
             parts.setdefault((index, keys.type), []).append(keys)
@@ -148,7 +148,7 @@ class Heat:
 
 
 def hottest(keys: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Of several subtasks, or several batches: the same key counts together."""
+    """Return the hottest keys of several subtasks or batches, with their rows added up."""
     counted: Counter[str] = Counter()
     for key, rows in keys:
         counted[key] += rows

@@ -39,12 +39,12 @@ from cairn.types.durations import MAX_MS, MIN_MS
 INCOMPLETE: Final = ""
 """A version that no epoch names."""
 LOOK_UP_S: Final = 0.5
-"""How long a lookup waits while rows change; then it is answered elsewhere."""
+"""A lookup waits this long while rows change; then the checkpoint answers."""
 ANSWER_S: Final = 1.0
-"""How long a lookup may take: nobody waits for it any longer."""
+"""A lookup may take this long; the driver does not wait longer."""
 PIECE_KEYS: Final = 512
 PIECE_BYTES: Final = 1 << 20
-"""Of so much the lock is held at a time, about."""
+"""The lock is held for about this much at a time."""
 
 
 class Holding:
@@ -118,7 +118,7 @@ class Holding:
         return groups_of(subtask, parallelism, self.group_count)
 
     def is_at(self, version: str, groups: range) -> bool:
-        """Whether nothing has to be read to be in this version."""
+        """True if nothing has to be read to reach this version."""
         return groups == self.groups and version in (self.version, self.pending)
 
     def bring_to(self, version: str, groups: range, pieces: Sequence[Piece]) -> list[range]:
@@ -144,7 +144,7 @@ class Holding:
                 if piece.version == self.version and (owned := overlap(piece.groups, self.groups))
             ]
         missing = _without(groups, kept)
-        # What a restore leaves behind that fails half way must not pass for the version.
+        # A restore that fails half way must not leave rows that pass for the version.
         self.version, self.pending = INCOMPLETE, None
         self.is_replaced = True
         for table in self.tables.values():
@@ -187,8 +187,8 @@ class Holding:
                 changes[name] = batch
         return changes
 
-    def finished(self, delta_id: str | None) -> None:
-        """Name what the epoch made, so that the next `begin` can recognise it."""
+    def name_pending(self, delta_id: str | None) -> None:
+        """Set the version that the epoch produced, so that the next `begin` can name it."""
         self.pending = self.version if delta_id is None else next_version(self.version, delta_id)
 
     def keys_changed(self) -> int:
@@ -214,7 +214,7 @@ class Holding:
                 table.expiry.begin(self.floor_ms(table, begin))
 
     def floor_ms(self, table: Table, begin: Begin) -> int | None:
-        """What of a table has expired up to here is seen by nobody any more."""
+        """Return the time up to which expired values of a table are invisible to all."""
         ttl = table.declaration.ttl
         if ttl is None:
             return None
@@ -262,13 +262,13 @@ class Holding:
     def look_up(
         self, state: str, version: str, form: Form, places: Sequence[tuple[int, bytes]]
     ) -> tuple[list[bytes | None], int | None] | None:
-        """What a version holds of keys, each given with its key group, all of it packed.
+        """Return the packed values of some keys in a version, and the time of `floor_ms`.
 
-        With it, by what time expired state may be gone. None: this version is not here, or it
-        would be more than an answer holds. Rows may change between one piece and the next: a
+        Each key comes with its key group. Returns None if the version is not here, or if the
+        answer would be too large. Rows may change between one piece and the next: a
         version names its content, so what is found under the same name fits together.
         """
-        known = self._known(state)
+        known = self._codecs_of(state)
         if known is None or known.form != form:
             return None
         table, packing = known.table, known.packing
@@ -305,7 +305,7 @@ class Holding:
             step = min(2 * step, PIECE_KEYS) if piece_bytes < PIECE_BYTES else max(1, step // 4)
         return told, floor_ms
 
-    def _known(self, state: str) -> _Asked | None:
+    def _codecs_of(self, state: str) -> _Asked | None:
         table = self.tables.get(state)
         if table is None:
             return None
@@ -333,7 +333,7 @@ def behind(watermark_ms: int | None, delay_ms: int) -> int | None:
 
 
 def _form(table: Table) -> tuple[Any, ...]:
-    """What state must agree in to be the same state: value, reducing and aggregating do."""
+    """Return the facts in which two states must agree to be the same state."""
     declaration = table.declaration
     ttl = declaration.ttl
     # With another ttl it is restored: what had expired must not live again.

@@ -49,7 +49,7 @@ from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.slot.reader import connected_of, connected_rows, in_declared_types
+from cairn.slot.reader import in_declared_types, pick_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.sink import SinkRuntime
@@ -62,9 +62,9 @@ Send = Callable[[pa.RecordBatch], None]
 
 RECLAIM_S_MIN = 0.005
 RECLAIM_SHARE = 0.05
-"""How long an epoch removes expired state, of the time that the rows of the last one took."""
+"""Share of the last epoch's processing time that an epoch spends on removing expired state."""
 RETURNED_ROWS_MAX = 16 * 1024
-"""So many rows of a loop are processed at once: about what a batch of Spark's has."""
+"""Rows of a loop that are processed at once: about as many as in one of Spark's batches."""
 
 
 class StaleTokenError(EpochError):
@@ -175,7 +175,7 @@ class LevelRuntime:
         with self._token_lock:
             self.check(token)
             self._newest = token
-        with self._lock, self._logged(token, subtask):
+        with self._lock, self._log_scope(token, subtask):
             self.check(token)
             started = time.perf_counter()
             self._begin, self._subtask = begin, subtask
@@ -197,8 +197,8 @@ class LevelRuntime:
             self.process_ms = 0.0
         crash_point("slot.begun")
 
-    def _logged(self, token: Token, subtask: int) -> AbstractContextManager[None]:
-        """What is logged inside says where it comes from."""
+    def _log_scope(self, token: Token, subtask: int) -> AbstractContextManager[None]:
+        """Return a scope in which log records name job, epoch and subtask."""
         return log_scope(job=self._job_name, epoch=token.epoch, subtask=subtask)
 
     def _bring_to_parent(self, holding: Holding, begin: Begin, subtask: int) -> None:
@@ -220,7 +220,7 @@ class LevelRuntime:
             self.restored = True
             crash_point("slot.restored")
         holding.version = version
-        # Of state that all subtasks hold alike, the first one writes what is stored.
+        # All subtasks hold shared state alike, and the first one stores it.
         is_writer = holding.scope != "shared" or subtask == 0
         if is_writer and uid in begin.rewrite and version != EMPTY_VERSION:
             self.compactor.cancel(uid)
@@ -248,13 +248,13 @@ class LevelRuntime:
         ]
 
     def _run_returned(self, operator: Operator) -> None:
-        """What loops send back comes before all other rows but broadcast ones."""
+        """Process the rows that loops sent back: before all other rows but broadcast ones."""
         inlets = operator.spec.row_inlets
         for spec, (groups, times, rows) in self._returned.pop(operator.spec.uid, ()):
             for start in range(0, len(rows), RETURNED_ROWS_MAX):
                 mine = rows.slice(start, RETURNED_ROWS_MAX)
                 if inlets[0].name:
-                    mine = connected_of(mine, inlets, spec.target)
+                    mine = put_into_lane(mine, inlets, spec.target)
                 operator.run_returned(
                     groups.slice(start, RETURNED_ROWS_MAX),
                     None if times is None else times.slice(start, RETURNED_ROWS_MAX),
@@ -280,7 +280,7 @@ class LevelRuntime:
         restore(holding, self.store, parent, missing, self.scratch, begin)
 
     def _parent(self, begin: Begin) -> Epoch:
-        """What the attempt starts from, as far as it is stored."""
+        """Return the stored epoch that the attempt starts from."""
         if begin.pending is not None:
             return read_pending(self.store, begin.pending)
         if begin.execution.batch:
@@ -313,8 +313,8 @@ class LevelRuntime:
         self.compactor.submit(work)
 
     def attach(self, token: Token, send: Send) -> None:
-        """What leaves this level goes here, until a newer attempt attaches. Rows may come now."""
-        with self._lock, self._logged(token, self._subtask):
+        """Send the level's output here until a newer attempt attaches. Rows may come now."""
+        with self._lock, self._log_scope(token, self._subtask):
             self.check(token)
             self._send = send
             started = time.perf_counter()
@@ -327,7 +327,7 @@ class LevelRuntime:
 
     def run(self, token: Token, batch: pa.RecordBatch) -> None:
         """Rows in, in the order they came. What they cause goes to `send` and to sinks."""
-        with self._lock, self._logged(token, self._subtask):
+        with self._lock, self._log_scope(token, self._subtask):
             self.check(token)
             started = time.perf_counter()
             for consumer in self._consumers:
@@ -362,7 +362,7 @@ class LevelRuntime:
         if self._returns[spec.uid]:
             mine = in_declared_types(mine, spec.row_inlets)
         main = spec.inlets[0]
-        rows = connected_rows(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
+        rows = pick_lanes(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
         operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
 
     def _in_lanes(self, batch: pa.RecordBatch, *lanes: int | None) -> pa.RecordBatch:
@@ -372,7 +372,7 @@ class LevelRuntime:
 
     def finish(self, token: Token) -> Ack:
         """Make delta and output durable, then say so."""
-        with self._lock, self._logged(token, self._subtask):
+        with self._lock, self._log_scope(token, self._subtask):
             self.check(token)
             begin = self._begin
             assert begin is not None, "finish follows begin"
@@ -415,9 +415,9 @@ class LevelRuntime:
         door: str = "",
         slot_id: str = "",
     ) -> Report:
-        """What the attempt just finished measured, and what was written beside it."""
+        """Return the measurements of the finished attempt, and the files written beside it."""
         with self._lock:
-            # A later one may have begun: what it has counted so far is not to go by this name.
+            # A later attempt may have begun, and its counts are not this one's.
             self.check(token)
             return self._report(executor, log, started_ms, stage, door, slot_id)
 
@@ -431,7 +431,7 @@ class LevelRuntime:
         slot_id: str,
     ) -> Report:
         uids = {holding.uid for holding in self.holdings}
-        written = [file for file in self.compactor.announced() if file.uid in uids]
+        written = [file for file in self.compactor.list_unconfirmed() if file.uid in uids]
         heats = {op.spec.uid: op.heat for op in self.operators if op.heat is not None}
         return Report(
             level=self.spec.index,
@@ -485,7 +485,7 @@ class LevelRuntime:
         return False
 
     def retire(self, successor: LevelRuntime | None) -> None:
-        """Another version of this level takes over; whoever still works here is superseded."""
+        """Hand over to another version of this level; calls that still run here are superseded."""
         with self._token_lock:
             newest, self._newest = self._newest, Token(1 << 62, 0, Execution())
         with self._lock:

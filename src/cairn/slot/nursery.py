@@ -1,17 +1,17 @@
 """The nursery: a process beside an executor that has loaded what slots need, and forks them.
 
-A Python process that starts anew spends half a second on imports; a fork of one that has them
+A new Python process spends half a second on imports; a fork of one that has them loaded
 begins at once, and shares their memory. The first slot of an executor starts its nursery.
 
     <runtime>/nursery-<executor>/   socket, lock, log
 
 Always true here:
 - the nursery runs no code of users, opens no state and has no threads of ours, so a fork is safe;
-- a slot gets the environment, folder and import path of whoever asks for it, as if started anew;
-- it ends with its executor, when nobody has asked for a while, or when callers reach another or
-  none at its address; its slots live on;
-- while nobody asks it removes what ended runs have left in the runtime folder;
-- nothing depends on it: who cannot reach it starts the slot as a process of its own.
+- a slot gets the environment, folder and import path of its requester, as if started alone;
+- it ends with its executor, when no request has come for a while, or when callers reach another
+  process or none at its address; its slots live on;
+- while idle it removes leftovers of ended runs from the runtime folder;
+- nothing depends on it: without a nursery, a slot starts as a process of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PR_SET_NAME = 15
 
 
 def surroundings() -> dict[str, Any]:
-    """What a process that is started from here would find."""
+    """Return the environment, folder and import path of this process."""
     return {
         "environment": dict(os.environ),
         "folder": os.getcwd(),
@@ -52,7 +52,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def ask(address: Path, arguments: Sequence[str], log: Path) -> int:
-    """Have a slot forked; its process id. OSError when there is no nursery that answers."""
+    """Have a slot forked; return its process id. Raises OSError if no nursery answers."""
     order = {"arguments": list(arguments), "log": str(log), **surroundings()}
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(ASK_TIMEOUT_S)
@@ -80,8 +80,8 @@ def fork_slot(home: Path, executor: ProcessIdentity, arguments: Sequence[str], l
         return ask(address, arguments, log)
 
 
-def detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """A process that outlives the worker that starts it, and finds the modules that one does."""
+def start_detached(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process that outlives this worker and has the same import path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -107,7 +107,7 @@ def start_ahead(home: Path, executor: ProcessIdentity) -> None:
 def _start(home: Path, executor: ProcessIdentity) -> None:
     command = [sys.executable, "-m", "cairn.slot.nursery", "--home", str(home)]
     command += ["--executor", str(executor)]
-    child = detached(command, home / "log")
+    child = start_detached(command, home / "log")
     deadline = time.monotonic() + START_TIMEOUT_S
     while not (home / "socket").exists():
         if child.poll() is not None or time.monotonic() > deadline:
@@ -147,7 +147,7 @@ def _become_slot(order: dict[str, Any], caller: socket.socket) -> None:
     name = Path(order["log"]).stem
     with contextlib.suppress(AttributeError):  # Linux alone has it.
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"cairn-{name}".encode(), 0, 0, 0)
-    # Told from here: whoever is answered has a slot, also when the nursery dies just now.
+    # Sent by the slot itself: a caller with an answer has a slot, even if the nursery dies now.
     caller.sendall(str(os.getpid()).encode())
     caller.close()
     live(order["arguments"])
@@ -214,7 +214,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(unready))
         listener.listen(64)
-        # Who finds it can call: a socket that is bound does not listen yet.
+        # Renamed when it listens: a socket that is only bound refuses callers.
         unready.rename(address)
         own = address.stat()
         listener.settimeout(POLL_S)
@@ -229,7 +229,7 @@ def main() -> None:
                     break
                 if swept is None or time.monotonic() - swept > SWEEP_EVERY_S:
                     swept = time.monotonic()
-                    with contextlib.suppress(OSError):  # There is no process to spare now.
+                    with contextlib.suppress(OSError):  # No process can be forked now.
                         _sweep(options.home.parent, listener)
             except (OSError, ValueError) as error:
                 print(f"a caller got no slot: {error!r}", flush=True)

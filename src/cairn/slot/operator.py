@@ -33,7 +33,7 @@ from cairn.functions import (
     hooks_of,
 )
 from cairn.logs import scope as log_scope
-from cairn.metrics import Collected, Metrics
+from cairn.metrics import Metrics, UserMetrics
 from cairn.protocol.messages import Begin
 from cairn.protocol.scoped_state import own_states, shared_uid
 from cairn.protocol.spec import OperatorSpec, lane_name
@@ -42,7 +42,7 @@ from cairn.slot.context import SlotContext
 from cairn.slot.dead_letters import DeadLetters
 from cairn.slot.heat import Heat
 from cairn.slot.holding import Holding, behind
-from cairn.slot.outlet import Outlet, fitted
+from cairn.slot.outlet import Outlet, fit
 from cairn.slot.reader import times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.runner import Runner, make_runner
@@ -130,7 +130,7 @@ class Operator:
 
     @property
     def timers(self) -> Timers | None:
-        """Of functions that have any."""
+        """The timers of a function that sets any."""
         return self.state.timers
 
     def adopt(self, other: Operator) -> set[str]:
@@ -150,9 +150,9 @@ class Operator:
         return adopted
 
     @property
-    def metrics(self) -> Collected:
-        """What the function has counted in this epoch."""
-        return self.context.metrics.collected()
+    def metrics(self) -> UserMetrics | None:
+        """The metrics of the function in this attempt; None if it has none."""
+        return self.context.metrics.collect()
 
     def open(self, begin: Begin, subtask: int) -> None:
         """Load the function if it is new, and tell it about the epoch."""
@@ -183,10 +183,10 @@ class Operator:
             try:
                 self.function.on_epoch_committed(begin.parent)
             except Exception as error:
-                raise self.blame.failed("on_epoch_committed()", error) from error
+                raise self.blame.describe("on_epoch_committed()", error) from error
             self.told_of = begin.parent
-        # What operators before this one emit in an epoch may be as old as what their timers
-        # had not come to in the epoch before. Those of a round before have come to all.
+        # Operators before this one may emit rows as old as the timers that they had not reached in
+        # the epoch before. After an earlier round they have reached all of them.
         if begin.execution.round and not begin.is_draining:
             passed_ms = watermark_ms
         late_ms = passed_ms if self.spec.is_downstream else watermark_ms
@@ -196,7 +196,7 @@ class Operator:
             context.watermark_ms = begin.watermark_ms if begin.is_draining else None
         context.late_ms = late_ms
         self.late_us = None
-        # What goes around in a loop was in time when it came into it.
+        # Rows in a loop were in time when they entered it.
         is_spared = self.spec.is_behind_loop and not self._forgets
         if late_ms is not None and not self._runner().handles_late and not is_spared:
             self.late_us = late_ms * 1000
@@ -208,7 +208,7 @@ class Operator:
             outlet.reset()
 
     def _is_stale(self, subtask: int) -> bool:
-        """Whether the function is not there, is another, or may have read lists that are gone."""
+        """True if the function is missing, is another one, or may have read lists that are gone."""
         if self.function is None or self.function_version != self.spec.function_version:
             return True
         return bool(self._lists) and (self.state.is_replaced or subtask != self._opened_as)
@@ -222,7 +222,7 @@ class Operator:
         try:
             function.open(self.context)
         except Exception as error:
-            raise self.blame.failed("open()", error, called=function.open) from error
+            raise self.blame.describe("open()", error, called=function.open) from error
         self.function = function
         self.function_version = self.spec.function_version
         self._opened_as, self.state.is_replaced = subtask, False
@@ -230,11 +230,11 @@ class Operator:
 
     @property
     def _forgets(self) -> bool:
-        """Whether rows behind the watermark would find no state any more."""
+        """True if rows behind the watermark would not find their state."""
         return self.function is not None and hooks_of(self.function).forgets
 
     def _begin_handles(self, subtask: int) -> None:
-        """What they have kept of the state may be of another attempt."""
+        """Reset what handles keep of the state: it may belong to another attempt."""
         for handle in self._lists:
             handle.begin(subtask)
         if self._broadcast is not None:
@@ -270,7 +270,7 @@ class Operator:
     def _bind(self, function: Function) -> None:
         """Give the function its state."""
         if isinstance(function, PartialProcess):
-            # No user's code runs there: what fails is no fault of a row.
+            # It runs no user code, so a failure is not a row's fault.
             self.letters = None
         by_batch = isinstance(function, BatchProcess)
         declared = find_states(function)
@@ -356,12 +356,12 @@ class Operator:
     def take(self, batch: pa.RecordBatch) -> None:
         """Rows of an operator of the same level that this one is chained to."""
         inlet = self.spec.inlets[0]
-        batch = fitted(batch, inlet.schema)
+        batch = fit(batch, inlet.schema)
         groups = pa.array(np.zeros(batch.num_rows, np.int32))
         self.run(groups, times_of(batch, inlet), batch.to_struct_array())
 
     def _in_time(self, times: pa.Array) -> pa.Array | None:
-        """Which rows are processed; None: all of them."""
+        """Return the mask of rows that are not late; None if all rows are in time."""
         if self.late_us is None:
             return times.is_valid() if times.null_count else None
         in_time = pc.fill_null(pc.greater_equal(times, self.late_us), False)
@@ -388,7 +388,7 @@ class Operator:
             outlet.pass_on(batch)
 
     def _row_count(self, rows: pa.StructArray) -> int:
-        """Of the stream: partials stand for several."""
+        """Return the number of rows of the stream; a partial stands for several."""
         function = self.function
         return function.row_count(rows) if isinstance(function, PartialProcess) else len(rows)
 
@@ -399,17 +399,17 @@ class Operator:
 
     @property
     def journal(self) -> Journal | None:
-        """Where writes say how they are undone, if the epoch may go on without a row."""
+        """Undo log of the current row, if rows can be put aside."""
         return None if self.letters is None else self.letters.journal
 
     @property
     def error_rows(self) -> int:
-        """Put aside in this epoch."""
+        """Rows put aside in this epoch."""
         return 0 if self.letters is None else self.letters.rows
 
     @property
     def broadcast_aside(self) -> str:
-        """Which rows of the broadcast were put aside in this epoch."""
+        """Digest of the broadcast rows put aside in this epoch."""
         return "" if self.letters is None else self.letters.broadcast_aside
 
     def _count_late(self, rows: int) -> None:
@@ -436,7 +436,7 @@ class Operator:
         self._let_write(is_writable=False)
 
     def delta(self) -> dict[str, pa.RecordBatch]:
-        """What the epoch has changed of its own state, once it has ended."""
+        """Return the changes of the operator's own state, after the epoch's last row."""
         return self.state.delta(self.spec.uid)
 
     def flush(self) -> None:
@@ -447,7 +447,7 @@ class Operator:
                 for outlet in self.outlets:
                     outlet.flush()
             except FunctionError as error:
-                raise self.blame.placed(error) from error
+                raise self.blame.place(error) from error
 
     def earliest_timers(self) -> tuple[int | None, int | None]:
         """The earliest timers left, by event time and by the clock."""
@@ -455,14 +455,14 @@ class Operator:
             try:
                 event_ms, processing_ms = self.function.next_timer(self.context)
             except Exception as error:
-                raise self.blame.failed("next_timer()", error) from error
+                raise self.blame.describe("next_timer()", error) from error
         elif self.timers is None:
             return None, None
         else:
             self.timers.build()
             event_ms, processing_ms = self.timers.event.first(), self.timers.processing.first()
         if event_ms is not None and not self.spec.has_watermark:
-            # Whatever the watermark of others: it is for draining to come to these.
+            # Only a drain reaches these, whatever the watermark of other operators.
             event_ms = MAX_MS
         if event_ms is not None:
             event_ms = min(event_ms + self.spec.delay_ms, MAX_MS)

@@ -25,8 +25,8 @@ BATCH_BYTES_TARGET = 16 * 1024 * 1024
 Target = Callable[[pa.RecordBatch], None]
 
 
-def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows in the form a consumer has declared.
+def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the same rows in the form that a consumer has declared.
 
     United streams may differ in the order of columns, Spark's rows in their time zone.
     """
@@ -92,7 +92,7 @@ class Outlet:
     def reset(self) -> None:
         self.rows.clear()
         self.rows_out = 0
-        # Anew in each attempt: how output is cut must not tell which slot it comes from.
+        # Reset in each attempt: output must be cut alike in every slot.
         self.rows_max = BATCH_ROWS_FIRST
 
     def _encode(self, rows: list[Any]) -> pa.RecordBatch:
@@ -132,7 +132,7 @@ class Outlet:
             return tuple(row)
         if dataclasses.is_dataclass(row) and not isinstance(row, type):
             return self._as_tuple({f.name: getattr(row, f.name) for f in dataclasses.fields(row)})
-        raise self._misfit(row, None, f"a {type(row).__name__} is no row")
+        raise self._misfit(row, None, f"a {type(row).__name__} is not a row")
 
     def _find_misfit(self, rows: Iterable[tuple[Any, ...]]) -> FunctionError:
         for row in rows:

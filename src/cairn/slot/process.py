@@ -2,14 +2,14 @@
 
 A forwarder that finds no living slot starts one, under a file lock, so that there is
 one per run, executor and number: forked by the executor's nursery, or else as a process
-of its own. It is detached from the Python worker that asked for it and ends by itself: when
+of its own. It is independent of the Python worker that started it and ends by itself: when
 told so, when its executor's JVM is gone, when another process has taken its place, or when nobody
 has called for a while. `folders` has the layout on disk.
 
 Always true here:
-- every process has a folder of its own, so one that is closing is in nobody's way;
-- a slot that ends gives up its pid file before anything else: whoever looks for it then starts
-  another one;
+- every process has a folder of its own, so one that is closing is in no other's way;
+- a slot that ends gives up its pid file before anything else, so the next forwarder
+  that needs it starts another one;
 - a slot never outlives its executor by more than a few seconds.
 """
 
@@ -45,15 +45,15 @@ from cairn.slot.folders import (
     bound_log,
     check_socket_path,
     executor_name,
-    held,
     hold,
+    hold_made,
     living_slot,
     living_slots,
     remove_dead,
     run_folder,
     runtime_root,
 )
-from cairn.slot.nursery import detached, fork_slot, start_ahead
+from cairn.slot.nursery import fork_slot, start_ahead, start_detached
 
 if TYPE_CHECKING:
     from cairn.slot.server import SlotServer
@@ -125,7 +125,7 @@ class SlotHome:
 
     def start(self) -> Living:
         """Make sure a slot lives here: found, or started and ready to be called."""
-        with held(self.folder), self.link.with_suffix(".lock").open("w") as lock:
+        with hold_made(self.folder), self.link.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             living = self.find()
             if living is not None:
@@ -158,7 +158,7 @@ class SlotHome:
             with self.log.open("a") as log:
                 print(f"no nursery: {error}", file=log)
             command = [sys.executable, "-m", "cairn.slot.process", *arguments]
-            return detached(command, self.log).pid
+            return start_detached(command, self.log).pid
 
 
 def start_slot(run_id: str, slot: int, executor_pid: int | None = None) -> None:
@@ -270,7 +270,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
     logger.info("%s ends: %s", link.name, why)
     try:
         if why == "told to end":
-            # Of its own accord a thread that waits for a user's close() might never end.
+            # A user's close() might never return.
             closing = threading.Thread(target=server.runtime.close, daemon=True, name="close")
             closing.start()
             closing.join(CLOSE_PATIENCE_S)

@@ -77,14 +77,14 @@ class ConnectedReader:
         return made, keys
 
 
-def connected_rows(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.StructArray:
-    """What a ConnectedReader reads, of a batch in which rows of several lanes are mixed."""
+def pick_lanes(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.StructArray:
+    """Return the lanes of a mixed batch that a ConnectedReader reads."""
     names = ["lane", *(lane_name(inlet.lane) for inlet in inlets if inlet.lane is not None)]
     return pa.StructArray.from_arrays([batch[name] for name in names], names=names)
 
 
-def connected_of(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int) -> pa.StructArray:
-    """The same for rows that all come in by one of the inputs."""
+def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int) -> pa.StructArray:
+    """Return rows of one input in the form that a ConnectedReader reads."""
     lane = inlets[target].lane
     columns = [pa.array(np.full(len(rows), lane, np.int32))]
     names = ["lane"]
@@ -126,7 +126,7 @@ def times_of(batch: pa.RecordBatch, inlet: InletSpec) -> pa.Array | None:
     elif pa.types.is_date(type_):
         times = column.cast(pa.timestamp("us")).cast(pa.int64())
     else:
-        # Out of range is no time, as Spark's own arithmetic has it before a shuffle.
+        # A value out of range gives null, as in Spark's own arithmetic before a shuffle.
         values = column.cast(pa.int64())
         limit = (2**63 - 1) // 1000
         fits = pc.and_(pc.less_equal(values, limit), pc.greater_equal(values, -limit))

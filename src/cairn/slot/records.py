@@ -148,7 +148,7 @@ class RecordRunner:
         self._run_rows(scoped, len(group_list))
 
     def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
-        """Call the function for so many rows, each with group, key and time before it."""
+        """Call the function for `remaining` rows; `scoped` has group, key, time and row of each."""
         operator = self._operator
         context = operator.context
         main = operator.main
@@ -173,9 +173,9 @@ class RecordRunner:
                 for outlet in operator.outlets:
                     outlet.flush()
         except FunctionError as error:
-            raise operator.blame.located(self._where, error, row) from error
+            raise operator.blame.locate(self._where, error, row) from error
         except Exception as error:
-            raise operator.blame.failed(self._where, error, row) from error
+            raise operator.blame.describe(self._where, error, row) from error
 
     def _handle(self, row: Any, context: Any) -> Any:
         """A row of connected streams, to the handler of the one it is of."""
@@ -184,7 +184,7 @@ class RecordRunner:
 
     @property
     def _where(self) -> str:
-        """What is called for a row, as errors name it."""
+        """The method that is called for a row, as errors name it."""
         name = self._input_name
         return self._process_name if name is None else f"on_{name}()"
 
@@ -218,9 +218,9 @@ class RecordRunner:
                 if result is not None:
                     operator.main.emit_all("process_broadcast()", result)
         except FunctionError as error:
-            raise operator.blame.located("process_broadcast()", error, row) from error
+            raise operator.blame.locate("process_broadcast()", error, row) from error
         except Exception as error:
-            raise operator.blame.failed("process_broadcast()", error, row) from error
+            raise operator.blame.describe("process_broadcast()", error, row) from error
 
     def end_rows(self) -> None:
         self.flush()
@@ -307,9 +307,9 @@ class RecordRunner:
                     operator.main.emit_all("on_timer()", result)
         except FunctionError as error:
             timer = timer_text(kind, time_ms)
-            raise operator.blame.located("on_timer()", error, timer=timer) from error
+            raise operator.blame.locate("on_timer()", error, timer=timer) from error
         except Exception as error:
-            raise operator.blame.failed(
+            raise operator.blame.describe(
                 "on_timer()", error, timer=timer_text(kind, time_ms)
             ) from error
 
@@ -334,7 +334,7 @@ class RecordRunner:
 
 
 def _no_timers(function: KeyedProcess[Any] | Process[Any]) -> NoTimers:
-    """What a function is told that uses timers without having them."""
+    """Return an object that raises when a function without timers uses them."""
     name = type(function).__name__
     if isinstance(function, Process):
         return NoTimers(

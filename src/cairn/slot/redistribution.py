@@ -1,7 +1,7 @@
-"""Operator lists after a change of parallelism: joined, and handed out anew.
+"""Operator lists after a change of parallelism: joined, and handed out again.
 
-Each subtask reads the lists of all subtasks of the parent epoch, which are little, and takes
-what is its own. So every attempt, wherever it runs, gets the same lists.
+Each subtask reads the lists of all subtasks of the parent epoch, which are small, and takes
+its share. So every attempt, wherever it runs, gets the same lists.
 
 Always true here:
 - lists are joined in the order of the subtasks, and stay in order when they are handed out;
@@ -72,7 +72,7 @@ def redistribute(
             columns = reader.columns(holding.uid)[name]
             for batch in reader.rows(holding.uid, name):
                 rows = columns.to_stored(batch)
-                for owner, place, value in _stored(holding, table, rows, states[name]):
+                for owner, place, value in _read_stored(holding, table, rows, states[name]):
                     lists.setdefault(owner, []).append((place, value))
             given = [
                 [(place.copy, value) for place, value in sorted(lists[owner], key=_by_place)]
@@ -89,10 +89,10 @@ def _by_place(item: tuple[Any, Any]) -> Any:
     return item[0]
 
 
-def _stored(
+def _read_stored(
     holding: Holding, table: MapTable, rows: pa.RecordBatch, held: StateDecl
 ) -> Iterator[tuple[int, Any, Any]]:
-    """(subtask, place, value) in the declared type; what migrate= has dropped is left out."""
+    """Yield (subtask, place, value) in the declared type, without values that migrate= drops."""
     batch = reshape(rows, table.declaration, holding.key_type, operator=holding.uid, held=held)
     batch = batch.filter(batch["live"])
     yield from zip(

@@ -80,7 +80,7 @@ def _restore_visible(
 
 
 class _Into:
-    """What is restored: stored rows come to it in the declared form."""
+    """Target of a restore: it applies stored rows in the declared form."""
 
     def __init__(self, holding: Holding, epoch: Epoch, begin: Begin | None) -> None:
         self.holding = holding
@@ -100,13 +100,13 @@ class _Into:
         )
         expired_ms = None if self._begin is None else holding.floor_ms(table, self._begin)
         if expired_ms is not None:
-            # Of a delta they delete what the files before it may hold.
+            # Expired rows of a delta stay as deletions: earlier files may hold the keys.
             rows = table.leave_out_expired(rows, expired_ms, keep_rows=not is_whole)
         table.apply(rows)
 
 
 def stamp_ms(declaration: Declaration, epoch: Epoch) -> int:
-    """When values count as written that had no time of their own before."""
+    """Return the write time of values that were stored without one."""
     ttl = declaration.ttl
     is_event = ttl is not None and ttl.clock == "event"
     return epoch.watermark_ms if is_event and epoch.watermark_ms is not None else epoch.now_ms
@@ -204,7 +204,7 @@ def _merge(
             begun = False
             for batches in _by_groups(name, readers, groups):
                 if table is None:
-                    break  # Of state that was dropped; a base without it is on its way.
+                    break  # The state was dropped, and a base without it is being written.
                 merged = table.merge(batches)
                 if not begun:
                     writer.begin_state(name, merged.schema)

@@ -1,6 +1,6 @@
-"""How the function of an operator is called: row by row (`records`) or by the batch (`batches`).
+"""Choose how the function of an operator is called: by row (`records`) or batch (`batches`).
 
-Where rows that a function fails on are put aside, `dead_letters` has the like of both.
+If rows that fail are put aside, `dead_letters` has the counterparts of both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Calls a function. Made anew when the function is."""
+    """Calls a function. A new function gets a new runner."""
 
     handles_late: bool
     """Late rows are the function's affair: they come to it like all others."""

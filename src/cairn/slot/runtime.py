@@ -1,8 +1,8 @@
-"""What a slot does: keeps the levels of a job, with their state, from epoch to epoch.
+"""The runtime of a slot: the levels of a job, with their state, from epoch to epoch.
 
     load(spec)     once per job, and again when a function was replaced
     level(index)   runs the epochs of one level
-    look_up(ask)   what a version of its state holds of some keys, beside the epochs
+    look_up(ask)   returns state of some keys in one version, while epochs run
 
 Always true here:
 - state whose form fits is handed on when a function is replaced;

@@ -40,7 +40,7 @@ from cairn.slot.runtime import Runtime
 
 
 class Call(msgspec.Struct):
-    """What a forwarder says with each call."""
+    """The header that a forwarder sends with each call."""
 
     token: Token
     spec_id: str
@@ -48,7 +48,7 @@ class Call(msgspec.Struct):
     subtask: int
     begin: Begin | None = None
     stage: int | None = None
-    """Of Spark's, in which it runs."""
+    """The Spark stage of the task."""
 
 
 class Loaded(msgspec.Struct):

@@ -20,18 +20,18 @@ NEVER: Final = 1 << 62
 
 
 class SiftedOutlet(Outlet):
-    """Collects what a function emits, row by row of its input."""
+    """Collects the output of a function, row by row of its input."""
 
     def __init__(self, operator: str, tag: str | None, schema: pa.Schema) -> None:
         super().__init__(operator, tag, schema)
         self.accepted = 0
-        """So many of the rows are of input that is done."""
+        """Number of collected rows whose input row is done."""
         self.batch_rows = BATCH_ROWS_FIRST
-        """When there are so many, they should leave."""
-        # In the middle of a row nothing leaves.
+        """Send the rows on when this many are collected."""
+        # Nothing is sent on in the middle of a row.
         self.rows_max = NEVER
         self.fits = _quick_check(schema)
-        """Whether a tuple surely fits the schema."""
+        """True if a tuple surely fits the schema."""
 
     def check(self) -> None:
         """Raise if something that the row at hand emitted does not fit the schema."""
@@ -41,11 +41,11 @@ class SiftedOutlet(Outlet):
             if type(row) is not tuple:
                 row = rows[at] = self._as_tuple(row)
             if not fits(row):
-                # It may fit all the same: encoding it tells.
+                # The quick check may be wrong; encoding decides.
                 self._encode([row])
 
     def accept(self) -> None:
-        """The row at hand is done, and what it emitted was checked, on all outlets."""
+        """Accept the output of the current row: it is checked on all outlets."""
         self.accepted = len(self.rows)
         if self.accepted >= self.batch_rows:
             self.flush()

@@ -15,7 +15,7 @@ from cairn.protocol.spec import (
     SinkSpec,
 )
 from cairn.sinks.base import Sink, SinkContext, Writer, closed_on_error
-from cairn.slot.outlet import fitted
+from cairn.slot.outlet import fit
 
 
 class SinkRuntime:
@@ -27,27 +27,27 @@ class SinkRuntime:
         context = SinkContext(
             job.job_id, job.job_name, spec.uid, spec.schema, scratch, checkpoint=job.checkpoint
         )
-        with self._named(), closed_on_error([self.sink]):
+        with self._name_errors(), closed_on_error([self.sink]):
             self.sink.open(context)
         self.writer: Writer | None = None
         self.told_of: int | None = None
 
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
-        self.committed(begin.parent)
-        with self._named():
+        self.note_committed(begin.parent)
+        with self._name_errors():
             self.writer = self.sink.writer(begin.epoch, subtask, begin.execution)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
-        batch = fitted(batch, self.spec.schema)
-        with self._named():
+        batch = fit(batch, self.spec.schema)
+        with self._name_errors():
             self.writer.write(batch)
 
     def prepare(self) -> Any:
         assert self.writer is not None, "a sink is prepared once per attempt"
         writer, self.writer = self.writer, None
-        with self._named():
+        with self._name_errors():
             try:
                 return writer.prepare()
             except BaseException:
@@ -57,8 +57,8 @@ class SinkRuntime:
                 raise
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of the sink. Above, they would pass for those of the function that emits rows."""
+    def _name_errors(self) -> Iterator[None]:
+        """Mark errors of the sink, which would otherwise count as the emitting function's."""
         try:
             yield
         except AssertionError:
@@ -74,8 +74,8 @@ class SinkRuntime:
                 is_away=is_away,
             ) from error
 
-    def committed(self, epoch: int | None) -> None:
-        """Tell the sink, once, of the epoch before."""
+    def note_committed(self, epoch: int | None) -> None:
+        """Call the sink's `on_epoch_committed`, once per epoch."""
         if epoch is not None and epoch != self.told_of:
             self.sink.on_epoch_committed(epoch)
             self.told_of = epoch

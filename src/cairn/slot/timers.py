@@ -121,7 +121,7 @@ class TimerIndex:
         return key in self._at.get(time, ()) or (time, key) in self._later
 
     def is_for_later(self, key: Any, time: int) -> bool:
-        """Whether it was set while waiting."""
+        """True if the timer was set while waiting."""
         return (time, key) in self._later
 
     def set_again(self, group: int, key: Any, time: int, is_waiting: bool) -> None:
@@ -135,7 +135,7 @@ class TimerIndex:
         self.build()
         return sorted(time for time, keys in self._at.items() if key in keys)
 
-    # What is due
+    # Due timers
 
     def first(self) -> int | None:
         """The earliest time."""
@@ -157,7 +157,7 @@ class TimerIndex:
         return time, due
 
     def upcoming(self, until: int, count_max: int) -> tuple[list[int], list[Any]]:
-        """Groups and keys of what `take` is about to give, about so many."""
+        """Return groups and keys of the next timers of `take`, about `count_max` of them."""
         groups: list[int] = []
         keys: list[Any] = []
         seen: list[int] = []
@@ -175,7 +175,7 @@ class TimerIndex:
         return groups, keys
 
     def release(self) -> None:
-        """What was set while waiting counts from now on."""
+        """Make timers that were set while waiting count from now on."""
         self.is_waiting = False
         for (time, key), group in self._later.items():
             self._add(group, key, time)
@@ -314,7 +314,7 @@ class KeyTimers:
 
 
 class UntimedKeyTimers(KeyTimers):
-    """Of an operator whose rows have no event time."""
+    """Timers of an operator whose rows have no event time."""
 
     __slots__ = ()
 
@@ -387,10 +387,10 @@ def _time_ms(at: Any, after: Any, from_ms: int | None) -> int:
         return as_ms(at)
     if from_ms is None:
         raise FunctionError(
-            "an event timer is set with `after`, but there is no event time to count from: "
+            "an event timer is set with `after`, but without an event time to count from: "
             "a processing timer has none\n  next: give the time itself, `at`"
         )
-    # A row of the last of years is no reason to fail: its timer is due when all are.
+    # A time beyond the last year does not fail: its timer is due when all are.
     if isinstance(after, Duration):
         return min(from_ms + _span_ms(after), MAX_MS)
     if type(after) is int:

@@ -34,7 +34,7 @@ from cairn.storage.manifest import (
     JobInfo,
     SparkPosition,
     encode_record,
-    keys_in,
+    state_measured,
 )
 from cairn.storage.paths import JOB_PATH, SPARK_FOLDER
 from cairn.storage.removal import delete_checkpoint
@@ -136,7 +136,7 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
             timers=parent.timers,
             spark=_adopt_position(parent.spark, parent_url, folder),
             operators=operators,
-            metrics=_metrics(operators),
+            metrics=state_measured(operators),
         )
     )
 
@@ -172,21 +172,6 @@ def _adopt_position(position: SparkPosition, parent_url: str, folder: str) -> Sp
         for index, log in position.logs.items()
     }
     return msgspec.structs.replace(position, folder=folder, logs=logs)
-
-
-def _metrics(operators: dict[str, EpochOperator]) -> dict[str, object]:
-    nothing = {"rows_in": 0, "rows_out": 0, "entries_changed": 0, "delta_bytes": 0}
-    return {
-        "operators": {
-            uid: {
-                **nothing,
-                "state_keys": keys_in(operator.ranges),
-                "state_entries": sum(part.state_entries for part in operator.ranges),
-            }
-            for uid, operator in operators.items()
-        },
-        "restored": 0,
-    }
 
 
 def _shared_objects(store: Store, files: Iterable[FileRef]) -> dict[str, set[str]]:

@@ -31,8 +31,8 @@ from cairn.storage.manifest import (
     JobInfo,
     RangeState,
     SparkPosition,
-    keys_in,
     next_version,
+    state_measured,
 )
 from cairn.storage.pack import write_segment_file
 from cairn.storage.source_logs import log_of_files
@@ -127,7 +127,7 @@ def load_savepoint(
         timers=info.timers,
         spark=_position(savepoint, store, term, spark_folder),
         operators=operators,
-        metrics={"operators": {uid: _totals(each.ranges) for uid, each in operators.items()}},
+        metrics=state_measured(operators),
     )
 
 
@@ -138,11 +138,6 @@ def _position(savepoint: Savepoint, store: Store, term: int, folder: str) -> Spa
     )
     logs = log_of_files(savepoint.source_files(), position, checkpoint=store, term=term)
     return msgspec.structs.replace(position, logs=logs)
-
-
-def _totals(ranges: list[RangeState]) -> dict[str, int | None]:
-    entries = sum(part.state_entries for part in ranges)
-    return {"state_keys": keys_in(ranges), "state_entries": entries}
 
 
 def _ranges(saved: SavedOperator, parallelism: int, group_count: int) -> list[range]:

@@ -155,14 +155,13 @@ def _ancestors(log: Log, epoch: Epoch) -> list[Epoch]:
 
 
 def _undone(epoch: Epoch) -> Undone:
-    operators = epoch.metrics.get("operators", {})
     return Undone(
         epoch=epoch.number,
         wall_ms=epoch.wall_ms,
-        rows_in=sum(metrics.get("rows_in", 0) for metrics in operators.values()),
+        rows_in=sum(each.rows_in for each in epoch.metrics.operators.values()),
         committables={
             uid: sum(committable is not None for committable in committables)
             for uid, committables in epoch.committables.items()
         }
-        | epoch.metrics.get("published", {}),
+        | (epoch.metrics.published or {}),
     )

@@ -15,7 +15,9 @@ import threading
 import time
 import traceback
 import uuid
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from cairn.errors import CairnError, CommitConflictError
 from cairn.storage.manifest import Epoch
@@ -23,11 +25,26 @@ from cairn.storage.notes import read_notes, write_note
 from cairn.storage.paths import FAILURES_FOLDER
 from cairn.storage.store import Store
 
-Facts = dict[str, Any]
-
 FAILURES_KEPT: Final = 20
 TEXT_CHARS_MAX: Final = 8000
 SETTLE_S: Final = 5.0
+
+
+class FailureNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure; the fields of older versions that are missing have their defaults."""
+
+    job: str = ""
+    wall_ms: int = 0
+    epoch: int = 0
+    attempts: int = 1
+    ended_run: bool = False
+    kind: str = ""
+    operator: str | None = None
+    key: str | None = None
+    row: str | None = None
+    timer: str | None = None
+    message: str = ""
+    traceback: str | None = None
 
 
 class Failures:
@@ -38,7 +55,7 @@ class Failures:
         self._job = job
         self._lock = threading.Lock()
         self._count = itertools.count()
-        self._current: tuple[str, Facts] | None = None
+        self._current: tuple[str, FailureNote] | None = None
         self._writer: threading.Thread | None = None
 
     def note(self, error: BaseException, epoch: int, attempt: int) -> None:
@@ -56,7 +73,7 @@ class Failures:
         """Return how many attempts at the epoch after this one have failed."""
         current = self._current
         number = 0 if committed is None else committed.number
-        return 0 if current is None or current[1]["epoch"] <= number else current[1]["attempts"]
+        return 0 if current is None or current[1].epoch <= number else current[1].attempts
 
     def settle(self) -> None:
         """Wait, within bounds, for what is being written."""
@@ -64,60 +81,58 @@ class Failures:
         if writer is not None:
             writer.join(SETTLE_S)
 
-    def _note(self, error: BaseException, epoch: int, **more: Any) -> None:
-        facts = failure_facts(error, self._job)
-        facts["epoch"] = facts["epoch"] or epoch
+    def _note(self, error: BaseException, epoch: int, **more: int | bool) -> None:
+        failure = describe_failure(error, self._job)
+        failure = msgspec.structs.replace(failure, epoch=failure.epoch or epoch)
         with self._lock:
-            if self._current is not None and _same(self._current[1], facts):
-                name, facts = self._current[0], {**self._current[1], **more}
+            if self._current is not None and _is_same(self._current[1], failure):
+                name, failure = self._current
             else:
-                # Several may fall into one millisecond, and are told apart by their order too.
+                # Several may fall into one millisecond; the count keeps them in order.
                 count = next(self._count)
-                name = f"{facts['wall_ms']:013d}-{count:06d}-{uuid.uuid4().hex[:12]}"
-                facts.update(more)
-            self._current = name, facts
+                name = f"{failure.wall_ms:013d}-{count:06d}-{uuid.uuid4().hex[:12]}"
+            failure = msgspec.structs.replace(failure, **more)
+            self._current = name, failure
             before = self._writer
             self._writer = threading.Thread(
-                target=self._write, args=(before, name, facts), daemon=True, name="cairn-failure"
+                target=self._write, args=(before, name, failure), daemon=True, name="cairn-failure"
             )
             self._writer.start()
 
-    def _write(self, before: threading.Thread | None, name: str, facts: Facts) -> None:
+    def _write(self, before: threading.Thread | None, name: str, failure: FailureNote) -> None:
         if before is not None:
             before.join()
-        write_note(self._store, FAILURES_FOLDER, name, facts, keep=FAILURES_KEPT)
+        write_note(self._store, FAILURES_FOLDER, name, failure, keep=FAILURES_KEPT)
 
 
-def failure_facts(error: BaseException, job: str) -> Facts:
-    """What is known of a failure, under stable names."""
+def describe_failure(error: BaseException, job: str) -> FailureNote:
+    """Return what is known of a failure."""
     given = error.facts if isinstance(error, CairnError) else {}
     trace = given.get("traceback") or given.get("text")
     if not trace:
         trace = "".join(traceback.format_exception(error))
-    return {
-        "job": job,
-        "wall_ms": time.time_ns() // 1_000_000,
-        "epoch": given.get("epoch") or 0,
-        "attempts": 1,
-        "ended_run": False,
-        "kind": type(error).__name__,
-        "operator": _text(given.get("operator") or given.get("sink")),
-        "key": _text(given.get("key")),
-        "row": _text(given.get("row")),
-        "timer": _text(given.get("timer")),
-        "message": _text(error) or type(error).__name__,
-        "traceback": _text(trace),
-    }
+    return FailureNote(
+        job=job,
+        wall_ms=time.time_ns() // 1_000_000,
+        epoch=given.get("epoch") or 0,
+        kind=type(error).__name__,
+        operator=_text(given.get("operator") or given.get("sink")),
+        key=_text(given.get("key")),
+        row=_text(given.get("row")),
+        timer=_text(given.get("timer")),
+        message=_text(error) or type(error).__name__,
+        traceback=_text(trace),
+    )
 
 
-def read_failures(store: Store) -> list[Facts]:
-    """Newest first."""
-    return [facts for _, facts in read_notes(store, FAILURES_FOLDER, Facts)]
+def read_failures(store: Store) -> list[FailureNote]:
+    """Return the failures, newest first."""
+    return [note for _, note in read_notes(store, FAILURES_FOLDER, FailureNote)]
 
 
-def _same(one: Facts, other: Facts) -> bool:
-    return all(one[name] == other[name] for name in ("kind", "epoch", "message"))
+def _is_same(one: FailureNote, other: FailureNote) -> bool:
+    return (one.kind, one.epoch, one.message) == (other.kind, other.epoch, other.message)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return None if value is None else str(value)[:TEXT_CHARS_MAX]

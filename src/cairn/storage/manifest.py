@@ -17,13 +17,14 @@ Always true here:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from cairn.errors import CorruptFileError, RestoreError
+from cairn.report.epoch import NOTHING_MEASURED, Measured, Timings
 
 FORMAT: Final = "1.0"
 # The oldest cairn that reads FORMAT; a reader that is too old quotes it.
@@ -134,6 +135,19 @@ def keys_in(ranges: Iterable[RangeState]) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
+def state_measured(operators: Mapping[str, EpochOperator]) -> Measured:
+    """Return the figures of an epoch that has run no rows: only its state is counted."""
+    found = {
+        uid: msgspec.structs.replace(
+            NOTHING_MEASURED,
+            state_keys=keys_in(entry.ranges),
+            state_entries=sum(part.state_entries for part in entry.ranges),
+        )
+        for uid, entry in operators.items()
+    }
+    return Measured(operators=found)
+
+
 class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     type: str
@@ -206,8 +220,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     committables: dict[str, list[Any]] = {}
     targets: dict[str, str] = {}
     """The target of each, in words and without secrets; "" ends with the driver."""
-    timings: dict[str, Any] = {}
-    metrics: dict[str, Any] = {}
+    timings: Timings = Timings()
+    metrics: Measured = Measured()
     oldest_kept: int = 0
     watermark_ms: int | None = None
     """The job's watermark as of this epoch: its children run with it."""
@@ -300,8 +314,8 @@ class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_fi
     spark: SparkPosition
     operators: dict[str, _StoredOperator]
     committables: dict[str, list[Any]]
-    timings: dict[str, Any]
-    metrics: dict[str, Any]
+    timings: Timings
+    metrics: msgspec.Raw
     oldest_kept: int = 0
     watermark_ms: int | None = None
     passed_ms: int | None = None
@@ -320,6 +334,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     record: msgspec.Raw
 
 
+_NOTHING: Final[dict[str, Any]] = msgspec.to_builtins(NOTHING_MEASURED)
 # order="deterministic" would sort dicts; key_types must keep its order, so none is given.
 _encoder: Final = msgspec.json.Encoder()
 _decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
@@ -344,6 +359,7 @@ def encode_epoch(epoch: Epoch, parent: Epoch | None, *, whole: bool = False) -> 
     }
     fields = {name: getattr(epoch, name) for name in epoch.__struct_fields__}
     fields["operators"] = operators
+    fields["metrics"] = msgspec.Raw(_encoder.encode(epoch.metrics))
     return seal(StoredEpoch(relative_to=parent.number if parent else None, **fields))
 
 
@@ -382,7 +398,30 @@ def resolve(stored: StoredEpoch, before: Epoch | None, name: str = "") -> Epoch:
         ) from error
     fields = {field: getattr(stored, field) for field in Epoch.__struct_fields__}
     fields["operators"] = operators
+    fields["metrics"] = _read_metrics(stored.metrics, name)
     return Epoch(**fields)
+
+
+def _read_metrics(raw: msgspec.Raw, name: str) -> Measured:
+    """Return the metrics of a manifest, those of older versions too."""
+    try:
+        found = msgspec.json.decode(raw)
+        operators = {uid: _read_operator(each) for uid, each in found.get("operators", {}).items()}
+        return msgspec.convert({**found, "operators": operators}, Measured)
+    except msgspec.ValidationError as error:
+        raise _corrupt(name, f"its content does not fit: {error}") from error
+
+
+def _read_operator(found: dict[str, Any]) -> dict[str, Any]:
+    if "state_entries" not in found:
+        # An older version counted entries under the names of keys.
+        entries, changed = found.get("state_keys", 0), found.get("keys_changed", 0)
+        keys = None if entries else 0
+        found = {**found, "state_keys": keys, "state_entries": entries, "entries_changed": changed}
+    totals = found.get("totals", {})
+    if "keys_changed" in totals:
+        found = {**found, "totals": {**totals, "entries_changed": totals["keys_changed"]}}
+    return _NOTHING | found
 
 
 def _pack_operator(operator: EpochOperator, before: EpochOperator | None) -> _StoredOperator:

@@ -17,11 +17,12 @@ Always true here:
 from __future__ import annotations
 
 import time
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from cairn.logs import logger
+from cairn.report.job_graph import JobGraph
 from cairn.report.status import Ending
 from cairn.storage.paths import ENDINGS_FOLDER, GRAPHS_FOLDER, SAVEPOINTS_FOLDER
 from cairn.storage.store import Store
@@ -30,8 +31,6 @@ GRAPHS_KEPT: Final = 5
 SAVEPOINTS_KEPT: Final = 200
 ENDINGS_KEPT: Final = 5
 
-Graph = dict[str, Any]
-"""A job as `plan.explain` describes it."""
 N = TypeVar("N")
 
 
@@ -85,14 +84,14 @@ def read_notes(
     return found
 
 
-def write_graph(store: Store, term: int, graph: Graph) -> None:
+def write_graph(store: Store, term: int, graph: JobGraph) -> None:
     """Note the graph of the job that this term runs. Never raises."""
     write_note(store, GRAPHS_FOLDER, f"{term:012d}", graph, keep=GRAPHS_KEPT)
 
 
-def newest_graph(store: Store) -> tuple[int, Graph] | None:
+def newest_graph(store: Store) -> tuple[int, JobGraph] | None:
     """Return the graph of the last start and its term; None if there is no note of one."""
-    graphs = read_notes(store, GRAPHS_FOLDER, Graph)
+    graphs = read_notes(store, GRAPHS_FOLDER, JobGraph)
     return next(((int(name), graph) for name, graph in graphs if name.isdecimal()), None)
 
 

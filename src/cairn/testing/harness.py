@@ -41,7 +41,7 @@ from cairn.connected import named
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import ERRORS, BatchProcess, Function, find_states
 from cairn.ids import new_id
-from cairn.metrics import Collected, followed
+from cairn.metrics import UserMetrics, add_metrics
 from cairn.plan.check import (
     check_broadcast,
     check_broadcast_state,
@@ -118,7 +118,7 @@ class Harness:
         self._passed_ms: int | None = None
         self._newest_ms: int | None = None
         self._newest_committed_ms: int | None = None
-        self._metrics: Collected = {}
+        self._metrics = UserMetrics()
         self._broadcast: Input | None = None
         if broadcast is not None:
             lane = len(inlets)
@@ -283,9 +283,9 @@ class Harness:
         return group, canonical[0] if len(canonical) == 1 else row(canonical)
 
     @property
-    def metrics(self) -> Collected:
-        """What the function has counted: in committed epochs, and so far in the running one."""
-        return followed(self._metrics, self._operator.metrics if self._running else {})
+    def metrics(self) -> UserMetrics:
+        """The metrics of the function: of committed epochs, and so far of the running one."""
+        return add_metrics(self._metrics, self._operator.metrics if self._running else None)
 
     @property
     def now_ms(self) -> int:
@@ -345,7 +345,7 @@ class Harness:
             self._operator.finish()
             for held in self._operator.holdings:
                 stored = self._checkpoint.write_delta(held, UID)
-                held.finished(None if stored is None else stored.id)
+                held.name_pending(None if stored is None else stored.id)
                 ranges[held.uid] = self._checkpoint.advanced(held, stored, self._operator.rows_in)
         except BaseException:
             self.rollback()

@@ -20,7 +20,7 @@ from cairn.key_groups import key_hasher
 from cairn.plan.check import check_event_time, check_keys, check_same_keys
 from cairn.plan.graph import common_type
 from cairn.protocol.spec import InletSpec, lane_name
-from cairn.slot.reader import connected_rows
+from cairn.slot.reader import pick_lanes
 from cairn.types import contains_map, parse_schema
 from cairn.types.codec import ValueTypeError, codec
 
@@ -157,7 +157,7 @@ class Inputs:
             rows = Input(inlet).encode([]) if at is None else encoded[at]
             taken = [row if of == at else None for of, row in places]
             columns[lane_name(lane)] = rows.take(pa.array(taken, pa.int64()))
-        return connected_rows(pa.RecordBatch.from_pydict(columns), self.inlets)
+        return pick_lanes(pa.RecordBatch.from_pydict(columns), self.inlets)
 
 
 def _by_name(schemas: Mapping[str, Any], given: Any) -> dict[str, Any]:

@@ -58,4 +58,4 @@ def _openapi(request: Request, site: Site) -> Response:
 def description(site: Site) -> dict[str, Any]:
     """Return the OpenAPI document of a site."""
     docs = [DOCS, *(getattr(part, "DOCS", {}) for part in _PARTS)]
-    return openapi.described(docs, version="1", has_token=site.settings.token is not None)
+    return openapi.describe(docs, version="1", has_token=site.settings.token is not None)

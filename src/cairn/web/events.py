@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -23,8 +23,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from cairn.driver.coordinator.measured import summary
+from cairn.driver.coordinator.reports import report_of
 from cairn.errors import CairnError
+from cairn.report.epoch import EpochReport
 from cairn.storage.manifest import Epoch
 from cairn.web.auth import may_read
 from cairn.web.errors import ApiError
@@ -190,8 +191,8 @@ class Watch:
     def _newest_epoch(self) -> Epoch | None:
         """Return the newest epoch; of a run, the newest whose output is published."""
         run = self._site.run
-        number = None if run is None else run.metrics().get("epoch")
-        return self._site.log.newest_epoch() if number is None else self._site.log.epoch(number)
+        newest, log = None if run is None else run.metrics(), self._site.log
+        return log.newest_epoch() if newest is None else log.epoch(newest.epoch)
 
     def _between(self, known: int, newest: Epoch) -> list[Epoch]:
         """Return the epochs after a known one, oldest first, at most the last MISSED_MAX."""
@@ -209,15 +210,13 @@ class Watch:
             return None  # It is retired.
 
     def _epoch_event(self, epoch: Epoch) -> _Event:
-        facts = summary(epoch)
-        facts["commit_ms"] = None
-        measured = {} if self._site.run is None else self._site.run.metrics()
-        if measured.get("epoch") == epoch.number:
-            facts |= {name: measured[name] for name in ("epoch_ms", "rows_per_s", "commit_ms")}
-        return _Event(epoch.number, _text("epoch", facts, epoch.number))
+        newest = None if self._site.run is None else self._site.run.metrics()
+        if newest is None or newest.epoch != epoch.number:
+            newest = report_of(epoch)
+        return _Event(epoch.number, _text("epoch", newest, epoch.number))
 
 
-def _text(name: str, data: dict[str, Any] | StatusFacts, number: int | None = None) -> bytes:
+def _text(name: str, data: EpochReport | StatusFacts, number: int | None = None) -> bytes:
     head = f"event: {name}\n" if number is None else f"event: {name}\nid: {number}\n"
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cairn.errors import CairnError, StateNotFoundError
+from cairn.report.epoch import NOTHING_MEASURED
 from cairn.slot.heat import bucket_groups, bucket_rows
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import Epoch, EpochOperator, RangeState
@@ -42,9 +43,9 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
             f"  found: {known}\n  next: /api/groups without operator= lists them",
             operator=operator,
         )
-    measured = epoch.metrics.get("operators", {}).get(operator, {})
+    measured = epoch.metrics.operators.get(operator, NOTHING_MEASURED)
     parts = keyed[operator].ranges
-    rows = measured.get("subtask_rows")
+    rows = measured.subtask_rows
     subtasks = [
         {
             "subtask": index,
@@ -53,7 +54,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
             "state_keys": part.state_keys,
             "state_entries": part.state_entries,
             "state_bytes": part.state_bytes,
-            "rows": rows[index] if rows and index < len(rows) else None,
+            "rows": rows[index] if index < len(rows) else None,
         }
         for index, part in enumerate(parts)
     ]
@@ -66,14 +67,14 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
             "step": bucket_groups(group_count),
             "stored_rows": [round(rows) for rows in bucket_rows(stored)],
             "is_exact": is_exact,
-            "rows": measured.get("group_rows"),
+            "rows": measured.group_rows or None,
         },
         "subtasks": subtasks,
         "skew": {
             "state_entries": skew([part.state_entries for part in parts]),
-            "rows": skew(rows or []),
+            "rows": skew(rows),
         },
-        "hot_keys": measured.get("hot_keys", []),
+        "hot_keys": measured.hot_keys,
     }
 
 

@@ -1,19 +1,31 @@
-"""The description of the HTTP API, in OpenAPI 3.1: each module of routes says its own part.
+"""The description of the HTTP API, in OpenAPI 3.1: each module of routes describes its own.
+
+The schema of an answer is generated from the struct that the route encodes.
 
 Always true here:
-- a route under /api/ (and /metrics) is described, and what is described is a route: a test
-  compares them;
-- what each request may be refused for (no token, too large, too many) is added here.
+- the described routes are those under /api/ and /metrics: a test compares them;
+- the refusals that any request may get (no token, too large, too many) are added here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 Schema = dict[str, Any]
-Docs = dict[str, dict[str, Any]]
-"""{path: {method: operation}}, as OpenAPI has it."""
+
+
+class Operation(NamedTuple):
+    """A description, and the schemas that it refers to by name."""
+
+    description: Schema
+    schemas: Schema
+
+
+Docs = dict[str, dict[str, Operation]]
+"""{path: {method: operation}}"""
 
 STRING: Final[Schema] = {"type": "string"}
 INTEGER: Final[Schema] = {"type": "integer"}
@@ -37,19 +49,19 @@ ERROR: Final[Schema] = {
 _REFUSALS: Final = (400, 401, 413, 414, 421, 429)
 _WITH_BODY: Final = (403, 408, 413, 415)
 _MEANING: Final = {
-    400: "The request does not fit",
+    400: "The request is not valid",
     401: "No token, or a wrong one",
     403: "Not allowed here",
-    404: "There is no such thing",
+    404: "Not found",
     408: "The body did not come in time",
-    409: "Not as things are now",
+    409: "Not possible in the present state of the job",
     410: "The epoch is not kept any more",
     413: "The body is too large",
     414: "The URL is too long",
     415: "The body is not JSON",
-    421: "Asked for under a name that is not this server's",
-    429: "Too many requests at once: come again after Retry-After seconds",
-    503: "No epoch is committed yet: come again after Retry-After seconds",
+    421: "The host name is not one of this server's",
+    429: "Too many requests at once: try again after Retry-After seconds",
+    503: "No epoch is committed yet: try again after Retry-After seconds",
 }
 
 
@@ -58,7 +70,7 @@ def array(items: Schema) -> Schema:
 
 
 def objekt(**properties: Schema) -> Schema:
-    """An object with at least these."""
+    """Return the schema of an object with at least these properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -81,41 +93,49 @@ def operation(
     *,
     parameters: Sequence[Schema] = (),
     body: Schema | None = None,
-    answer: Schema | None = None,
+    answer: Schema | type[msgspec.Struct] | None = None,
     status: int = 200,
     errors: Iterable[int] = (),
     content_type: str = "application/json",
     control: bool = False,
-) -> dict[str, Any]:
-    """One operation. `answer` is the schema of its success, `errors` what else it may say."""
+) -> Operation:
+    """Describe an operation by its answer, a struct or a schema, and by its errors."""
     refused = {*errors, *_REFUSALS, *(_WITH_BODY if body is not None else ())}
-    said: dict[str, Any] = {
+    schema = STRING if answer is None else answer
+    schemas: Schema = {}
+    if isinstance(schema, type):
+        template = "#/components/schemas/{name}"
+        (schema,), schemas = msgspec.json.schema_components((schema,), ref_template=template)
+    description: Schema = {
         "summary": summary,
         "responses": {
             str(status): {
-                "description": "Done" if body is not None else "What was asked for",
-                "content": {content_type: {"schema": STRING if answer is None else answer}},
+                "description": "Done" if body is not None else "The answer",
+                "content": {content_type: {"schema": schema}},
             },
             **{str(code): {"$ref": f"#/components/responses/{code}"} for code in sorted(refused)},
         },
     }
     if parameters:
-        said["parameters"] = list(parameters)
+        description["parameters"] = list(parameters)
     if body is not None:
-        said["requestBody"] = {
+        description["requestBody"] = {
             "required": True, "content": {"application/json": {"schema": body}}
         }  # fmt: skip
     if control:
-        said["security"] = [{"control": []}]
-    return said
+        description["security"] = [{"control": []}]
+    return Operation(description, schemas)
 
 
-def described(docs: Iterable[Mapping[str, Any]], *, version: str, has_token: bool) -> Schema:
-    """All of it, as one document."""
-    paths: Docs = {}
+def describe(docs: Iterable[Docs], *, version: str, has_token: bool) -> Schema:
+    """Return all of it as one document."""
+    paths: dict[str, Schema] = {}
+    schemas: Schema = {"Error": ERROR}
     for each in docs:
         for where, item in each.items():
-            paths.setdefault(where, {}).update(item)
+            for method, (description, named) in item.items():
+                paths.setdefault(where, {})[method] = description
+                schemas |= named
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     document: Schema = {
         "openapi": "3.1.0",
@@ -126,7 +146,7 @@ def described(docs: Iterable[Mapping[str, Any]], *, version: str, has_token: boo
         },
         "paths": paths,
         "components": {
-            "schemas": {"Error": ERROR},
+            "schemas": schemas,
             "responses": {
                 str(code): {"description": says, "content": error}
                 for code, says in _MEANING.items()

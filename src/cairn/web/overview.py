@@ -1,10 +1,10 @@
-"""What the dashboard shows of a job, as JSON: the job, its graph, epochs, key groups, history.
+"""The data of the dashboard, as JSON: the job, its graph, epochs, key groups, history.
 
-The functions give plain data of a checkpoint, with or without a run; routes only wrap them.
+The functions read a checkpoint, with or without a run; routes only wrap them.
 
 Always true here:
-- everything is read from what is committed; nothing is written;
-- names are stable: fields are added, never renamed.
+- everything is read from committed epochs; nothing is written;
+- field names are stable: fields are added, never renamed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.driver.coordinator.measured import SAMPLE
+from cairn.driver.roster import SlotInfo
 from cairn.errors import RestoreError, StaleEpochError
-from cairn.protocol.letters import LetterSample
-from cairn.query.facts import job_facts, job_of, record_facts, show_epoch
+from cairn.query.epochs import (
+    EpochDetail,
+    ListedEpoch,
+    RestoreReport,
+    TakeoverReport,
+    job_of,
+    report_record,
+    show_epoch,
+)
 from cairn.query.health import newest_takeover
-from cairn.report.drawing import dashboard_svg
+from cairn.report.drawing import draw_for_dashboard
+from cairn.report.epoch import NOTHING_MEASURED, EpochReport, LetterSample
+from cairn.report.job_graph import JobGraph
+from cairn.report.status import Health, Status
 from cairn.snapshots.holds import no_epoch
-from cairn.storage.failures import read_failures
+from cairn.storage.failures import FailureNote, read_failures
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, Restore, Takeover
-from cairn.storage.notes import newest_graph, read_savepoint_notes
+from cairn.storage.manifest import Ancestor, Epoch, JobInfo
+from cairn.storage.notes import SavepointNote, newest_graph, read_savepoint_notes
 from cairn.storage.removal import branches_of
 from cairn.storage.store import Store
 from cairn.web.answers import (
@@ -43,21 +53,17 @@ from cairn.web.auth import session_of
 from cairn.web.errors import ApiError
 from cairn.web.groups import spread_of
 from cairn.web.openapi import (
-    ANYTHING,
-    BOOLEAN,
     INTEGER,
-    NUMBER,
     STRING,
     Docs,
     array,
-    nullable,
     objekt,
     operation,
     path,
     query,
 )
-from cairn.web.site import LiveRun, Site
-from cairn.web.trail import Trail, shown_parts_ms
+from cairn.web.site import Site
+from cairn.web.trail import Trail
 
 Facts = dict[str, Any]
 
@@ -66,116 +72,197 @@ POINTS_MAX: Final = 500
 PUT_ASIDE_EPOCHS: Final = 200
 
 
-def job(site: Site, trail: Trail) -> Facts:
-    """The job as it is now: who runs it, how far it is."""
+class Leader(msgspec.Struct, frozen=True):
+    """The driver that took the job over last."""
+
+    term: int
+    wall_ms: int
+
+
+class JobOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as it is now."""
+
+    checkpoint: str
+    name: str | None
+    job: JobInfo | None
+    status: Status
+    paused: str | None
+    error: str | None
+    live: bool
+    health: Health
+    control: bool
+    """A client may change the job."""
+    parallelism: int | None
+    now_ms: int
+    epoch: EpochReport | None
+    slots: list[SlotInfo]
+    """Where each subtask runs and logs; empty without a run."""
+    leader: Leader | None
+    session: bool = False
+    """The browser has a session that it can end."""
+
+
+class GraphView(msgspec.Struct, frozen=True, kw_only=True):
+    """Sources, operators, sinks and their connections, as of the last start."""
+
+    term: int | None = None
+    graph: JobGraph | None = None
+    drawing: str | None = None
+    """An SVG."""
+
+
+class EpochPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Epochs, newest first."""
+
+    epochs: list[EpochReport]
+    oldest_kept: int
+    limit: int
+
+
+class BranchPoint(msgspec.Struct, frozen=True):
+    url: str
+    objects: int
+
+
+class RolledBack(msgspec.Struct, frozen=True):
+    epoch: int
+    wall_ms: int
+
+
+class Points(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of the checkpoint as a whole, newest first."""
+
+    origin: Ancestor | None
+    savepoints: list[SavepointNote]
+    branches: list[BranchPoint]
+    records: list[RestoreReport | TakeoverReport]
+    rolled_back: list[RolledBack]
+
+
+class PutAside(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of an operator that an epoch has not processed."""
+
+    epoch: int
+    wall_ms: int
+    operator: str
+    error_rows: int
+    late_rows: int
+    untimed_rows: int
+    sample: list[LetterSample]
+
+
+class FailureList(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures, newest first; and rows that were put aside, by epoch and operator."""
+
+    failures: list[FailureNote]
+    put_aside: list[PutAside]
+
+
+def job(site: Site, trail: Trail, *, is_session: bool = False) -> JobOverview:
+    """Return the job as it is now."""
     newest = trail.newest(site.log, 1)
     run = site.run
     about = job_of(site.store)
     leader = newest_takeover(site.log)
-    health = site.health()
-    return {
-        "checkpoint": site.checkpoint,
-        "name": run.name if run is not None else None if about is None else about.name,
-        "job": job_facts(about),
-        **msgspec.to_builtins(site.status()),
-        "health": msgspec.to_builtins(health),
-        "control": site.has_control,
-        "parallelism": run.parallelism if run is not None else _parallelism(newest),
-        "now_ms": health.now_ms if site.run is not None else time.time_ns() // 1_000_000,
-        "epoch": newest[0] if newest else None,
-        "slots": _slots(run),
-        "leader": None if leader is None else {"term": leader.term, "wall_ms": leader.wall_ms},
-    }
+    health, status = site.health(), site.status()
+    parallelism = newest[0].parallelism if newest else None
+    return JobOverview(
+        checkpoint=site.checkpoint,
+        name=run.name if run is not None else None if about is None else about.name,
+        job=about,
+        status=status.status,
+        paused=status.paused,
+        error=status.error,
+        live=status.live,
+        health=health,
+        control=site.has_control,
+        parallelism=parallelism if run is None else run.parallelism,
+        now_ms=health.now_ms if run is not None else time.time_ns() // 1_000_000,
+        epoch=newest[0] if newest else None,
+        slots=[] if run is None else list(run.slots()),
+        leader=None if leader is None else Leader(leader.term, leader.wall_ms),
+        session=is_session,
+    )
 
 
-def graph(store: Store) -> Facts:
-    """What the job looks like, as of its last start; without one, `graph` is None."""
+def graph(store: Store) -> GraphView:
+    """Return the graph of the job as of its last start; before the first, `graph` is None."""
     found = newest_graph(store)
     if found is None:
-        return {"term": None, "graph": None, "drawing": None}
-    term, facts = found
-    return {"term": term, "graph": facts, "drawing": dashboard_svg(facts)}
+        return GraphView()
+    term, job_graph = found
+    return GraphView(term=term, graph=job_graph, drawing=draw_for_dashboard(job_graph))
 
 
-def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> Facts:
-    """Epochs in figures, newest first."""
+def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> EpochPage:
+    """Return epochs in brief, newest first."""
     found = trail.newest(log, limit, before)
-    return {"epochs": found, "oldest_kept": log.retired_below(), "limit": limit}
+    return EpochPage(epochs=found, oldest_kept=log.retired_below(), limit=limit)
 
 
-def epoch(store: Store, log: Log, trail: Trail, number: int) -> Facts:
-    """Everything that is known of one epoch."""
+def epoch(store: Store, log: Log, trail: Trail, number: int) -> EpochDetail:
+    """Return everything that is known of one epoch."""
     try:
-        facts = show_epoch(store, number, log)
+        found = show_epoch(store, number, log)
     except RestoreError:
         raise ApiError(
-            404, "not-found", f"epoch {number} is not kept, or is no epoch", "see /api/epochs"
+            404, "not-found", f"epoch {number} is not kept, or is not an epoch", "see /api/epochs"
         ) from None
     near = trail.newest(log, 1, number + 1)
-    commit_ms = near[0]["commit_ms"] if near and near[0]["epoch"] == number else None
-    facts["commit_ms"] = commit_ms
-    return {**facts, "parts": shown_parts_ms(facts)}
+    if not near or near[0].epoch != number or near[0].commit_ms is None:
+        return found
+    return found.with_commit(near[0].commit_ms)
 
 
 def groups(site: Site, operator: str | None, number: int | None) -> Facts:
-    """How the keys of an operator spread, as of an epoch."""
+    """Return the spread of an operator's keys, as of an epoch."""
     found = _epoch(site.log, number)
     about = job_of(site.store)
     count = _group_count(found) if about is None else about.max_parallelism
     return spread_of(site.store, found, operator, count)
 
 
-def points(store: Store, log: Log) -> Facts:
-    """What happened to the checkpoint as a whole, newest first."""
+def points(store: Store, log: Log) -> Points:
+    """Return savepoints, branches, rollbacks and takeovers, newest first."""
     about = job_of(store)
-    # Only so many are read: each is an object of the store.
+    # Bounded: each record is an object of the store.
     start = min(log.numbers()[-POINTS_MAX:], default=0)
     records = list(log.records(start))[::-1]
     lineage = itertools.takewhile(lambda each: each.number >= start, log.lineage())
     current = {each.number for each in lineage}
-    return {
-        "origin": None if about is None else job_facts(about)["origin"],  # type: ignore[index]
-        "savepoints": msgspec.to_builtins(read_savepoint_notes(store)),
-        "branches": [
-            {"url": hold.url, "objects": len(hold.paths)} for hold in branches_of(store).values()
-        ],
-        "records": [
-            record_facts(each, current, {})
-            for each in records
-            if isinstance(each, Takeover | Restore)
-        ],
-        "rolled_back": [
-            {"epoch": each.number, "wall_ms": each.wall_ms}
+    rest = [report_record(each, current, {}) for each in records if not isinstance(each, Epoch)]
+    return Points(
+        origin=None if about is None else about.ancestor,
+        savepoints=read_savepoint_notes(store),
+        branches=[BranchPoint(hold.url, len(hold.paths)) for hold in branches_of(store).values()],
+        records=[each for each in rest if not isinstance(each, ListedEpoch)],
+        rolled_back=[
+            RolledBack(each.number, each.wall_ms)
             for each in records
             if isinstance(each, Epoch) and each.number not in current
         ],
-    }
+    )
 
 
-def failures(store: Store, log: Log, trail: Trail) -> Facts:
-    """What failed, newest first; and rows that were put aside, by epoch and operator."""
-    names = ("error_rows", "late_rows", "untimed_rows")
-    return {
-        "failures": read_failures(store),
-        "put_aside": [
-            {
-                "epoch": each["epoch"],
-                "wall_ms": each["wall_ms"],
-                "operator": uid,
-                **{name: measured.get(name, 0) for name in names},
-                "sample": _sample(log, each["epoch"], uid) if measured.get("error_rows") else [],
-            }
+def failures(store: Store, log: Log, trail: Trail) -> FailureList:
+    """Return failures and rows that were put aside, newest first."""
+    return FailureList(
+        failures=read_failures(store),
+        put_aside=[
+            PutAside(
+                epoch=each.epoch,
+                wall_ms=each.wall_ms,
+                operator=uid,
+                error_rows=measured.error_rows,
+                late_rows=measured.late_rows,
+                untimed_rows=measured.untimed_rows,
+                sample=_sample(log, each.epoch, uid) if measured.error_rows else [],
+            )
             for each in trail.newest(log, PUT_ASIDE_EPOCHS)
-            for uid, measured in each["operators"].items()
-            if any(measured.get(name, 0) for name in names)
+            for uid, measured in each.operators.items()
+            if measured.error_rows or measured.late_rows or measured.untimed_rows
         ],
-    }
-
-
-def _slots(run: LiveRun | None) -> list[Facts]:
-    """Return where each subtask runs and logs; nothing without a run."""
-    found: list[Facts] = [] if run is None else msgspec.to_builtins(run.slots())
-    return found
+    )
 
 
 def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:
@@ -183,14 +270,9 @@ def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:
     try:
         if number < log.retired_below():
             return []
-        measured = log.epoch(number).metrics.get("operators", {}).get(uid, {})
-        return msgspec.convert(measured.get(SAMPLE, []), list[LetterSample])
-    except (RestoreError, msgspec.ValidationError):
+        return log.epoch(number).metrics.operators.get(uid, NOTHING_MEASURED).error_sample
+    except RestoreError:
         return []
-
-
-def _parallelism(newest: list[Facts]) -> int | None:
-    return newest[0]["parallelism"] if newest else None
 
 
 def _epoch(log: Log, number: int | None) -> Epoch:
@@ -215,15 +297,15 @@ def _group_count(found: Epoch) -> int:
 def routes(site: Site) -> list[Route]:
     trail = Trail()
 
-    def looked_at() -> Trail:
+    def read_trail() -> Trail:
         if site.run is not None:
             trail.remember(site.run.history())
         return trail
 
     def get_job(request: Request) -> Response:
-        # Whether there is a session to end: whoever brings a token, or needs none, has none.
+        # A request with a token, or to a site without one, has no session to end.
         is_session = site.settings.token is not None and session_of(site, request) is not None
-        return json_response({**job(site, looked_at()), "session": is_session})
+        return json_response(job(site, read_trail(), is_session=is_session))
 
     def get_graph(request: Request) -> Response:
         return json_response(graph(site.store))
@@ -231,11 +313,11 @@ def routes(site: Site) -> list[Route]:
     def get_epochs(request: Request) -> Response:
         limit = query_int(request, "limit", default=100, least=1, most=EPOCHS_MAX)
         before = query_int(request, "before", default=None, least=1, most=EPOCH_MAX)
-        return json_response(epochs(site.log, looked_at(), limit, before))
+        return json_response(epochs(site.log, read_trail(), limit, before))
 
     def get_epoch(request: Request) -> Response:
         number = int_in_path(request, "epoch", least=1)
-        return json_response(epoch(site.store, site.log, looked_at(), number))
+        return json_response(epoch(site.store, site.log, read_trail(), number))
 
     def get_groups(request: Request) -> Response:
         operator, number = query_text(request, "operator"), query_epoch(request)
@@ -246,7 +328,7 @@ def routes(site: Site) -> list[Route]:
         return json_response(points(site.store, site.log))
 
     def get_failures(request: Request) -> Response:
-        return json_response(failures(site.store, site.log, looked_at()))
+        return json_response(failures(site.store, site.log, read_trail()))
 
     return [
         Route("/api/job", get_job),
@@ -263,26 +345,14 @@ _NUMBER = INTEGER | {"minimum": 1, "maximum": EPOCH_MAX}
 DOCS: Docs = {
     "/api/job": {
         "get": operation(
-            "The job: who runs it, how far it is",
-            answer=objekt(
-                checkpoint=STRING,
-                name=nullable(STRING),
-                status=STRING,
-                live=BOOLEAN,
-                health=objekt(status=STRING, rates=objekt(rows_per_s=NUMBER), failure=ANYTHING),
-                control=BOOLEAN,
-                session=BOOLEAN,
-                parallelism=nullable(INTEGER),
-                epoch=nullable(objekt(epoch=INTEGER)),
-            ),
+            "The job: its status, its run, its newest epoch",
+            answer=JobOverview,
         )
     },
     "/api/graph": {
         "get": operation(
-            "Sources, operators, sinks and what connects them, as of the last start",
-            answer=objekt(
-                term=nullable(INTEGER), graph=nullable(objekt()), drawing=nullable(STRING)
-            ),
+            "Sources, operators, sinks and their connections, as of the last start",
+            answer=GraphView,
         )
     },
     "/api/epochs": {
@@ -292,10 +362,7 @@ DOCS: Docs = {
                 query("limit", INTEGER | {"minimum": 1, "maximum": EPOCHS_MAX, "default": 100}),
                 query("before", _NUMBER, "Only those before this one"),
             ],
-            answer=objekt(
-                epochs=array(objekt(epoch=INTEGER, wall_ms=INTEGER, parts=objekt())),
-                oldest_kept=INTEGER,
-            ),
+            answer=EpochPage,
             errors=(400,),
         )
     },
@@ -303,7 +370,7 @@ DOCS: Docs = {
         "get": operation(
             "Everything that is known of one epoch",
             parameters=[path("epoch", _NUMBER)],
-            answer=objekt(epoch=INTEGER, operators=objekt(), sources=array(ANYTHING)),
+            answer=EpochDetail,
             errors=(400, 404, 409),
         )
     },
@@ -318,18 +385,13 @@ DOCS: Docs = {
     "/api/points": {
         "get": operation(
             "Savepoints, branches, rollbacks and takeovers, newest first",
-            answer=objekt(
-                savepoints=array(objekt()),
-                branches=array(objekt()),
-                records=array(objekt()),
-                rolled_back=array(objekt()),
-            ),
+            answer=Points,
         )
     },
     "/api/failures": {
         "get": operation(
-            "What failed, and rows that were put aside",
-            answer=objekt(failures=array(objekt()), put_aside=array(objekt())),
+            "Failures, and rows that were put aside",
+            answer=FailureList,
         )
     },
 }

@@ -8,17 +8,17 @@ Always true here:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cairn.web.errors import ApiError
-from cairn.web.openapi import Docs
+from cairn.web.openapi import Schema
 
 
-def check_parameters(routes: Iterable[Route], paths: Docs) -> None:
+def check_parameters(routes: Iterable[Route], paths: Mapping[str, Schema]) -> None:
     """Put a check in front of every route under /api/."""
     for route in routes:
         described = paths.get(re.sub(r":\w+}", "}", route.path), {})
@@ -27,7 +27,7 @@ def check_parameters(routes: Iterable[Route], paths: Docs) -> None:
             route.app = _Checked(route.app, known)
 
 
-def _names(operation: dict[str, list[dict[str, str]]]) -> list[str]:
+def _names(operation: Mapping[str, list[dict[str, str]]]) -> list[str]:
     return [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
 
 

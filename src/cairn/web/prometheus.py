@@ -1,8 +1,8 @@
-"""What a job measures, for Prometheus: GET /metrics, in its text format.
+"""The figures of a job for Prometheus: GET /metrics, in its text format.
 
-The figures are those of the newest committed epoch, and the totals that it keeps: so they are
-there for a checkpoint without a run too, and go on when the job is started again. What every
-metric means is in docs/metrics.md.
+They are those of the newest committed epoch, and the totals that it keeps. So a checkpoint has
+them without a run too, and they go on when the job is started again. docs/metrics.md explains
+every metric.
 
 Always true here:
 - a counter only falls when the job itself went back: a rollback, or a start from a savepoint;
@@ -13,7 +13,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -28,15 +28,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cairn.driver.coordinator.measured import summary
+from cairn.driver.coordinator.reports import report_of
+from cairn.metrics import HistogramCounts, Number
+from cairn.report.epoch import EpochReport, OperatorReport
 from cairn.report.status import STATUSES
 from cairn.storage.log import read_job
 from cairn.web.openapi import STRING, Docs, operation
 
 if TYPE_CHECKING:
     from cairn.web.site import Site
-
-Facts = Mapping[str, Any]
 
 JOB: Final = "job_name"
 """Not "job": Prometheus puts a label of that name on all that it scrapes."""
@@ -63,15 +63,6 @@ _TOTALS: Final = {
     "bases": ("cairn_bases", "Bases that were written in the background."),
     "base_bytes": ("cairn_base_bytes", "Bytes of bases and merged deltas written."),
 }
-_PHASES: Final = {
-    "begin": "begin_ms",
-    "process": "process_ms",
-    "alignment": "alignment_ms",
-    "snapshot": "snapshot_ms",
-    "run": "run_ms",
-    "commit": "commit_ms",
-}
-_BACKGROUND: Final = {"base": "base_ms", "merge": "merge_ms"}
 
 
 def routes(site: Site) -> list[Route]:
@@ -109,7 +100,7 @@ class _Collector:
 
 
 def families(site: Site) -> Iterator[Metric]:
-    """Every metric there is to say something of."""
+    """Yield every metric that has a value."""
     job = _job_name(site)
     health = site.health()
     yield _status(job, health.status)
@@ -128,23 +119,24 @@ def families(site: Site) -> Iterator[Metric]:
         )
     if site.run is not None:
         yield _one("cairn_parallelism", "Subtasks of each operator.", job, site.run.parallelism)
-    facts = _facts(site)
-    if not facts:
+    newest = _newest(site)
+    if newest is None:
         return
     if site.run is None:
-        yield _one("cairn_parallelism", "Subtasks of each operator.", job, facts["parallelism"])
-    yield from _of_the_job(job, facts)
-    yield from _of_operators(job, facts["operators"])
-    yield from _of_functions(job, facts["operators"])
+        yield _one("cairn_parallelism", "Subtasks of each operator.", job, newest.parallelism)
+    yield from _of_the_job(job, newest)
+    yield from _times(job, newest)
+    yield from _of_operators(job, newest.operators)
+    yield from _of_functions(job, newest.operators)
 
 
-def _facts(site: Site) -> Facts:
-    """Of the newest epoch: of this run, or else of the log."""
-    measured = {} if site.run is None else site.run.metrics()
-    if measured:
-        return measured
+def _newest(site: Site) -> EpochReport | None:
+    """Return the newest epoch: of this run, or else of the log."""
+    newest = None if site.run is None else site.run.metrics()
+    if newest is not None:
+        return newest
     epoch = site.log.newest_epoch()
-    return {} if epoch is None else summary(epoch)
+    return None if epoch is None else report_of(epoch)
 
 
 def _job_name(site: Site) -> str:
@@ -175,82 +167,84 @@ def _counter(name: str, says: str, job: str, value: float) -> Metric:
     return family
 
 
-def _of_the_job(job: str, facts: Facts) -> Iterator[Metric]:
-    totals, timings = facts["totals"], facts["timings"]
-    yield _one("cairn_epoch", "The number of the newest epoch.", job, facts["epoch"])
+def _of_the_job(job: str, newest: EpochReport) -> Iterator[Metric]:
+    yield _one("cairn_epoch", "The number of the newest epoch.", job, newest.epoch)
     yield _one(
         "cairn_epoch_committed_timestamp_seconds",
         "When the newest epoch was committed.",
         job,
-        facts["wall_ms"] / 1000,
+        newest.wall_ms / 1000,
     )
-    for name, (metric, says) in _TOTALS.items():
-        if name in totals:
-            yield _counter(metric, says, job, totals[name])
-    yield from _times(job, facts, totals, timings)
-    watermark_ms = facts["watermark_ms"]
+    if newest.totals is not None:
+        for name, (metric, says) in _TOTALS.items():
+            yield _counter(metric, says, job, getattr(newest.totals, name))
+    watermark_ms = newest.watermark_ms
     if watermark_ms is not None:
         yield _one("cairn_watermark_timestamp_seconds", "The watermark.", job, watermark_ms / 1000)
-    yield _one(
-        "cairn_in_flight_rows", "Records on their way back in loops.", job, facts["in_flight"]
-    )
-    if "dropped_batches" in facts:
+    yield _one("cairn_in_flight_rows", "Records on their way back in loops.", job, newest.in_flight)
+    if newest.dropped_batches is not None:
         yield _counter(
             "cairn_dropped_batches",
             "Batches that a sink failed on in this run, with at-most-once.",
             job,
-            facts["dropped_batches"],
+            newest.dropped_batches,
         )
 
 
-def _times(job: str, facts: Facts, totals: Facts, timings: Facts) -> Iterator[Metric]:
+def _times(job: str, newest: EpochReport) -> Iterator[Metric]:
     last = GaugeMetricFamily(
         "cairn_last_epoch_phase_seconds",
         "Where the time of the newest epoch went.",
         labels=(JOB, "phase"),
     )
+    timings, totals = newest.timings, newest.totals
+    commit_ms = timings.last_commit_ms if newest.commit_ms is None else newest.commit_ms
+    phases = {
+        "begin": timings.begin_ms,
+        "process": timings.process_ms,
+        "alignment": sum(ms or 0.0 for ms in timings.alignment_ms.values()),
+        "snapshot": timings.snapshot_ms,
+        "run": timings.run_ms,
+        "commit": commit_ms,
+    }
+    for phase, ms in phases.items():
+        if ms is not None:
+            last.add_metric((job, phase), ms / 1000)
+    yield last
+    if totals is None:
+        return
     every = SummaryMetricFamily(
         "cairn_epoch_phase_seconds", "Where the time of epochs went.", labels=(JOB, "phase")
     )
-    alignment = timings.get("alignment_ms") or {}
-    newest = {
-        **timings,
-        "alignment_ms": sum(ms or 0 for ms in alignment.values()),
-        "commit_ms": facts.get("commit_ms", timings.get("last_commit_ms")),
-    }
-    for phase, name in _PHASES.items():
-        if newest.get(name) is not None:
-            last.add_metric((job, phase), newest[name] / 1000)
-        if name in totals:
-            # The newest epoch is not published yet when its totals are written.
-            count = totals["commits"] if phase == "commit" else totals["epochs"]
-            every.add_metric((job, phase), count, totals[name] / 1000)
-    yield last
+    for phase in phases:
+        # The newest epoch is not published yet when its totals are written.
+        count = totals.commits if phase == "commit" else totals.epochs
+        every.add_metric((job, phase), count, getattr(totals, f"{phase}_ms") / 1000)
     yield every
     beside = CounterMetricFamily(
         "cairn_background_seconds",
         "Time that slots spent on files beside the epochs.",
         labels=(JOB, "kind"),
     )
-    for kind, name in _BACKGROUND.items():
-        if name in totals:
-            beside.add_metric((job, kind), totals[name] / 1000)
+    beside.add_metric((job, "base"), totals.base_ms / 1000)
+    beside.add_metric((job, "merge"), totals.merge_ms / 1000)
     yield beside
 
 
-def _of_operators(job: str, operators: Facts) -> Iterator[Metric]:
+def _of_operators(job: str, operators: Mapping[str, OperatorReport]) -> Iterator[Metric]:
     labels = (JOB, "operator")
     for name, (metric, says) in _OPERATOR_TOTALS.items():
         total = CounterMetricFamily(metric, says, labels=labels)
         for uid, measured in operators.items():
-            if name in measured.get("totals", {}):
-                total.add_metric((job, uid), measured["totals"][name])
+            if measured.totals is not None:
+                total.add_metric((job, uid), getattr(measured.totals, name))
         yield total
     for name, (metric, says) in _OPERATOR_NOW.items():
         held = GaugeMetricFamily(metric, says, labels=labels)
         for uid, measured in operators.items():
-            if measured.get(name) is not None:
-                held.add_metric((job, uid), measured[name])
+            value = getattr(measured, name)
+            if value is not None:
+                held.add_metric((job, uid), value)
         yield held
     waited = GaugeMetricFamily(
         "cairn_operator_alignment_seconds",
@@ -268,39 +262,43 @@ def _of_operators(job: str, operators: Facts) -> Iterator[Metric]:
         labels=labels,
     )
     for uid, measured in operators.items():
-        if measured.get("alignment_ms") is not None:
-            waited.add_metric((job, uid), measured["alignment_ms"] / 1000)
-        rows = measured.get("subtask_rows") or [0]
-        if sum(rows):
-            skew.add_metric((job, uid), max(rows) * len(rows) / sum(rows))
-            hot = measured.get("hot_keys") or [{"rows": 0}]
-            if "hot_keys" in measured:
-                hottest.add_metric((job, uid), min(1.0, hot[0]["rows"] / sum(rows)))
+        if measured.alignment_ms is not None:
+            waited.add_metric((job, uid), measured.alignment_ms / 1000)
+        rows = sum(measured.subtask_rows)
+        if rows:
+            busiest = max(measured.subtask_rows) * len(measured.subtask_rows)
+            skew.add_metric((job, uid), busiest / rows)
+            if measured.group_rows:  # It has keys.
+                hot = measured.hot_keys[0].rows if measured.hot_keys else 0
+                hottest.add_metric((job, uid), min(1.0, hot / rows))
     yield from (waited, skew, hottest)
 
 
-def _of_functions(job: str, operators: Facts) -> Iterator[Metric]:
-    """What functions count. A name that is of two kinds has the second kind behind it."""
+def _of_functions(job: str, operators: Mapping[str, OperatorReport]) -> Iterator[Metric]:
+    """Yield the metrics of functions. If a name is of two kinds, the second has its kind added."""
     found: dict[str, Metric] = {}
     for kind, family in _FAMILIES.items():
         for uid, measured in operators.items():
-            for name, value in measured.get("user", {}).get(kind, {}).items():
+            counted = {} if measured.user is None else getattr(measured.user, f"{kind}s")
+            for name, value in counted.items():
                 called = f"cairn_user_{name}"
                 taken = found.get(called)
                 if taken is not None and not isinstance(taken, family):
-                    called += f"_{kind.removesuffix('s')}"
+                    called += f"_{kind}"
                 says = f"{name}, counted by functions of the job."
                 made = found.setdefault(called, family(called, says, labels=(JOB, "operator")))
                 _add(made, (job, uid), value)
     yield from found.values()
 
 
-def _add(family: Metric, labels: tuple[str, str], value: Any) -> None:
+def _add(family: Metric, labels: tuple[str, str], value: HistogramCounts | Number | None) -> None:
     if isinstance(family, HistogramMetricFamily):
-        buckets = [(_bound(bound), count) for bound, count in value["buckets"]]
-        family.add_metric(labels, [*buckets, ("+Inf", value["count"])], value["sum"])
-    else:
+        assert isinstance(value, HistogramCounts)
+        buckets = [(_bound(bound), count) for bound, count in value.buckets]
+        family.add_metric(labels, [*buckets, ("+Inf", value.count)], value.sum)
+    elif value is not None:
         assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+        assert not isinstance(value, HistogramCounts)
         family.add_metric(labels, value)
 
 
@@ -309,7 +307,7 @@ def _bound(bound: float) -> str:
 
 
 _FAMILIES: Final = {
-    "counters": CounterMetricFamily,
-    "gauges": GaugeMetricFamily,
-    "histograms": HistogramMetricFamily,
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
 }

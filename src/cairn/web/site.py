@@ -18,6 +18,7 @@ import msgspec
 
 from cairn.driver.serving import Serve
 from cairn.query.health import checkpoint_health, read_declared, run_health
+from cairn.report.epoch import EpochReport
 from cairn.report.status import Health, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
@@ -77,8 +78,9 @@ class LiveRun(Protocol):
     """What is used of a run."""
 
     name: str
-    error: BaseException | None
 
+    @property
+    def error(self) -> BaseException | None: ...
     @property
     def status(self) -> Status: ...
     @property
@@ -86,8 +88,8 @@ class LiveRun(Protocol):
     @property
     def parallelism(self) -> int: ...
     def slots(self) -> Sequence[SlotInfo]: ...
-    def metrics(self) -> dict[str, Any]: ...
-    def history(self) -> list[dict[str, Any]]: ...
+    def metrics(self) -> EpochReport | None: ...
+    def history(self) -> list[EpochReport]: ...
     def query(self, operator: str, state: str, key: Any) -> LiveAnswer: ...
     def query_many(self, operator: str, state: str, keys: Any) -> LiveAnswers: ...
     def savepoint(self, path: str) -> SavepointInfo: ...
@@ -176,9 +178,6 @@ class Site:
             return checkpoint_health(self.log)
         now_ms = time.time_ns() // 1_000_000
         known = run.history()[: -RATED_EPOCHS_MAX - 1 : -1]
-        newest = run.metrics()
-        if newest and (not known or known[0]["epoch"] < newest["epoch"]):
-            known = [newest, *known]
         return run_health(
             self.log,
             run.status,

@@ -19,7 +19,7 @@ from cairn.operators.rows import FilterRows, RowFunction
 from cairn.protocol.messages import Failure, pack_failure
 from cairn.protocol.spec import InletSpec
 from cairn.slot.blame import function_error, place_error
-from cairn.slot.outlet import Outlet, fitted, short
+from cairn.slot.outlet import Outlet, fit, short
 from cairn.slot.reader import RowReader
 from cairn.worker.forward import SubtaskError
 
@@ -66,7 +66,7 @@ class _RunningStep:
         self._reader = RowReader(InletSpec(None, step.input, way="spread"))
 
     def run(self, batch: pa.RecordBatch) -> None:
-        batch = fitted(batch, self._step.input)
+        batch = fit(batch, self._step.input)
         rows, _ = self._reader.read(batch.to_struct_array())
         if isinstance(self._step.function, FilterRows):
             # Kept rows leave as they came: nothing is encoded again.

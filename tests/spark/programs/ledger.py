@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn import Job, KeyedProcess, crash, sinks, state
-from tests.spark.support import Input
+from tests.spark.support import Input, epoch_of
 
 SCHEMA = "id bigint, account string, amount bigint"
 
@@ -146,10 +146,10 @@ def change_between_epochs(changes: list[str]) -> None:
         nonlocal done
         while changes and done >= int(changes[0].partition(":")[0]):
             change(run, changes.pop(0).partition(":")[2])
-        newest = run._coordinator.newest
+        newest = run._engine.coordinator.newest
         run_batch(run, position, rows, **more)
         # An epoch may have several batches.
-        done += run._coordinator.newest is not newest
+        done += run._engine.coordinator.newest is not newest
 
     Run._run_batch = changing  # type: ignore[method-assign]
 
@@ -215,14 +215,14 @@ def main() -> None:
     )
     try:
         with run:
-            report(run=run._coordinator.run_id)
+            report(run=run._engine.coordinator.run_id)
             newest = 0
-            while not run._ended.wait(0.02):
-                now = run.metrics().get("epoch", 0)
+            while not run._engine.ended.wait(0.02):
+                now = epoch_of(run)
                 # An epoch counts when it is committed; its sinks publish after that.
-                if now != newest and run._coordinator.is_published:
+                if now != newest and run._engine.coordinator.is_published:
                     newest = now
-                    driver = run._driver
+                    driver = run._engine.driver
                     told: dict[str, Any] = {}
                     if options.master.startswith("local-cluster"):
                         asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
@@ -240,7 +240,7 @@ def main() -> None:
         end=run.status,
         error=None if error is None else type(error).__name__,
         text=str(error),
-        epoch=run.metrics().get("epoch"),
+        epoch=epoch_of(run) or None,
     )
     spark.stop()
 

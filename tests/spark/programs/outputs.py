@@ -24,7 +24,7 @@ from cairn import Job, KeyedProcess, crash, state
 from cairn.sinks.base import Sink
 from tests.soak.events import IN, OUT
 from tests.soak.targets import Site, Target, targets
-from tests.spark.support import Input
+from tests.spark.support import Input, epoch_of
 
 
 class Account(KeyedProcess[Any]):
@@ -145,7 +145,7 @@ def main() -> None:
             trigger=options.trigger,
             **json.loads(options.start),
         )
-        report(run=run._coordinator.run_id)
+        report(run=run._engine.coordinator.run_id)
         threading.Thread(target=obey, args=(run,), daemon=True).start()
         watch(run)
         error = run.error
@@ -161,15 +161,15 @@ def main() -> None:
 
 def watch(run: Any) -> None:
     newest, status = 0, "running"
-    while not run._ended.wait(0.02):
-        now = run.metrics().get("epoch", 0)
+    while not run._engine.ended.wait(0.02):
+        now = epoch_of(run)
         if now != newest:
             newest = now
             report(epoch=now)
         if run.status != status:
             status = run.status
             report(status=status)
-    now = run.metrics().get("epoch", 0)
+    now = epoch_of(run)
     if now != newest:
         report(epoch=now)
 

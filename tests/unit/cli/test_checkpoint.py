@@ -17,6 +17,7 @@ import pytest
 
 import cairn
 from cairn.errors import FunctionError
+from cairn.report.epoch import Measured, Timings
 from cairn.storage.failures import Failures
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
@@ -33,6 +34,7 @@ from cairn.storage.notes import write_ending
 from cairn.storage.pack import write_pack
 from cairn.storage.store import open_store
 from tests.unit.cli.command_line import call, json_of
+from tests.unit.report.reports import measured
 
 NOW_MS = 1_700_000_000_000
 
@@ -60,14 +62,15 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
         parallelism=1,
         ranges=[state],
     )
-    metrics = {
-        "rows_in": 1000,
-        "rows_out": 900,
-        "state_keys": 40,
-        "state_entries": 60,
-        "delta_bytes": file.length,
-        "alignment_ms": 4,
-    }
+    metrics = measured(
+        rows_in=1000,
+        rows_out=900,
+        state_keys=40,
+        state_entries=60,
+        delta_bytes=file.length,
+        alignment_ms=4,
+        subtask_rows=[1000],
+    )
     return log.append(
         lambda n: Epoch(
             number=n,
@@ -82,8 +85,8 @@ def append_epoch(log: Log, term: int, parent: int | None) -> Epoch:
             ),
             operators={"count": entry},
             committables={"out": [{"files": []}, {"files": []}]},
-            timings={"run_ms": 250.0, "attempts": 2, "process_ms": 100.0, "alignment_ms": {"0": 4}},
-            metrics={"operators": {"count": metrics}, "restored": 1},
+            timings=Timings(run_ms=250.0, attempts=2, process_ms=100.0, alignment_ms={"0": 4}),
+            metrics=Measured(operators={"count": metrics}, restored=1),
         )
     )
 

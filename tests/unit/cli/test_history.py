@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from cairn.cli.checkpoint import split_epoch
+from cairn.report.epoch import Measured, SubtaskTimes
 from cairn.snapshots import write_savepoint
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
@@ -22,6 +23,7 @@ from cairn.storage.spark_log import lay_out_from
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from tests.unit.cli.command_line import call, json_of
+from tests.unit.report.reports import measured
 from tests.unit.storage.leading import Driver, lay_spark_folder, new_store
 
 
@@ -313,11 +315,13 @@ def with_times(store: Store) -> None:
     log = Log(store)
     epoch = log.epoch(7)
     subtasks = [
-        {"level": 0, "subtask": subtask, "executor": f"executor-{subtask}", "begin_ms": 1.5,
-         "process_ms": 1234.5, "snapshot_ms": 3.0, "base_ms": 0.0, "restored": subtask == 1}
+        SubtaskTimes(
+            level=0, subtask=subtask, executor=f"executor-{subtask}", begin_ms=1.5,
+            process_ms=1234.5, snapshot_ms=3.0, restored=subtask == 1,
+        )
         for subtask in (1, 0)
     ]  # fmt: skip
-    timings = {**epoch.timings, "subtasks": subtasks}
+    timings = msgspec.structs.replace(epoch.timings, subtasks=subtasks)
     log.append(lambda n: msgspec.structs.replace(epoch, number=n, parent=7, timings=timings))
 
 
@@ -336,12 +340,12 @@ def test_show_tells_how_far_time_has_come_and_what_was_put_aside(store: Store) -
     assert "put aside" not in text and "failed" not in text
     log = Log(store)
     epoch = log.epoch(7)
-    counted = {"rows_in": 9, "late_rows": 3, "untimed_rows": 1, "error_rows": 2}
+    counted = measured(rows_in=9, late_rows=3, untimed_rows=1, error_rows=2)
     log.append(
         lambda n: msgspec.structs.replace(
             epoch, number=n, parent=7, watermark_ms=61_000, passed_ms=60_000,
             watermarks={"a": 61_000, "b": None}, timers={"op": (70_000, None)},
-            metrics={"operators": {"op": counted}},
+            metrics=Measured(operators={"op": counted}),
         )
     )  # fmt: skip
     facts = json_of("show", store.url)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from cairn import Job, sinks
+from cairn.driver.engine import Engine
 from cairn.driver.idle import Turn
 from cairn.driver.options import Options
 from cairn.driver.start import start
@@ -151,9 +152,11 @@ def test_checkpoint_that_can_be_read_but_not_led_is_refused_too(
 
 
 def ended_run(error: Exception | None) -> Run:
-    run = Run.__new__(Run)
-    run.error, run._is_raised, run._awaiting, run._ended = error, False, 0, threading.Event()
-    run._ended.set()
+    engine, run = Engine.__new__(Engine), Run.__new__(Run)
+    engine.error, engine._is_raised, engine._awaiting = error, False, 0
+    engine.ended = threading.Event()
+    engine.ended.set()
+    run._engine = engine
     return run
 
 
@@ -166,10 +169,10 @@ def test_leaving_the_block_raises_what_has_failed() -> None:
 
 def test_who_waits_again_and_again_counts_as_waiting_in_between() -> None:
     run = ended_run(None)
-    run._awaited_s = float("-inf")
-    assert not run._is_awaited
+    run._engine._awaited_s = float("-inf")
+    assert not run._engine._is_awaited
     assert run.wait(0)
-    assert run._is_awaited
+    assert run._engine._is_awaited
 
 
 def test_leaving_the_block_raises_nothing_a_second_time() -> None:
@@ -187,7 +190,7 @@ def test_what_is_raised_has_no_frames_of_the_threads_it_came_from() -> None:
         run = ended_run(error)
     with pytest.raises(EpochError) as raised:
         run.wait()
-    assert [frame.name for frame in raised.traceback][1:] == ["wait", "_raise_error"]
+    assert [frame.name for frame in raised.traceback][1:] == ["wait", "wait", "raise_error"]
     assert raised.value.__cause__ is cause
 
 
@@ -197,13 +200,13 @@ def test_every_sink_is_closed_when_slots_are_not_reached_and_one_cannot_close() 
         raise ConnectionError("Spark is gone")
 
     seen: list[str] = []
-    run = Run.__new__(Run)
-    run._graph = graph_of(seen, "cannot close", "b")
-    nothing = SimpleNamespace(join=lambda _: None, close=lambda: None)
-    run._web = run._changes = run._doors = run._live = nothing
-    run._driver = SimpleNamespace(say_goodbye=gone)
-    run._let_go()
-    assert seen == ["goodbye", "close cannot close", "close b"]
+    engine: Any = Engine.__new__(Engine)
+    engine._graph = graph_of(seen, "cannot close", "b")
+    engine._on_end = lambda: seen.append("closed to questions")
+    engine.changes = SimpleNamespace(join=lambda _: None)
+    engine.driver = SimpleNamespace(say_goodbye=gone)
+    engine._let_go()
+    assert seen == ["closed to questions", "goodbye", "close cannot close", "close b"]
 
 
 def assert_noted(options: Options, message: str) -> None:
@@ -211,7 +214,7 @@ def assert_noted(options: Options, message: str) -> None:
     store = open_store(options.checkpoint)
     ending = ending_of(store, Log(store).newest_number() or 0)
     assert ending is not None and (ending.status, ending.message) == ("failed", message)
-    assert [each["message"] for each in read_failures(store)] == [message]
+    assert [each.message for each in read_failures(store)] == [message]
 
 
 def test_a_savepoint_that_cannot_be_loaded_after_the_takeover_is_noted(
@@ -237,37 +240,42 @@ def test_a_run_that_cannot_go_on_in_a_folder_of_its_own_ends_with_the_reason() -
     def lay_out() -> bool:
         raise RestoreError("the list of files is gone")
 
-    run: Any = Run.__new__(Run)
-    run.error, run._stopping, run._turn, run._ended = None, False, Turn(), threading.Event()
-    run._query = SimpleNamespace(awaitTermination=await_termination)
-    run._batches = SimpleNamespace(go_elsewhere=lay_out)
-    run._coordinator = SimpleNamespace(newest=None, term=1, note_published=lambda: None)
-    run._ticker = SimpleNamespace(stop=lambda: None)
-    run._options = Options("memory:")
-    run._store, run.name = open_store("memory:"), "j"
-    run._failures = Failures(run._store, "j")
-    run._finish_epoch = run._notice_takeover = run._let_go = lambda: None
-    run._awaiting = 1
-    run._supervise()
+    engine: Any = Engine.__new__(Engine)
+    engine.error, engine.is_stopping, engine.turn, engine.ended = (
+        None,
+        False,
+        Turn(),
+        threading.Event(),
+    )
+    engine.query = SimpleNamespace(awaitTermination=await_termination)
+    engine._batches = SimpleNamespace(go_elsewhere=lay_out)
+    engine.coordinator = SimpleNamespace(newest=None, term=1, note_published=lambda: None)
+    engine._ticker = SimpleNamespace(stop=lambda: None)
+    engine._options = Options("memory:")
+    engine.store, engine.name = open_store("memory:"), "j"
+    engine.failures = Failures(engine.store, "j")
+    engine._finish_epoch = engine._notice_takeover = engine._let_go = lambda: None
+    engine._awaiting = 1
+    engine._supervise()
     with pytest.raises(RestoreError, match="the list of files is gone"):
-        run.wait()
-    assert run._ended_as == "failed"
+        engine.wait(None)
+    assert engine.ended_as == "failed"
 
 
 def test_a_checkpoint_that_another_driver_has_taken_over_is_not_deleted_with_the_run(
     options: Options,
 ) -> None:
-    run: Any = Run.__new__(Run)
+    engine: Any = Engine.__new__(Engine)
     started = start(graph_of([], "a"), options)
-    run.name, run._failures = "j", started.failures
-    run._store, run._spark_store, run._coordinator = started[:3]
+    engine.name, engine.failures = "j", started.failures
+    engine.store, engine._spark_store, engine.coordinator = started[:3]
     start(graph_of([], "a"), options)
     with pytest.raises(CommitConflictError, match="another driver runs job 'j'"):
-        run._delete()
+        engine._delete()
     store = open_store(options.checkpoint)
     assert Log(store).newest_number() == 2
-    run._coordinator = start(graph_of([], "a"), options).coordinator
-    run._delete()
+    engine.coordinator = start(graph_of([], "a"), options).coordinator
+    engine._delete()
     assert not store.list()
 
 

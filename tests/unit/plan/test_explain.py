@@ -8,12 +8,14 @@ import json
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn import Job, KeyedProcess, PlanError, Process, sinks, state
-from cairn.plan.explain import explained, explained_text
+from cairn.plan.explain import explain_graph, graph_text
 from cairn.plan.graph import Watermark
-from cairn.report.drawing import explained_svg
+from cairn.report.drawing import draw_graph
+from cairn.report.job_graph import JobGraph
 from cairn.report.layout import Block, Box, Column, Layout, Link, Tree
 from tests.unit.plan.programs import ROW, Pass, process, source, transform
 
@@ -155,7 +157,16 @@ JOBS = [plain, forked, connected, looped, united, joined, transformed]
 
 
 def facts_of(job: Job) -> Any:
-    return explained(job.graph())
+    """The graph of a job, as JSON has it."""
+    return msgspec.to_builtins(explain_graph(job.graph()))
+
+
+def text_of(facts: Any) -> str:
+    return graph_text(msgspec.convert(facts, JobGraph))
+
+
+def svg_of(facts: Any) -> str:
+    return draw_graph(msgspec.convert(facts, JobGraph))
 
 
 def by(facts: Any, kind: str, name: str, value: Any) -> Any:
@@ -201,9 +212,9 @@ def test_what_is_united_in_a_level_begins_a_chain_of_its_own() -> None:
         ("a", "lines"), ("a", "lines"), ("b", "lines"),
         ("lines", "sent"), ("lines", "all"), ("b", "all"),
     ]  # fmt: skip
-    text = explained_text(facts)
+    text = text_of(facts)
     assert "a ─ chained ─>\n  a:odd ─ chained ─>\n  b ─ chained ─>\n  operator lines" in text
-    titles = [f">level 0{what}<" in explained_svg(facts) for what in ("", ", united")]
+    titles = [f">level 0{what}<" in svg_of(facts) for what in ("", ", united")]
     assert titles == [True, True]
 
 
@@ -238,7 +249,7 @@ def test_a_shuffle_that_skips_a_level_passes_it_by() -> None:
     facts = facts_of(connected())
     audit = next(e["shuffle"] for e in facts["edges"] if e["to"] == "audit")
     assert facts["levels"][1]["passing"] == [audit]
-    assert "passes by" in explained_text(facts)
+    assert "passes by" in text_of(facts)
 
 
 def test_a_loop_says_what_it_sends_back_where_it_is_kept_and_whom_it_comes_to() -> None:
@@ -254,13 +265,13 @@ def test_a_loop_says_what_it_sends_back_where_it_is_kept_and_whom_it_comes_to() 
         (kept["uid"], "keyed", ["k"]),
         ("label", "feedback", []),
     ]
-    text = explained_text(facts)
+    text = text_of(facts)
     assert "loop spread  sends back route:back, up to 10 rounds an epoch" in text
     assert "route:back ═ shuffle 2, by k ═>" in text
 
 
 def test_an_epoch_is_one_action_but_with_rounds_one_each() -> None:
-    once, often = explained_text(facts_of(plain())), explained_text(facts_of(looped()))
+    once, often = text_of(facts_of(plain())), text_of(facts_of(looped()))
     assert "An epoch is one Spark action" in once and "round" not in once
     assert "An epoch has up to 10 rounds" in often and "An epoch is one" not in often
     assert "up to 10 rounds an epoch" in looped().explain("svg")
@@ -279,7 +290,7 @@ def test_all_loops_have_the_rounds_of_the_one_that_asks_for_most() -> None:
     facts = facts_of(job)
     assert facts["max_rounds_per_epoch"] == 7
     assert [loop["max_rounds_per_epoch"] for loop in facts["loops"]] == [1, 7]
-    text = explained_text(facts)
+    text = text_of(facts)
     for uid in ("few", "many"):
         assert f"loop {uid}  sends back {uid}_op, up to 7 rounds an epoch" in text
 
@@ -288,10 +299,10 @@ def test_a_join_says_within_what_and_its_state_is_readable() -> None:
     facts = facts_of(joined())
     (both,) = facts["operators"]
     assert both["join"] == {"how": "left", "from_ms": -300_000, "to_ms": 600_000}
-    text = explained_text(facts)
+    text = text_of(facts)
     assert "left join within -5 minutes to 10 minutes" in text
     assert "map struct<pane:bigint,number:bigint> →" in text
-    assert "300000" not in text and "300000" not in explained_svg(facts)
+    assert "300000" not in text and "300000" not in svg_of(facts)
 
 
 def test_state_of_subtasks_and_of_broadcasts_is_told_as_it_was_declared() -> None:
@@ -307,7 +318,7 @@ def test_state_of_subtasks_and_of_broadcasts_is_told_as_it_was_declared() -> Non
 
 
 def test_the_text_names_everything() -> None:
-    text = explained_text(facts_of(forked()))
+    text = text_of(facts_of(forked()))
     for said in (
         "job forked: 2 levels, 4 operators (2 chained), 5 sinks",
         "event time ts, watermark 10 seconds behind, never idle",
@@ -323,7 +334,7 @@ def test_the_text_names_everything() -> None:
 
 def test_lines_fit_a_terminal() -> None:
     for make in JOBS:
-        assert max(map(len, explained_text(facts_of(make())).splitlines())) <= 100
+        assert max(map(len, text_of(facts_of(make())).splitlines())) <= 100
 
 
 def test_explain_prints_text_and_returns_what_was_asked_for(
@@ -349,7 +360,7 @@ def test_a_job_that_cannot_run_is_not_explained() -> None:
 @pytest.mark.parametrize("make", JOBS)
 def test_the_picture_is_well_formed_and_has_every_name(make: Any) -> None:
     facts = facts_of(make())
-    root = ElementTree.fromstring(explained_svg(facts))
+    root = ElementTree.fromstring(svg_of(facts))
     texts = [text for element in root.iter() if (text := element.text)]
     for each in (*facts["operators"], *facts["sinks"]):
         assert each["uid"] in texts
@@ -364,21 +375,21 @@ def test_names_cannot_break_the_picture() -> None:
 
 
 def test_transforms_are_narrow_and_their_whole_name_is_in_the_tooltip() -> None:
-    svg = explained_svg(facts_of(transformed()))
+    svg = svg_of(facts_of(transformed()))
     assert svg.count("<title>only_what_somebody_asked_for") == 4
     assert svg.count(">only_what_somebod…<") == 4
     assert float(ElementTree.fromstring(svg).attrib["width"]) < 2600
 
 
 def test_each_way_has_its_own_line() -> None:
-    svg = explained_svg(facts_of(looped()))
+    svg = svg_of(facts_of(looped()))
     assert svg.count('stroke-dasharray="6 4"') == 2, "the feedback, and the legend"
     assert svg.count('stroke-width="4.4"') == 2, "the broadcast, and the legend"
 
 
 def test_what_is_drawn_is_inside_the_picture() -> None:
     for make in JOBS:
-        root = ElementTree.fromstring(explained_svg(facts_of(make())))
+        root = ElementTree.fromstring(svg_of(facts_of(make())))
         width, height = float(root.attrib["width"]), float(root.attrib["height"])
         for rect in root.iter("{http://www.w3.org/2000/svg}rect"):
             x, y = float(rect.attrib["x"]), float(rect.attrib["y"])

@@ -10,10 +10,10 @@ from cairn import Job, KeyedProcess, Process, sinks
 from cairn.errors import PlanError
 from cairn.functions import Hooks
 from cairn.plan.deploy import job_spec
-from cairn.plan.explain import explained, explained_text
+from cairn.plan.explain import explain_graph, graph_text
 from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
 from cairn.protocol.spec import JobSpec
-from cairn.report.drawing import explained_svg
+from cairn.report.drawing import draw_graph
 from cairn.stream import Stream
 from cairn.types import parse_schema
 from tests.unit.plan.programs import ROW, Pass, process, source, transform
@@ -200,7 +200,7 @@ def test_streams_that_part_and_meet_again_and_again_are_planned_at_once(
     graph = job.graph()
     assert len(graph.levels) == {"operators": 61, "chains": 2, "transforms": 1, "loops": 61}[kind]
     assert len(spec_of(graph).levels) == len(graph.levels)
-    assert explained_text(explained(graph)) and explained_svg(explained(graph))
+    assert graph_text(explain_graph(graph)) and draw_graph(explain_graph(graph))
 
 
 def test_a_sink_after_a_transform_comes_a_level_later(job: Job) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from cairn.errors import EpochError, FunctionError
 from cairn.process_identity import identify, pid_namespace
-from cairn.query.health import checkpoint_health
+from cairn.query.health import checkpoint_health, read_declared
+from cairn.report.job_graph import GraphSource, GraphTime, JobGraph
 from cairn.report.status import Ending
 from cairn.storage.failures import Failures
 from cairn.storage.log import Log
@@ -110,9 +111,9 @@ def test_a_driver_of_this_machine_that_is_gone_was_killed(made: Checkpoint) -> N
 def test_a_driver_of_this_machine_that_lives_and_is_silent_is_idle(made: Checkpoint) -> None:
     age_ms = round((time.time() - psutil.Process().create_time()) * 1000)
     made.log.take_over(host=os.uname().nodename, pid=os.getpid(), wall_ms=now_ms() - age_ms)
-    write_graph(made.store, 1, {"sources": [], "transforms": [], "trigger": "1 hour"})
+    write_graph(made.store, 1, JobGraph(trigger="1 hour"))
     assert health(made).status == "starting", "its trigger is once an hour"
-    write_graph(made.store, 1, {"sources": [], "transforms": [], "trigger": "1 second"})
+    write_graph(made.store, 1, JobGraph(trigger="1 second"))
     found = checkpoint_health(Log(made.store), now_ms() + 11_000)
     assert found.status == "idle"
 
@@ -144,3 +145,10 @@ def test_a_driver_elsewhere_that_is_silent_for_long_is_not_known(made: Checkpoin
     assert health(made).status == "idle"
     started(made, ago_ms=90_000)
     assert health(made).status == "unknown"
+
+
+def test_a_watermark_declared_after_the_sources_has_its_delay_too(made: Checkpoint) -> None:
+    sources = [GraphSource(name="clicks", watermark_ms=5_000)]
+    times = [GraphTime(name="later", watermark_ms=600_000)]
+    write_graph(made.store, 1, JobGraph(sources=sources, event_times=times, trigger="2 seconds"))
+    assert read_declared(Log(made.store)) == (600_000, 2_000)

@@ -6,9 +6,11 @@ import itertools
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn import Job, RestoreError, sinks
+from cairn.report.epoch import EpochReport, Timings
 from cairn.report.notebook import (
     PART_COLOURS,
     PART_MEANINGS,
@@ -17,31 +19,20 @@ from cairn.report.notebook import (
     RunFacts,
     run_facts,
     run_html,
-    split_epochs,
-    time_parts,
     timeline,
     timeline_svg,
+    with_commits,
 )
 from tests.unit.plan.programs import process, source
+from tests.unit.report.reports import TIMINGS
+from tests.unit.report.reports import epoch_report as epoch
 
 HOSTILE = "<script>alert('x')</script>&\"]]>"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def epoch(number: int, **other: Any) -> dict[str, Any]:
-    timings = {
-        "run_ms": 100.0, "begin_ms": 1.0, "process_ms": 40.0, "snapshot_ms": 9.0,
-        "alignment_ms": {"0": 20.0, "1": None}, "last_commit_ms": 5.0, "attempts": 1,
-    }  # fmt: skip
-    return {
-        "epoch": number, "rows_in": 1000 * number, "rows_per_s": 10_000, "state_keys": 7,
-        "state_bytes": 2048, "delta_bytes": 10, "epoch_ms": 100.0, "watermark_ms": None,
-        "timings": timings, **other,
-    }  # fmt: skip
-
-
-def run_of(*epochs: dict[str, Any], **other: Any) -> RunFacts:
-    facts = RunFacts("fraud", "running", None, "/ckpt", epochs, 5.0)
+def run_of(*epochs: EpochReport, **other: Any) -> RunFacts:
+    facts = RunFacts("fraud", "running", None, "/ckpt", with_commits(epochs, 5.0))
     return facts._replace(**other)
 
 
@@ -143,35 +134,28 @@ def test_a_job_that_is_not_whole_yet_says_what_is_missing() -> None:
 
 
 def test_the_parts_of_an_epoch_add_up_to_its_time() -> None:
-    parts = time_parts(epoch(1), commit_ms=30.0)
-    assert list(parts) == list(PART_COLOURS) == list(PART_MEANINGS)
-    assert parts["processing"] == 40 and parts["alignment"] == 20 and parts["commit"] == 30
+    parts = dict(epoch(1).with_commit(30.0).parts.items())
+    assert set(parts) == set(PART_COLOURS) == set(PART_MEANINGS)
+    assert parts["process"] == 40 and parts["alignment"] == 20 and parts["commit"] == 30
     assert sum(parts.values()) == pytest.approx(130)
 
 
-def test_alignment_that_overlaps_other_parts_is_not_counted_twice() -> None:
-    long = epoch(1)
-    long["timings"]["alignment_ms"] = {"0": 5000.0}
-    parts = time_parts(long, commit_ms=0.0)
-    assert sum(parts.values()) == pytest.approx(100) and parts["spark"] == 0
+def test_the_time_of_a_commit_is_noted_by_the_epoch_after_it() -> None:
+    newest = epoch(2, msgspec.structs.replace(TIMINGS, last_commit_ms=77.0))
+    last, first = with_commits([newest, epoch(1)], 3.0)
+    assert (first.epoch, last.epoch) == (1, 2)
+    assert (first.parts.commit, last.parts.commit) == (77.0, 3.0)
 
 
-def test_the_time_of_a_commit_is_told_by_the_epoch_after_it() -> None:
-    newest, before = epoch(2), epoch(1)
-    newest["timings"]["last_commit_ms"] = 77.0
-    (first, first_parts), (last, last_parts) = split_epochs([newest, before], 3.0)
-    assert (first["epoch"], last["epoch"]) == (1, 2)
-    assert (first_parts["commit"], last_parts["commit"]) == (77.0, 3.0)
-
-
-def test_an_epoch_of_an_older_version_is_drawn_with_what_it_tells() -> None:
-    parsed(timeline_svg("old", [{"epoch": 1, "epoch_ms": 5.0}]))
-    assert time_parts({"epoch": 1, "epoch_ms": 5.0}, 0.0)["spark"] == 5.0
+def test_an_epoch_of_an_older_version_is_drawn_with_what_it_has() -> None:
+    old = epoch(1, Timings(run_ms=5.0))
+    parsed(timeline_svg("old", [old]))
+    assert dict(old.parts.items())["spark"] == 5.0
 
 
 def test_the_timeline_has_a_bar_for_each_of_the_last_epochs_and_stays_inside() -> None:
     epochs = [epoch(number) for number in range(200, 0, -1)]
-    root = parsed(timeline_svg("fraud", epochs, 5.0))
+    root = parsed(timeline_svg("fraud", epochs))
     bars = [group for group in root.iter(f"{SVG}g")
             if (group.findtext(f"{SVG}title") or "").startswith("epoch ")]  # fmt: skip
     assert len(bars) == PLOT_EPOCHS
@@ -185,14 +169,13 @@ def test_the_timeline_has_a_bar_for_each_of_the_last_epochs_and_stays_inside() -
 
 @pytest.mark.parametrize("ms", [0.0, 0.2, 1.0, 7.0, 99.0, 101.0, 4_000.0, 3_600_000.0])
 def test_the_timeline_fits_epochs_of_any_length(ms: float) -> None:
-    root = parsed(timeline_svg("fraud", [{"epoch": 1, "timings": {"run_ms": ms}}]))
+    root = parsed(timeline_svg("fraud", [epoch(1, Timings(run_ms=ms))]))
     rects = list(root.iter(f"{SVG}rect"))
     assert rects and min(float(rect.get("y", 0)) for rect in rects) >= 0
 
 
 def test_an_epoch_that_did_not_go_smoothly_is_marked() -> None:
-    rough = epoch(1, restored=2)
-    rough["timings"]["attempts"] = 3
+    rough = epoch(1, restored=2, attempts=3)
     plot = timeline_svg("fraud", [rough])
     assert "3 attempts, 2 restored" in plot and ">!<" in plot
     assert ">!<" not in timeline_svg("fraud", [epoch(1)])

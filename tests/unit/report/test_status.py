@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cairn.report.epoch import EpochReport
 from cairn.report.status import (
     ACTIVE,
     BEHIND_MS,
@@ -13,12 +14,12 @@ from cairn.report.status import (
     SEEN_MS,
     STATUSES,
     WINDOW_MS,
-    Committed,
     Signs,
     health_of,
     rates_of,
     status_of,
 )
+from tests.unit.report.reports import epoch_report, operator_report
 
 NOW = 1_000_000_000
 
@@ -74,8 +75,15 @@ def test_every_status_is_either_active_or_an_end() -> None:
     assert set(STATUSES) - ACTIVE == {"failed", "stopped", "finished", "superseded", "unknown"}
 
 
-def epochs(*commits: tuple[int, int], epoch_ms: float = 100.0) -> list[Committed]:
-    return [Committed(wall_ms, epoch_ms, {"a": rows, "b": rows}) for wall_ms, rows in commits]
+def epochs(*commits: tuple[int, int], epoch_ms: float = 100.0) -> list[EpochReport]:
+    return [
+        epoch_report(
+            wall_ms=wall_ms,
+            epoch_ms=epoch_ms,
+            operators=dict.fromkeys("ab", operator_report(rows_in=rows)),
+        )
+        for wall_ms, rows in commits
+    ]
 
 
 def test_a_rate_is_of_the_last_seconds_and_falls_to_0_when_nothing_comes() -> None:

@@ -98,7 +98,7 @@ class Driven:
     def end(self, *, commit: bool = True) -> list[tuple[Any, ...]]:
         """Finish the epoch; gives what it emitted."""
         parts = self.operator.finish()
-        self.operator.state.finished(f"delta-{self.number}" if parts else None)
+        self.operator.state.name_pending(f"delta-{self.number}" if parts else None)
         assert self.operator.state.pending is not None
         version = self.operator.state.pending if commit else self.operator.state.version
         assert not self.operator.state.bring_to(version, range(GROUP_COUNT), [])

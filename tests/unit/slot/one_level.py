@@ -190,7 +190,7 @@ class Checkpoint:
             ]
             acks.append(run(slot, begin, mine, subtask=subtask))
             slot.compactor.work()
-        compacted = [file for slot in slots for file in slot.compactor.announced()]
+        compacted = [file for slot in slots for file in slot.compactor.list_unconfirmed()]
         return self.publish(begin, acks, compacted)
 
 

@@ -247,5 +247,5 @@ def test_an_error_whose_message_cannot_be_made_is_placed_all_the_same() -> None:
         raise BrokenError("one argument")
 
     error = refused(Does(does))
-    assert "raised BrokenError: (its message could not be made: IndexError)" in str(error)
+    assert "raised BrokenError: (str() of it raised IndexError)" in str(error)
     check_place(error, "does", 'raise BrokenError("one argument")')

@@ -56,10 +56,10 @@ def test_it_is_stored_once_whatever_the_parallelism(
             job.run([], [(f"r{epoch}-{n}", n) for n in range(50)])
         objects = [(found.path.split("/")[-1], found.size) for found in job.store.list("state/")]
         stored[parallelism] = sorted(objects), job.shared.files
-        metrics = job.newest.metrics["operators"]
-        assert metrics[shared_uid("alerts")]["entries_changed"] == 50
-        assert metrics[shared_uid("alerts")]["state_entries"] == 150
-        assert metrics["alerts"]["rows_in"] == 50
+        metrics = job.newest.metrics.operators
+        assert metrics[shared_uid("alerts")].entries_changed == 50
+        assert metrics[shared_uid("alerts")].state_entries == 150
+        assert metrics["alerts"].rows_in == 50
     assert len(stored[1][0]) == 3
     assert stored[1] == stored[5]
 
@@ -126,7 +126,7 @@ def test_subtasks_that_disagree_once_agree_in_the_next_attempt(
     job = make(tmp_path, 3, None, DifferentOnce())
     ODD_ONE_OUT.append(subtask)
     assert {row[3] for row in job.run(ROWS, [("a", 1)])} == {"a=1"}
-    assert job.newest.timings["attempts"] == 2
+    assert job.newest.timings.attempts == 2
     assert job.replicas() == [{"a": 1}] * 3 and job.rules() == {"a": 1}
 
 
@@ -155,7 +155,7 @@ def test_a_row_that_is_put_aside_in_some_subtasks_only_is_no_epoch(
     with pytest.raises(FunctionError, match=r"different rows(.|\n)*every subtask, or in none"):
         job.run(ROWS, [("a", 1), ("b", 1)])
     job.run(ROWS, [("c", 1)])
-    assert job.newest.metrics["operators"]["alerts"]["error_rows"] == 0
+    assert job.newest.metrics.operators["alerts"].error_rows == 0
 
 
 def test_a_row_that_all_subtasks_put_aside_counts_once(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_row_that_all_subtasks_put_aside_counts_once(tmp_path: Path) -> None:
     job = ScopedJob(tmp_path)
     job.lead(3, None, Fails(), on_error="dead-letter")
     job.run(ROWS, [("a", 1), ("b", 1), ("c", 1), ("b", 2)])
-    assert job.newest.metrics["operators"]["alerts"]["error_rows"] == 2
+    assert job.newest.metrics.operators["alerts"].error_rows == 2
     assert job.rules() == {"a": 1, "c": 1}
 
 
@@ -191,7 +191,7 @@ def test_a_slot_that_died_gets_it_back(tmp_path: Path) -> None:
     job.cluster.kill(1)
     said = job.run(ROWS)
     assert {row[3] for row in said} == {"a=1,b=2"}
-    assert job.newest.metrics["restored"] == 1
+    assert job.newest.metrics.restored == 1
     assert job.replicas() == [{"a": 1, "b": 2}] * 3
 
 
@@ -227,7 +227,7 @@ def test_bases_and_merges_of_it_are_written_by_one_subtask(
     for epoch in range(12):
         job.run([], [("a", epoch), (f"b{epoch}", 0)])
         for slot in job.cluster.slots.values():
-            written = [file.uid for file in slot.compactor.announced()]
+            written = [file.uid for file in slot.compactor.list_unconfirmed()]
             assert slot is job.cluster.slots[0] or shared_uid("alerts") not in written
             slot.compactor.work()
     assert any(ref.kind == "base" for ref in job.shared.files)

@@ -136,7 +136,7 @@ def test_an_error_that_cannot_be_printed_and_one_with_half_characters_have_lette
         harness.push([("a", AT, 1), ("a", AT + SECOND, 2)])
         errors = [letter.error for letter in harness.side("errors")]
         assert errors == [
-            "UnprintableError: (its message could not be made: RuntimeError)",
+            "UnprintableError: (str() of it raised RuntimeError)",
             "ValueError: ?",
         ]
 

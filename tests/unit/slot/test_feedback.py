@@ -91,7 +91,7 @@ class Slot:
         if not records:
             return None
         segment = encode_segment("base", self.spec.uid, records, first_epoch=5, last_epoch=5)
-        gathered.finished(segment.id, begun)
+        gathered.name_version(segment.id, begun)
         return write_segment(self.store, segment, self.term)
 
     def publish(self, stored: StateFile) -> Epoch:

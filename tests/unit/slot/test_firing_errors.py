@@ -145,7 +145,7 @@ def test_an_event_timer_after_a_processing_timer_needs_a_time() -> None:
     driven = Driven(Wrong())
     driven.begin()
     driven.push((1, 0, ""))
-    with pytest.raises(FunctionError, match="no event time to count from") as raised:
+    with pytest.raises(FunctionError, match="without an event time to count from") as raised:
         driven.end()
     assert raised.value.facts["timer"] == "processing at 1970-01-01T00:00:00+00:00"
 

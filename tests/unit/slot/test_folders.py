@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cairn.slot import folders
-from cairn.slot.folders import LOGS_KEPT_S, held, hold, living_slots, runtime_root, sweep
+from cairn.slot.folders import LOGS_KEPT_S, hold, hold_made, living_slots, runtime_root, sweep
 
 STRANGER = 54321
 
@@ -133,7 +133,7 @@ def test_a_folder_that_is_removed_while_one_waits_for_its_lock_is_made_again(roo
 
     folders.hold = held_late
     try:
-        with held(folder):
+        with hold_made(folder):
             assert folder.is_dir()
     finally:
         folders.hold = real_hold
@@ -153,7 +153,7 @@ def test_a_run_folder_that_is_removed_while_an_executors_is_made_is_made_again(
 
     folder = runtime_root() / "0123456789ab" / "1-2-3"
     monkeypatch.setattr(Path, "mkdir", swept)
-    with held(folder):
+    with hold_made(folder):
         assert removed == [folder] and folder.is_dir()
 
 

@@ -83,7 +83,7 @@ class Written:
 
     def finish(self, number: int) -> None:
         self.holding.delta("op")
-        self.holding.finished(f"delta {number}")
+        self.holding.name_pending(f"delta {number}")
 
     def commit(self, number: int) -> None:
         assert self.holding.pending is not None

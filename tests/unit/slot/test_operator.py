@@ -279,7 +279,7 @@ def test_a_function_without_state_has_no_delta() -> None:
     driven = Driven(function(lambda self, row, ctx: None))
     driven.push((1, 1))
     assert driven.operator.finish() == {}
-    driven.operator.state.finished(None)
+    driven.operator.state.name_pending(None)
     assert driven.operator.state.bring_to(EMPTY_VERSION, range(GROUP_COUNT), []) == []
 
 
@@ -292,7 +292,7 @@ def finished() -> tuple[Operator, str]:
     driven = Driven(function(process, n=state.Value("long")))
     driven.push((1, 1))
     driven.operator.finish()
-    driven.operator.state.finished("a delta")
+    driven.operator.state.name_pending("a delta")
     assert driven.operator.state.pending is not None
     return driven.operator, driven.operator.state.pending
 

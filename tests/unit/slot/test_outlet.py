@@ -156,10 +156,10 @@ def test_a_misfit_deep_inside_is_named_by_its_path() -> None:
         ((1,), "it has 1 values"),
         ((1, "x", 2), "it has 3 values"),
         ({"a": 1, "c": 2}, "field 'c': no such field"),
-        ("ab", "a str is no row"),
-        ([1, "x"], "a list is no row"),
-        (5, "a int is no row"),
-        (PairData, "a type is no row"),
+        ("ab", "a str is not a row"),
+        ([1, "x"], "a list is not a row"),
+        (5, "a int is not a row"),
+        (PairData, "a type is not a row"),
     ],
 )
 def test_what_is_no_row_of_the_schema_is_refused(row: Any, message: str) -> None:

@@ -157,7 +157,7 @@ def test_a_compaction_leaves_the_acknowledgement_as_it_is(
     begin = checkpoint.begin(compaction=Compaction(kind, 4, 1))
     first = run(slot, begin, rows, task_attempt=1)
     slot.compactor.work()
-    assert [file.kind for file in slot.compactor.announced()] == [kind]
+    assert [file.kind for file in slot.compactor.list_unconfirmed()] == [kind]
     again = run(slot, begin, rows, task_attempt=2)
     assert ack_encoder.encode(plain) == ack_encoder.encode(first) == ack_encoder.encode(again)
 
@@ -173,7 +173,7 @@ def test_a_base_is_of_the_epoch_it_was_asked_in_however_late_it_is_written(
     checkpoint.publish(later, [run(slot, later, [(3, None), (9, None)])])
     slot.begin(token_of(checkpoint.begin()), checkpoint.begin(), 0)
     slot.compactor.work()
-    (file,) = slot.compactor.announced()
+    (file,) = slot.compactor.list_unconfirmed()
     assert file.as_of == begin.parent
     ref = checkpoint.run_batch([slot], []).operators["count"].ranges[0].files[0]
     assert ref.kind == "base"
@@ -207,7 +207,7 @@ def test_an_announcement_is_repeated_until_it_is_settled(
     for attempt in (1, 2):
         run(slot, begin, [], task_attempt=attempt)
         assert len(slot.report(slot._newest, executor="", log="", started_ms=0).compacted) == 1
-    settled = [file.stored.id for file in slot.compactor.announced()]
+    settled = [file.stored.id for file in slot.compactor.list_unconfirmed()]
     run(slot, msgspec.structs.replace(begin, settled=settled), [], task_attempt=3)
     assert slot.report(slot._newest, executor="", log="", started_ms=0).compacted == ()
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from cairn.report.epoch import Measured
 from cairn.storage.files import encode_segment
 from cairn.storage.log import Log, create_or_open_job, new_nonce
 from cairn.storage.manifest import (
@@ -25,6 +26,7 @@ from cairn.storage.retention import Collector
 from cairn.storage.spark_log import spark_folder
 from cairn.storage.store import Store, open_store
 from cairn.testing.clock import ManualClock
+from tests.unit.report.reports import measured
 
 LATER_S = 10_000.0
 OFFSETS = 'v1\n{}\n{"topic":{"0":7}}'
@@ -88,7 +90,7 @@ class Driver:
                     folder=self.folder, batch_id=number, offsets=OFFSETS, sources=["topic"]
                 ),
                 committables={"out": [{"files": 1}]} if number % 2 else {"out": []},
-                metrics={"operators": {"op": {"rows_in": 10, "state_keys": len(files)}}},
+                metrics=Measured(operators={"op": measured(rows_in=10, state_keys=len(files))}),
                 oldest_kept=oldest,
             )
         )

@@ -58,10 +58,10 @@ def test_an_error_that_is_not_ours_is_told_with_its_traceback() -> None:
     except ZeroDivisionError as error:
         Failures(store, "job").note_end(error, 3)
     (found,) = read_failures(store)
-    assert (found["kind"], found["message"], found["epoch"]) == (
+    assert (found.kind, found.message, found.epoch) == (
         "ZeroDivisionError", "nothing to share", 3,
     )  # fmt: skip
-    assert "test_notes.py" in found["traceback"]
+    assert "test_notes.py" in found.traceback
 
 
 def test_notes_go_with_their_checkpoint(tmp_path: Path) -> None:
@@ -87,5 +87,5 @@ def test_failures_that_come_faster_than_the_store_takes_them_are_all_kept() -> N
         failures.note(EpochError(cause), 1, attempt)
     may_write.set()
     failures.settle()
-    found = [(each["message"], each["attempts"]) for each in read_failures(store)]
+    found = [(each.message, each.attempts) for each in read_failures(store)]
     assert found == [("C", 5), ("B", 3), ("A", 2)]

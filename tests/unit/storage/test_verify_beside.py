@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cairn.report.job_graph import JobGraph
 from cairn.storage import source_logs
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.manifest import Epoch
@@ -123,7 +124,7 @@ def chunks(store: Store) -> list[source_logs.FileRef]:
 
 
 def test_notes_that_cannot_be_read_are_listed(store: Store) -> None:
-    write_graph(store, 1, {"job": "j", "sources": [], "operators": [], "sinks": []})
+    write_graph(store, 1, JobGraph(job="j"))
     failure = {"kind": "EpochError", "epoch": 2, "message": "m", "wall_ms": 1}
     store.put(f"{FAILURES_FOLDER}/1-1.json", json.dumps(failure).encode())
     assert verify(store).ok

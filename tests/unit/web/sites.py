@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cairn.driver.coordinator.measured import summary
+import msgspec
+
+from cairn.driver.coordinator.reports import report_of
 from cairn.driver.roster import SlotInfo
 from cairn.driver.serving import Serve
 from cairn.errors import EpochError
+from cairn.report.epoch import EpochReport
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
@@ -62,17 +65,18 @@ class FakeRun:
         self.has_epoch = True
         self._checkpoint = checkpoint
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> EpochReport | None:
         newest = self._checkpoint.newest
         if newest is None:
-            return {}
-        return {**summary(newest, 12.5), "commit_ms": 1.5, "dropped_batches": 0}
+            return None
+        return msgspec.structs.replace(report_of(newest, 1.5), dropped_batches=0)
 
     def slots(self) -> list[SlotInfo]:
         return [SlotInfo(0, "host:1", "/logs/slot-0.log")]
 
-    def history(self) -> list[dict[str, Any]]:
-        return []
+    def history(self) -> list[EpochReport]:
+        newest = self.metrics()
+        return [] if newest is None else [newest.brief()]
 
     def query_many(self, operator: str, state: str, keys: Any) -> Any:
         if not self.has_epoch:

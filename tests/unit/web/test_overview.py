@@ -9,9 +9,17 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from cairn.driver.coordinator.measured import summary
+from cairn.driver.coordinator.reports import report_of
 from cairn.errors import FunctionError
-from cairn.report.epoch_time import PARTS, parts_ms
+from cairn.report.epoch import (
+    NOTHING_MEASURED,
+    PARTS,
+    LetterSample,
+    Measured,
+    Timings,
+    split_time,
+)
+from cairn.report.job_graph import JobGraph
 from cairn.snapshots.rollback import rollback
 from cairn.storage.failures import Failures
 from cairn.storage.log import Log
@@ -46,6 +54,10 @@ GRAPH: dict[str, Any] = {
         {"level": 0, "chains": [[UID, "out"]], "feedback": [], "shuffles": [0], "passing": []}
     ],
 }  # fmt: skip
+
+
+def job_graph(**other: Any) -> JobGraph:
+    return msgspec.convert({**GRAPH, **other}, JobGraph)
 
 
 def ask(checkpoint: Checkpoint, path: str, run: Any = None, status: int = 200) -> Any:
@@ -109,7 +121,7 @@ def test_one_epoch_is_shown_whole_and_one_that_is_not_kept_is_not_found(
 def test_the_graph_is_what_the_last_start_has_written(checkpoint: Checkpoint) -> None:
     assert ask(checkpoint, "/api/graph") == {"term": None, "graph": None, "drawing": None}
     for term in range(1, 10):
-        write_graph(checkpoint.store, term, {**GRAPH, "job": f"shop {term}"})
+        write_graph(checkpoint.store, term, job_graph(job=f"shop {term}"))
     found = ask(checkpoint, "/api/graph")
     assert (found["term"], found["graph"]["job"]) == (9, "shop 9")
     drawing = ElementTree.fromstring(found["drawing"])
@@ -165,16 +177,16 @@ def test_of_a_long_log_only_the_newest_records_are_read_for_its_points(
     monkeypatch.setattr(Log, "read", counted)
     monkeypatch.setattr(overview, "POINTS_MAX", 5)
     found = overview.points(checkpoint.store, Log(checkpoint.store))
-    assert [each["epoch"] for each in found["rolled_back"]] == [23]
-    assert [each["kind"] for each in found["records"]] == ["restore"]
+    assert [each.epoch for each in found.rolled_back] == [23]
+    assert [type(each).__name__ for each in found.records] == ["RestoreReport"]
     assert min(read) == 19, "the one before the five says that it is"
 
 
 def test_an_epoch_that_was_rolled_back_leaves_the_trail(checkpoint: Checkpoint) -> None:
     trail, log = Trail(), Log(checkpoint.store)
-    assert [e["epoch"] for e in trail.newest(log, 10)] == [3, 2]
+    assert [e.epoch for e in trail.newest(log, 10)] == [3, 2]
     rollback(checkpoint.store, 2)
-    assert [e["epoch"] for e in trail.newest(log, 10)] == [2]
+    assert [e.epoch for e in trail.newest(log, 10)] == [2]
 
 
 def test_a_trail_remembers_what_the_log_has_retired() -> None:
@@ -185,16 +197,18 @@ def test_a_trail_remembers_what_the_log_has_retired() -> None:
         checkpoint.collector.after_epoch()
         trail.newest(Log(checkpoint.store), 1)
     assert len(Trail().newest(Log(checkpoint.store), 100)) < 30
-    found = [e["epoch"] for e in trail.newest(Log(checkpoint.store), 100)]
+    found = [e.epoch for e in trail.newest(Log(checkpoint.store), 100)]
     assert found == list(range(31, 1, -1))
 
 
 def test_the_parts_of_an_epoch_are_all_of_its_time() -> None:
-    timings = {"begin_ms": 5, "process_ms": 30, "snapshot_ms": 10, "alignment_ms": {"0": 900}}
-    parts = parts_ms({"epoch_ms": 100.0, "timings": timings}, 7.0)
-    assert sum(parts.values()) == pytest.approx(107.0)
+    timings = Timings(
+        run_ms=100, begin_ms=5, process_ms=30, snapshot_ms=10, alignment_ms={"0": 900}
+    )
+    parts = split_time(timings, 7.0)
+    assert sum(ms for _, ms in parts.items()) == pytest.approx(107.0)
     # More than the rest of the epoch it cannot have waited.
-    assert (parts["alignment"], parts["other"], parts["commit"]) == (55.0, 0.0, 7.0)
+    assert (parts.alignment, parts.other, parts.commit) == (55.0, 0.0, 7.0)
 
 
 def test_an_epoch_has_the_same_parts_told_by_its_run_and_read_from_the_log(
@@ -202,14 +216,13 @@ def test_an_epoch_has_the_same_parts_told_by_its_run_and_read_from_the_log(
 ) -> None:
     epoch = Log(checkpoint.store).newest_epoch()
     assert epoch is not None
-    epoch = msgspec.structs.replace(epoch, timings={"run_ms": 100.0, "process_ms": 60.0})
-    by_run, by_log = Trail(), Trail()
-    # A run measures until its sinks have published.
-    by_run.remember([{**summary(epoch, 120.0), "commit_ms": 20.0}])
-    by_log.remember([{**summary(epoch), "commit_ms": 20.0}])
-    told, read = (trail.newest(Log(checkpoint.store), 1)[0] for trail in (by_run, by_log))
-    assert told["parts"] == read["parts"]
-    assert sum(told["parts"].values()) == told["epoch_ms"] == 120.0
+    epoch = msgspec.structs.replace(epoch, timings=Timings(run_ms=100.0, process_ms=60.0))
+    trail = Trail()
+    trail.remember([report_of(epoch, 20.0)])
+    (told,), read = trail.newest(Log(checkpoint.store), 1), report_of(epoch)
+    assert told.epoch_ms == read.epoch_ms == 100.0 and told.rows_per_s == read.rows_per_s
+    assert told.parts == read.with_commit(20.0).parts
+    assert sum(ms for _, ms in told.parts.items()) == 120.0
 
 
 def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) -> None:
@@ -228,16 +241,19 @@ def test_rows_put_aside_are_shown_with_error_and_row_and_only_with_the_token(
 ) -> None:
     newest = checkpoint.newest
     assert newest is not None
-    sample = [{"error": "ValueError: bad", "key": "7", "row": '{"k": 7}', "at": "job.py:1 in f"}]
-    measured = {"rows_in": 9, "error_rows": 3, "error_sample": sample}
+    sample = LetterSample("ValueError: bad", "7", '{"k": 7}', at="job.py:1 in f")
+    measured = msgspec.structs.replace(
+        NOTHING_MEASURED, rows_in=9, error_rows=3, error_sample=[sample]
+    )
+    metrics = Measured(operators={UID: measured})
     checkpoint.log.append(
         lambda number: msgspec.structs.replace(
-            newest, number=number, parent=newest.number, metrics={"operators": {UID: measured}}
+            newest, number=number, parent=newest.number, metrics=metrics
         )
     )
     (found,) = ask(checkpoint, "/api/failures")["put_aside"]
     assert (found["operator"], found["error_rows"]) == (UID, 3)
-    assert found["sample"] == [{**sample[0], "input": None}]
+    assert found["sample"] == [msgspec.to_builtins(sample)]
     guarded = client(site_of(checkpoint, token=TOKEN))
     assert guarded.get("/api/failures").status_code == 401, "like state"
 
@@ -261,7 +277,7 @@ def test_a_run_shows_where_its_slots_log(checkpoint: Checkpoint) -> None:
 
 
 def test_a_source_shows_the_delay_it_declares_as_a_delay(checkpoint: Checkpoint) -> None:
-    write_graph(checkpoint.store, 1, GRAPH)
+    write_graph(checkpoint.store, 1, job_graph())
     assert ">watermark delay 5 seconds</text>" in ask(checkpoint, "/api/graph")["drawing"]
 
 

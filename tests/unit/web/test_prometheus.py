@@ -10,17 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.driver.coordinator.measured import summary
+from cairn.driver.coordinator.reports import report_of
 from cairn.driver.serving import Serve
+from cairn.metrics import HistogramCounts, UserMetrics
+from cairn.report.epoch import Timings
 from cairn.report.status import STATUSES
 from cairn.web.app import make_app
 from cairn.web.prometheus import CONTENT_TYPE, render
 from cairn.web.site import Site
 from tests.unit.driver.coordinator.leads import Lead, run_counting
+from tests.unit.report.reports import operator_report
 
 GRAFANA = Path(__file__).parents[3] / "docs" / "grafana" / "cairn.json"
 
@@ -37,15 +41,17 @@ def site_of(lead: Lead, run: Any = None) -> Site:
 def run_of(lead: Lead, **facts: Any) -> Any:
     """What is asked of a run, of a job that a test leads."""
     newest = lead.coordinator.committed
-    measured = {} if newest is None else {**summary(newest), "commit_ms": 12.5}
+    measured = None if newest is None else report_of(newest, 12.5)
+    if measured is not None:
+        measured = msgspec.structs.replace(measured, **facts)
     return SimpleNamespace(
         name=lead.spec.job_name,
         status="running",
         paused=None,
         error=None,
-        history=list,
+        history=lambda: [] if measured is None else [measured],
         parallelism=2,
-        metrics=lambda: measured and {**measured, **facts},
+        metrics=lambda: measured,
     )
 
 
@@ -62,11 +68,11 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 USER = {
-    "count": {
-        "counters": {"seen": 3, "odd": 0.5},
-        "gauges": {"level": -2.5},
-        "histograms": {"sizes": {"count": 3, "sum": 12.5, "buckets": [[1.0, 1], [10.0, 2]]}},
-    }
+    "count": UserMetrics(
+        {"seen": 3, "odd": 0.5},
+        {"level": -2.5},
+        {"sizes": HistogramCounts(3, 12.5, [(1.0, 1), (10.0, 2)])},
+    )
 }
 
 
@@ -78,14 +84,14 @@ def test_figures_are_those_of_the_newest_epoch_and_totals_of_all(lead: Lead) -> 
     assert found["cairn_epochs_total",] == 2
     assert found["cairn_epoch_attempts_total",] == 2
     assert found["cairn_rows_in_total", "count"] == 4
-    assert found["cairn_state_keys", "count"] == epoch.metrics["operators"]["count"]["state_keys"]
-    assert found["cairn_state_bytes", "count"] == summary(epoch)["state_bytes"] > 0
+    assert found["cairn_state_keys", "count"] == epoch.metrics.operators["count"].state_keys
+    assert found["cairn_state_bytes", "count"] == report_of(epoch).state_bytes > 0
     assert found["cairn_parallelism",] == 2
     assert found["cairn_skew_ratio", "count"] == 2.0
     assert found["cairn_epoch_phase_seconds_count", "process"] == 2
     assert found["cairn_epoch_phase_seconds_count", "commit"] == 1
     run_s = found["cairn_last_epoch_phase_seconds", "run"]
-    assert run_s == pytest.approx(epoch.timings["run_ms"] / 1000)
+    assert run_s == pytest.approx(epoch.timings.run_ms / 1000)
     assert found["cairn_epoch_phase_seconds_sum", "run"] >= run_s
     assert found["cairn_epoch_committed_timestamp_seconds",] == epoch.wall_ms / 1000
 
@@ -104,11 +110,11 @@ def test_what_functions_count_is_there(lead: Lead) -> None:
 
 
 def test_a_name_of_two_kinds_is_two_metrics(lead: Lead) -> None:
-    other = {"counters": {}, "gauges": {"seen": 1.0, "sizes": 2.0}, "histograms": {}}
     run_counting(lead, USER)
-    measured = summary(lead.coordinator.committed)  # type: ignore[arg-type]
-    measured["operators"]["other"] = {"user": other}
     run = run_of(lead)
+    other = operator_report(user=UserMetrics({}, {"seen": 1.0, "sizes": 2.0}))
+    measured = run.metrics()
+    measured = msgspec.structs.replace(measured, operators={**measured.operators, "other": other})
     run.metrics = lambda: measured
     found = samples(render(site_of(lead, run)))
     assert found["cairn_user_seen_gauge", "other"] == 1.0
@@ -157,7 +163,7 @@ def test_a_run_adds_its_status_and_its_last_commit(lead: Lead) -> None:
 def test_a_run_without_an_epoch_of_its_own_shows_the_last_one_of_before(lead: Lead) -> None:
     epoch = lead.run_batch((1, 1))
     run = run_of(lead)
-    run.metrics = dict
+    run.metrics = lambda: None
     assert samples(render(site_of(lead, run)))["cairn_epoch",] == epoch.number
 
 
@@ -179,7 +185,8 @@ def test_keys_are_never_shown(lead: Lead) -> None:
 
 def test_an_epoch_of_an_older_cairn_can_be_shown(lead: Lead) -> None:
     lead.run_batch((1, 1))
-    run = run_of(lead, operators={"count": {"rows_in": 1}}, totals={}, timings={})
+    operators = {"count": operator_report(rows_in=1)}
+    run = run_of(lead, operators=operators, totals=None, timings=Timings())
     assert samples(render(site_of(lead, run)))["cairn_epoch",] == 2
 
 
@@ -221,8 +228,9 @@ def test_the_page_needs_the_token_like_all_others(lead: Lead) -> None:
 
 def exported(lead: Lead) -> set[str]:
     run_counting(lead, USER)
-    run = run_of(lead, dropped_batches=0, watermark_ms=1)
-    run.metrics()["operators"]["count"]["alignment_ms"] = 1.0
+    count = run_of(lead).metrics().operators["count"]
+    operators = {"count": msgspec.structs.replace(count, alignment_ms=1.0)}
+    run = run_of(lead, dropped_batches=0, watermark_ms=1, operators=operators)
     return {at[0] for at in samples(render(site_of(lead, run)))}
 
 

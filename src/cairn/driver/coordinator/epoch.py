@@ -40,11 +40,12 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.job_clock import JobClock
 from cairn.driver.coordinator.marks import check_marks
 from cairn.driver.coordinator.measured import (
-    added,
-    announced,
-    metrics_of,
+    add_measured,
+    add_timings,
+    collect_announced,
+    measure_epoch,
     state_held_of,
-    timings_of,
+    time_epoch,
     user_of,
 )
 from cairn.driver.coordinator.output import targets_of
@@ -294,7 +295,7 @@ class Coordinator:
                 )
                 crash_point("driver.epoch.ran")
                 ran_ms = (time.perf_counter() - started) * 1000
-                compacted = announced([r for outcome in rounds for r in outcome.reports])
+                compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
                 rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
                 crash_point("driver.pack.written")
                 parts = taken_in(begin, division.ranges, compacted)
@@ -456,13 +457,14 @@ class Coordinator:
             for uid, state in self.scoped_states.items()
         }
         sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
-        timings = timings_of(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
-        batch = metrics_of(self.spec, acks, reports, sources_ms)
+        timings = time_epoch(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
+        published = None
         if self._guarantee != "exactly-once":
-            # Said here, as the record has nothing left to publish.
-            batch["published"] = {uid: len(given) for uid, given in prepared.items()}
+            # Noted here, as the record has nothing left to publish.
+            published = {uid: len(given) for uid, given in prepared.items()}
+        batch = measure_epoch(self.spec, acks, reports, sources_ms, published)
         metrics = with_totals(
-            added(None if before is None else before.metrics, batch),
+            batch if before is None else add_measured(before.metrics, batch),
             batch,
             timings,
             user_of(reports),
@@ -494,7 +496,7 @@ class Coordinator:
             operators=operators,
             committables=to_publish,
             targets=targets_of(self._publisher.sinks, to_publish),
-            timings=added(None if before is None else before.timings, timings),
+            timings=timings if before is None else add_timings(before.timings, timings),
             metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),
         )

@@ -68,8 +68,8 @@ def _publishes_first(log: Log, record: Epoch | Takeover) -> bool:
     """True if the driver of a record may publish a batch before the batch is in the log."""
     if isinstance(record, Takeover):
         return record.guarantee != "exactly-once"
-    if "published" in record.metrics or record.parent is not None:
-        return "published" in record.metrics
+    if record.metrics.published is not None or record.parent is not None:
+        return record.metrics.published is not None
     # The epoch of a savepoint has no batch. Its driver's takeover is right before it.
     try:
         before = log.read(record.number - 1)

@@ -10,6 +10,7 @@ import logging
 
 from cairn.errors import CairnError, FunctionError
 from cairn.logs import logger
+from cairn.report.epoch import total_keys
 from cairn.storage.manifest import Epoch, Takeover
 
 ERROR_CHARS_MAX = 1000
@@ -32,18 +33,22 @@ def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
     logger.log(level, message, epoch, attempt, why, extra=facts)
 
 
-_FIGURES = ("rows_in", "rows_out", "entries_changed", "state_keys", "state_entries", "delta_bytes")
-
-
 def committed(epoch: Epoch, commit_ms: float) -> None:
-    operators = epoch.metrics.get("operators", {})
-    facts = {name: sum(each.get(name, 0) for each in operators.values()) for name in _FIGURES}
-    run_ms, restored = epoch.timings.get("run_ms", 0.0), epoch.metrics.get("restored", 0)
+    found, timings = epoch.metrics.operators.values(), epoch.timings
+    restored = epoch.metrics.restored
+    figures = {
+        "rows_in": sum(each.rows_in for each in found),
+        "rows_out": sum(each.rows_out for each in found),
+        "entries_changed": sum(each.entries_changed for each in found),
+        "state_keys": total_keys(found) or 0,
+        "state_entries": sum(each.state_entries for each in found),
+        "delta_bytes": sum(each.delta_bytes for each in found),
+    }
     extra = {
-        **facts,
-        "run_ms": run_ms,
+        **figures,
+        "run_ms": timings.run_ms,
         "commit_ms": round(commit_ms, 1),
-        "attempts": epoch.timings.get("attempts", 1),
+        "attempts": timings.attempts,
         "restored": restored,
         "watermark_ms": epoch.watermark_ms,
     }
@@ -58,11 +63,11 @@ def committed(epoch: Epoch, commit_ms: float) -> None:
         "epoch %d committed: %d rows in %.0f ms, %d entries changed, %d held of %d keys, "
         "%d bytes written",
         epoch.number,
-        facts["rows_in"],
-        run_ms,
-        facts["entries_changed"],
-        facts["state_entries"],
-        facts["state_keys"],
-        facts["delta_bytes"],
+        figures["rows_in"],
+        timings.run_ms,
+        figures["entries_changed"],
+        figures["state_entries"],
+        figures["state_keys"],
+        figures["delta_bytes"],
         extra=extra,
     )

@@ -1,81 +1,99 @@
-"""What a job has done in all its epochs: running totals, kept in each of them.
+"""Running totals of a job over all its epochs, kept in each of them.
 
-    metrics["totals"]                     epochs, attempts, restored subtasks, times
-    metrics["operators"][uid]["totals"]   rows, keys, bytes of an operator
-    metrics["operators"][uid]["user"]     what its function has counted
+    metrics.totals                     epochs, attempts, restored subtasks, times
+    metrics.operators[uid].totals      rows, entries, bytes of an operator
+    metrics.operators[uid].user        metrics of its function
 
 An epoch's totals are those of the epoch before it on its lineage, and its own. So they go on
-over restarts, and whoever can read the newest epoch knows them; after a rollback they are as of
-the epoch that was gone back to.
+over restarts, and the newest epoch alone has them all; after a rollback they are as of the epoch
+that the job went back to.
 
 Always true here:
-- what is in no committed epoch is in no total;
+- totals count committed epochs only;
 - a job that begins with a savepoint or a branch counts from 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
 
-from cairn.metrics import Collected, followed
-from cairn.storage.manifest import Epoch
+import msgspec
 
-COUNTED: Final = (
-    "rows_in",
-    "rows_out",
-    "entries_changed",
-    "late_rows",
-    "untimed_rows",
-    "error_rows",
-    "delta_bytes",
+from cairn.metrics import UserMetrics, add_metrics
+from cairn.report.epoch import (
+    NOTHING_MEASURED,
+    Measured,
+    OperatorMeasured,
+    OperatorTotals,
+    Timings,
+    Totals,
 )
-_TIMED: Final = ("begin_ms", "process_ms", "snapshot_ms", "run_ms", "base_ms", "merge_ms")
+from cairn.storage.manifest import Epoch
 
 
 def with_totals(
-    metrics: dict[str, Any],
-    batch: Mapping[str, Any],
-    timings: Mapping[str, Any],
-    user: Mapping[str, Collected],
+    metrics: Measured,
+    batch: Measured,
+    timings: Timings,
+    user: Mapping[str, UserMetrics],
     newest: Epoch | None,
     *,
     is_first_batch: bool,
-) -> dict[str, Any]:
-    """The metrics of an epoch with the totals as of its last batch.
+) -> Measured:
+    """Return the metrics of an epoch with the totals as of its last batch.
 
-    `batch` and `timings` are of that batch alone, `newest` is what it ran on: the epoch
-    before, or this one as of the batch before.
+    `batch` and `timings` are of that batch alone; the batch ran on `newest`: the epoch before,
+    or this one as of the batch before.
     """
-    before: Mapping[str, Any] = {} if newest is None else newest.metrics
-    operators = {}
-    for uid, measured in metrics["operators"].items():
-        known = before.get("operators", {}).get(uid, {})
-        counted = batch["operators"].get(uid, {})
-        last = known.get("totals", {})
-        if "keys_changed" in last:
-            # An older version counted entries under the name of keys.
-            last = {**last, "entries_changed": last["keys_changed"]}
-        totals = {name: last.get(name, 0) + counted.get(name, 0) for name in COUNTED}
-        operators[uid] = {**measured, "totals": totals}
-        if found := followed(known.get("user", {}), user.get(uid, {})):
-            operators[uid]["user"] = found
-    last = before.get("totals", {})
-    done: dict[str, Any] = {
-        "epochs": int(is_first_batch),
-        "attempts": timings["attempts"],
-        "restored": batch["restored"],
-        "bases": batch["bases"],
-        "base_bytes": batch["base_bytes"],
-        "alignment_ms": sum(ms or 0 for ms in timings["alignment_ms"].values()),
+    before = Measured() if newest is None else newest.metrics
+    done = Totals(
+        epochs=int(is_first_batch),
+        attempts=timings.attempts,
+        restored=batch.restored,
+        bases=batch.bases,
+        base_bytes=batch.base_bytes,
         # Of the epoch before: its own is not over when this is written.
-        "commits": int(is_first_batch and newest is not None),
-        "commit_ms": timings["last_commit_ms"] if is_first_batch else 0,
-        **{name: timings[name] for name in _TIMED},
+        commits=int(is_first_batch and newest is not None),
+        commit_ms=(timings.last_commit_ms or 0.0) if is_first_batch else 0.0,
+        alignment_ms=sum(ms or 0.0 for ms in timings.alignment_ms.values()),
+        begin_ms=timings.begin_ms,
+        process_ms=timings.process_ms,
+        snapshot_ms=timings.snapshot_ms,
+        run_ms=timings.run_ms,
+        base_ms=timings.base_ms,
+        merge_ms=timings.merge_ms,
+    )
+    operators = {
+        uid: _with_totals(
+            measured,
+            batch.operators.get(uid, NOTHING_MEASURED),
+            user.get(uid),
+            before.operators.get(uid, NOTHING_MEASURED),
+        )
+        for uid, measured in metrics.operators.items()
     }
-    totals = {name: _rounded(last.get(name, 0) + value) for name, value in done.items()}
-    return {**metrics, "operators": operators, "totals": totals}
+    last = before.totals or Totals()
+    names = Totals.__struct_fields__
+    sums = {name: _add(getattr(last, name), getattr(done, name)) for name in names}
+    totals = msgspec.structs.replace(done, **sums)
+    return msgspec.structs.replace(metrics, operators=operators, totals=totals)
 
 
-def _rounded(value: float) -> float:
-    return round(value, 1) if isinstance(value, float) else value
+def _with_totals(
+    measured: OperatorMeasured,
+    batch: OperatorMeasured,
+    user: UserMetrics | None,
+    before: OperatorMeasured,
+) -> OperatorMeasured:
+    last = before.totals or OperatorTotals()
+    names = OperatorTotals.__struct_fields__
+    totals = OperatorTotals(**{n: getattr(last, n) + getattr(batch, n) for n in names})
+    known = before.user
+    if user is not None:
+        known = add_metrics(known or UserMetrics(), user)
+    return msgspec.structs.replace(measured, totals=totals, user=known)
+
+
+def _add(before: float, last: float) -> float:
+    total = before + last
+    return round(total, 1) if isinstance(total, float) else total

@@ -10,8 +10,8 @@ import pytest
 
 from cairn.driver.coordinator import epoch as epoch_module
 from cairn.driver.coordinator.epoch import Coordinator
-from cairn.driver.coordinator.measured import summary
 from cairn.driver.coordinator.publisher import TRIES_BEFORE_PAUSE
+from cairn.driver.coordinator.reports import report_of
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import (
     CommitConflictError,
@@ -84,7 +84,7 @@ def test_now_is_the_same_in_every_attempt(lead: Lead) -> None:
     assert {begin.now_ms for begin in lead.begins} == {epoch.now_ms} == {1000}
     assert [begin.execution.attempt for begin in lead.begins] == [0, 1, 2]
     assert {begin.epoch for begin in lead.begins} == {epoch.number}
-    assert epoch.timings["attempts"] == 3
+    assert epoch.timings.attempts == 3
 
 
 # What goes wrong while it runs
@@ -129,7 +129,7 @@ def test_damage_conflicts_and_wrong_jobs_are_not_tried_again(lead: Lead) -> None
 def test_a_storage_error_is_tried_again(lead: Lead) -> None:
     lead.store.plan(Fault("put", lead.store.calls["put"] + 1, "before"))
     epoch = lead.run_batch((1, 1))
-    assert epoch.timings["attempts"] == 2
+    assert epoch.timings.attempts == 2
     assert lead.sink.rows == [(1, 1, 1)]
 
 
@@ -141,7 +141,7 @@ def test_an_acknowledgement_said_twice_counts_once(lead: Lead) -> None:
     epoch = lead.coordinator.run_batch(POSITION, execute)
     assert len(epoch.committables["out"]) == 1
     assert lead.sink.rows == [(1, 1, 5)]
-    assert epoch.metrics["operators"]["count"]["rows_in"] == 1
+    assert epoch.metrics.operators["count"].rows_in == 1
 
 
 def test_two_different_acknowledgements_of_a_subtask_make_the_epoch_run_again(
@@ -155,7 +155,7 @@ def test_two_different_acknowledgements_of_a_subtask_make_the_epoch_run_again(
         return outcome
 
     epoch = lead.coordinator.run_batch(POSITION, execute)
-    assert epoch.timings["attempts"] == 2
+    assert epoch.timings.attempts == 2
     assert lead.sink.rows == [(1, 1, 5)]
 
 
@@ -302,7 +302,7 @@ def test_a_migration_that_a_subtask_did_not_write_is_no_epoch(lead: Lead) -> Non
     assert [ref.kind for ref in part.files] == ["base", "delta"]
     again = lead.run_batch((1, 4))
     assert [ref.kind for ref in again.operators["count"].ranges[0].files][:1] == ["base"]
-    assert again.metrics["bases"] == 0, "once is enough"
+    assert again.metrics.bases == 0, "once is enough"
 
 
 # Time
@@ -393,7 +393,7 @@ def test_late_rows_and_timers_of_all_subtasks_are_in_the_manifest(tmp_path: Path
         return outcome._replace(acks=acks)
 
     epoch = lead.coordinator.run_batch(POSITION, execute)
-    (operator,) = epoch.metrics["operators"].values()
-    assert (operator["late_rows"], operator["untimed_rows"]) == (4, 2)
-    assert operator["error_rows"] == summary(epoch)["error_rows"] == 6
+    (operator,) = epoch.metrics.operators.values()
+    assert (operator.late_rows, operator.untimed_rows) == (4, 2)
+    assert operator.error_rows == report_of(epoch).error_rows == 6
     assert list((epoch.timers or {}).values()) == [(50, None)]

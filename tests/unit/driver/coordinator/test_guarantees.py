@@ -50,11 +50,11 @@ def test_what_an_epoch_did_is_the_sum_of_its_batches(tmp_path: Path) -> None:
     lead.run_batch((1, 5), (2, 5))
     first = lead.coordinator.newest
     epoch = lead.run_batch((1, 5))
-    metrics = epoch.metrics["operators"]["count"]
-    assert first is not None and metrics["rows_in"] == 3
+    metrics = epoch.metrics.operators["count"]
+    assert first is not None and metrics.rows_in == 3
     # What is held is counted once.
-    assert metrics["state_keys"] == first.metrics["operators"]["count"]["state_keys"]
-    assert epoch.timings["attempts"] == 2 and len(epoch.timings["subtasks"]) == 1
+    assert metrics.state_keys == first.metrics.operators["count"].state_keys
+    assert epoch.timings.attempts == 2 and len(epoch.timings.subtasks) == 1
 
 
 def test_a_driver_that_dies_within_an_epoch_leaves_none_of_it(tmp_path: Path) -> None:

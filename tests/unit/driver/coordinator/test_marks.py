@@ -7,6 +7,7 @@ import pytest
 
 from cairn.driver.coordinator.marks import check_marks
 from cairn.errors import CommitError, RestoreError
+from cairn.report.epoch import Measured
 from cairn.sinks import Collect
 from cairn.storage.log import Log, new_nonce, record_path
 from cairn.storage.manifest import Restore
@@ -40,7 +41,7 @@ def write(store: Store, records: str, guarantee: str = "exactly-once") -> None:
         elif kind == "R":
             log.append(lambda n: Restore(number=n, term=n, nonce=new_nonce(), wall_ms=1, epoch=2))
         else:
-            metrics = {"published": {}} if kind == "w" else {}
+            metrics = Measured(published={} if kind == "w" else None)
             log.append(
                 lambda n, metrics=metrics: msgspec.structs.replace(epoch(n), metrics=metrics)  # type: ignore[misc]
             )

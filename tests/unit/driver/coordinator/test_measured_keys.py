@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from cairn import Context, KeyedProcess, state
 from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
-from cairn.driver.coordinator.measured import SAMPLE, added, operators_of, slender, summary
-from cairn.query.facts import epoch_facts
-from cairn.storage.manifest import Epoch, EpochOperator, Held, RangeState, SparkPosition
+from cairn.driver.coordinator.measured import add_measured
+from cairn.driver.coordinator.reports import operators_of, report_of
+from cairn.report.epoch import NOTHING_MEASURED, LetterSample, Measured
+from cairn.storage.manifest import (
+    Epoch,
+    EpochOperator,
+    Held,
+    RangeState,
+    SparkPosition,
+    StoredEpoch,
+    decode_record,
+    encode_epoch,
+    resolve,
+)
 from cairn.testing import Harness
 
 
@@ -96,6 +108,7 @@ def _range(keys: int | None, entries: int) -> RangeState:
 
 
 def _epoch(operators: dict[str, Any], scopes: dict[str, Any]) -> Epoch:
+    """An epoch whose manifest has these metrics."""
     entries = {
         uid: EpochOperator(
             uid=uid, function_version="", key_types={}, states={}, parallelism=1,
@@ -103,11 +116,15 @@ def _epoch(operators: dict[str, Any], scopes: dict[str, Any]) -> Epoch:
         )
         for uid, scope in scopes.items()
     }  # fmt: skip
-    return Epoch(
+    epoch = Epoch(
         number=2, parent=None, term=1, nonce="", wall_ms=0, now_ms=0, watermarks={},
         spark=SparkPosition(folder="", batch_id=0, offsets=""),
-        operators=entries, metrics={"operators": operators},
+        operators=entries,
     )  # fmt: skip
+    stored = decode_record(encode_epoch(epoch, None, whole=True), "epoch")
+    assert isinstance(stored, StoredEpoch)
+    raw = msgspec.Raw(msgspec.json.encode({"operators": operators}))
+    return resolve(msgspec.structs.replace(stored, metrics=raw), None)
 
 
 def test_broadcast_state_counts_as_part_of_its_operator_and_not_as_one_more() -> None:
@@ -131,31 +148,34 @@ def test_broadcast_state_counts_as_part_of_its_operator_and_not_as_one_more() ->
         {"alerts": "keyed", "alerts:broadcast": "shared", "again:alerts": "feedback"},
     )
     (alerts,) = operators_of(epoch).values()
-    assert (alerts["rows_in"], alerts["state_keys"], alerts["state_entries"]) == (10, 4, 9)
-    for facts in (summary(epoch), epoch_facts(epoch)):
-        assert (facts["state_keys"], facts["state_entries"], facts["delta_bytes"]) == (4, 9, 14)
+    assert (alerts.rows_in, alerts.state_keys, alerts.state_entries) == (10, 4, 9)
+    report = report_of(epoch)
+    assert (report.state_keys, report.state_entries, report.delta_bytes) == (4, 9, 14)
 
 
 def test_samples_of_rows_put_aside_are_bounded_and_last_over_the_batches_of_an_epoch() -> None:
-    def batch(*errors: str) -> dict[str, Any]:
-        sample = [{"error": error, "key": "k", "row": "{}"} for error in errors]
-        measured = {"error_rows": len(errors)} | ({SAMPLE: sample} if sample else {})
-        return {"operators": {"score": measured}}
+    def batch(*errors: str) -> Measured:
+        sample = [LetterSample(error, "k", "{}") for error in errors]
+        measured = msgspec.structs.replace(
+            NOTHING_MEASURED, error_rows=len(errors), error_sample=sample
+        )
+        return Measured(operators={"score": measured})
 
-    first = added(None, batch("a", "b"))
-    whole = added(added(first, batch()), batch("c", "d", "e", "f"))
-    score = whole["operators"]["score"]
-    assert score["error_rows"] == 6
-    assert [each["error"] for each in score[SAMPLE]] == ["a", "b", "c", "d", "e"]
-    assert SAMPLE not in slender(whole["operators"])["score"], "a history has counts only"
+    whole = add_measured(add_measured(batch("a", "b"), batch()), batch("c", "d", "e", "f"))
+    score = whole.operators["score"]
+    assert score.error_rows == 6
+    assert [each.error for each in score.error_sample] == ["a", "b", "c", "d", "e"]
+    epoch = msgspec.structs.replace(_epoch({}, {}), metrics=whole)
+    assert not report_of(epoch).brief().operators["score"].error_sample, "a history has counts only"
 
 
 def test_an_older_epoch_counted_entries_and_its_keys_are_unknown() -> None:
     counted = {"rows_in": 1, "state_keys": 13_881, "keys_changed": 3, "totals": {"keys_changed": 9}}
     old = {"count": counted, "empty": {"rows_in": 1, "state_keys": 0}}
     epoch = _epoch(old, {"count": "keyed", "empty": "keyed"})
-    facts = summary(epoch)
-    assert (facts["state_keys"], facts["state_entries"]) == (None, 13_881)
-    count = facts["operators"]["count"]
-    assert (count["entries_changed"], count["totals"]["entries_changed"]) == (3, 9)
-    assert facts["operators"]["empty"]["state_keys"] == 0
+    report = report_of(epoch)
+    assert (report.state_keys, report.state_entries) == (None, 13_881)
+    count = report.operators["count"]
+    assert count.totals is not None
+    assert (count.entries_changed, count.totals.entries_changed) == (3, 9)
+    assert report.operators["empty"].state_keys == 0

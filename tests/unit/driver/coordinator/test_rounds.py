@@ -94,15 +94,15 @@ def test_an_epoch_goes_around_until_nothing_is_sent_back_or_rounds_run_out(
     driver.start()
     driver.run_batch(6)
     epoch = driver.coordinator.newest
-    assert epoch is not None and epoch.timings["rounds"] == 4
+    assert epoch is not None and epoch.timings.rounds == 4
     assert is_pending(epoch) and is_due(epoch, epoch.now_ms)
     assert in_flight(epoch) == len(world.in_flight()) > 0
     seen = len(list(world.seen().elements()))
-    assert epoch.metrics["operators"]["visit"]["rows_in"] == seen
+    assert epoch.metrics.operators["visit"].rows_in == seen
     while driver.run_idle():
         pass
     last = driver.coordinator.newest
-    assert last is not None and last.timings["rounds"] < 4
+    assert last is not None and last.timings.rounds < 4
     assert not is_pending(last) and in_flight(last) == 0
     world.check_all()
 
@@ -115,7 +115,7 @@ def test_a_job_that_is_stopped_goes_around_no_more(world: HopsWorld) -> None:
     driver.coordinator.is_stopping = lambda: next(asked)
     driver.run_batch(6)
     epoch = driver.coordinator.newest
-    assert epoch is not None and epoch.timings["rounds"] == 2
+    assert epoch is not None and epoch.timings.rounds == 2
     assert is_pending(epoch)
     world.check_output()
 
@@ -142,7 +142,7 @@ def test_what_is_sent_back_is_stored_only_for_the_next_epoch(
     driver.start()
     driver.run_batch(6)
     epoch = driver.coordinator.newest
-    assert epoch is not None and is_pending(epoch) and epoch.timings["rounds"] == 4
+    assert epoch is not None and is_pending(epoch) and epoch.timings.rounds == 4
     named = {ref.path for e in epoch.operators.values() for part in e.ranges for ref in part.files}
     assert {found.path for found in world.store.list("state/")} == named
     while driver.run_idle():

@@ -9,31 +9,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.driver.coordinator.measured import latest, slender, summary
+from cairn.driver.coordinator.measured import latest
+from cairn.driver.coordinator.reports import report_of
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
+from cairn.metrics import UserMetrics
 from cairn.protocol.messages import Begin
+from cairn.report.epoch import HotKey
 from cairn.sinks.base import Execution
-from cairn.storage.manifest import decode_record, encode_epoch
+from cairn.storage.manifest import decode_record, encode_epoch, resolve
 from tests.unit.driver.coordinator.leads import POSITION, Count, Lead, run_counting
 
 
-def counts(seen: int, level: float | None = None) -> dict[str, Any]:
-    """What a function of a subtask has counted, as a report brings it."""
-    gauges = {} if level is None else {"level": level}
-    return {"count": {"counters": {"seen": seen}, "gauges": gauges, "histograms": {}}}
+def counts(seen: int, level: float | None = None) -> dict[str, UserMetrics]:
+    """The metrics of a function in a subtask, as a report has them."""
+    return {"count": UserMetrics({"seen": seen}, {} if level is None else {"level": level})}
 
 
 def test_an_epoch_says_where_its_rows_fell(tmp_path: Path) -> None:
     lead = Lead(tmp_path, parallelism=2).start()
     epoch = lead.run_batch(*[(n, n) for n in range(40)], *[(7, 7)] * 60)
-    measured = epoch.metrics["operators"]["count"]
-    assert sum(measured["subtask_rows"]) == sum(measured["group_rows"]) == 100
-    assert len(measured["subtask_rows"]) == 2 and len(measured["group_rows"]) == 6
-    assert measured["hot_keys"][0] == {"key": "7", "rows": 61}
-    assert summary(epoch)["operators"]["count"]["hot_keys"] == measured["hot_keys"]
-    (kept,) = slender(summary(epoch)["operators"]).values()
-    assert "rows_in" in kept and not kept.keys() & {"hot_keys", "group_rows", "user"}
+    measured = epoch.metrics.operators["count"]
+    assert sum(measured.subtask_rows) == sum(measured.group_rows) == 100
+    assert len(measured.subtask_rows) == 2 and len(measured.group_rows) == 6
+    assert measured.hot_keys[0] == HotKey("7", 61)
+    assert report_of(epoch).operators["count"].hot_keys == measured.hot_keys
+    (kept,) = report_of(epoch).brief().operators.values()
+    assert kept.rows_in == 100 and not (kept.hot_keys or kept.group_rows or kept.user)
 
 
 def test_totals_go_on_over_epochs_and_drivers(lead: Lead, tmp_path: Path) -> None:
@@ -41,10 +43,10 @@ def test_totals_go_on_over_epochs_and_drivers(lead: Lead, tmp_path: Path) -> Non
     lead.run_batch((1, 1))
     again = Lead(tmp_path, lead.store).start()
     epoch = again.run_batch((3, 3))
-    totals = epoch.metrics["operators"]["count"]["totals"]
-    assert totals["rows_in"] == 4 and epoch.metrics["operators"]["count"]["rows_in"] == 1
-    assert epoch.metrics["totals"]["epochs"] == 3 and epoch.metrics["totals"]["restored"] == 1
-    assert summary(epoch)["totals"] == epoch.metrics["totals"]
+    totals = epoch.metrics.operators["count"].totals
+    assert totals.rows_in == 4 and epoch.metrics.operators["count"].rows_in == 1
+    assert epoch.metrics.totals.epochs == 3 and epoch.metrics.totals.restored == 1
+    assert report_of(epoch).totals == epoch.metrics.totals
 
 
 def test_an_attempt_that_failed_counts_as_an_attempt_and_as_nothing_else(lead: Lead) -> None:
@@ -57,8 +59,8 @@ def test_an_attempt_that_failed_counts_as_an_attempt_and_as_nothing_else(lead: L
         return outcome
 
     epoch = lead.coordinator.run_batch(POSITION, execute)
-    assert epoch.metrics["operators"]["count"]["totals"]["rows_in"] == 2
-    assert (epoch.metrics["totals"]["epochs"], epoch.metrics["totals"]["attempts"]) == (2, 3)
+    assert epoch.metrics.operators["count"].totals.rows_in == 2
+    assert (epoch.metrics.totals.epochs, epoch.metrics.totals.attempts) == (2, 3)
 
 
 def test_batches_of_one_epoch_add_up_once(tmp_path: Path) -> None:
@@ -67,24 +69,20 @@ def test_batches_of_one_epoch_add_up_once(tmp_path: Path) -> None:
     for user in users:
         run_counting(lead, user)
     first, second = sorted(lead.coordinator.log.lineage(), key=lambda epoch: epoch.number)
-    assert first.metrics["operators"]["count"]["user"]["counters"] == {"seen": 11}
-    assert second.metrics["operators"]["count"]["user"]["counters"] == {"seen": 1111}
-    assert second.metrics["operators"]["count"]["rows_in"] == 2
-    assert second.metrics["operators"]["count"]["subtask_rows"] == [2]
-    assert sum(second.metrics["operators"]["count"]["group_rows"]) == 2
-    assert second.metrics["operators"]["count"]["totals"]["rows_in"] == 4
-    assert second.metrics["totals"]["epochs"] == 2 and second.metrics["totals"]["attempts"] == 4
+    assert first.metrics.operators["count"].user.counters == {"seen": 11}
+    assert second.metrics.operators["count"].user.counters == {"seen": 1111}
+    assert second.metrics.operators["count"].rows_in == 2
+    assert second.metrics.operators["count"].subtask_rows == [2]
+    assert sum(second.metrics.operators["count"].group_rows) == 2
+    assert second.metrics.operators["count"].totals.rows_in == 4
+    assert second.metrics.totals.epochs == 2 and second.metrics.totals.attempts == 4
 
 
 def test_what_functions_count_adds_up_over_subtasks_and_epochs(tmp_path: Path) -> None:
     lead = Lead(tmp_path, parallelism=2).start()
     run_counting(lead, counts(1, 3.0), counts(2, 7.0))
     epoch = run_counting(lead, counts(10), counts(20))
-    assert epoch.metrics["operators"]["count"]["user"] == {
-        "counters": {"seen": 33},
-        "gauges": {"level": 7.0},
-        "histograms": {},
-    }
+    assert epoch.metrics.operators["count"].user == UserMetrics({"seen": 33}, {"level": 7.0})
 
 
 class Counting(Count):
@@ -114,9 +112,9 @@ def test_slots_count_each_row_of_a_committed_epoch_once_whatever_fails(
 
     for expected in (20, 40, 60):
         epoch = lead.coordinator.run_batch(POSITION, execute)
-        found = epoch.metrics["operators"]["count"]
-        assert found["user"]["counters"] == {"seen": expected}
-        assert found["totals"]["rows_in"] == expected
+        found = epoch.metrics.operators["count"]
+        assert found.user.counters == {"seen": expected}
+        assert found.totals.rows_in == expected
 
 
 def test_a_stage_that_ran_twice_counts_once(lead: Lead) -> None:
@@ -134,15 +132,15 @@ def test_an_epoch_says_how_long_the_commit_before_it_took(lead: Lead) -> None:
     first = lead.run_batch((1, 1))
     took_ms = lead.coordinator.last_commit_ms
     second = lead.run_batch((1, 1))
-    assert first.timings["last_commit_ms"] == 0.0
-    assert second.timings["last_commit_ms"] == round(took_ms, 1)
-    assert first.metrics["totals"]["commits"] == 0 and second.metrics["totals"]["commits"] == 1
+    assert first.timings.last_commit_ms == 0.0
+    assert second.timings.last_commit_ms == round(took_ms, 1)
+    assert first.metrics.totals.commits == 0 and second.metrics.totals.commits == 1
 
 
 def test_metrics_survive_the_manifest(lead: Lead) -> None:
     epoch = run_counting(lead, counts(2, 0.5))
     stored = decode_record(encode_epoch(epoch, None, whole=True), "epoch")
-    assert stored.metrics == epoch.metrics  # type: ignore[union-attr]
+    assert resolve(stored, None).metrics == epoch.metrics  # type: ignore[arg-type]
 
 
 # What is said in the log
