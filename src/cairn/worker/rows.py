@@ -59,11 +59,11 @@ class RowSteps:
 
 
 class _RunningStep:
-    def __init__(self, step: RowStep) -> None:
-        self.outlet = Outlet(step.uid, None, step.output)
-        self._step = step
-        self._where = f"{step.function.called}()"
-        self._reader = RowReader(InletSpec(None, step.input, way="spread"))
+    def __init__(self, of: RowStep) -> None:
+        self.outlet = Outlet(of.uid, None, of.output)
+        self._step = of
+        self._where = f"{of.function.called}()"
+        self._reader = RowReader(InletSpec(None, of.input, way="spread"))
 
     def run(self, batch: pa.RecordBatch) -> None:
         batch = fit(batch, self._step.input)
