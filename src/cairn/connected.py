@@ -147,7 +147,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
 
 
 def named(declaration: Declaration | None) -> Declaration | None:
-    """Of an attribute it has the name already."""
+    """Return the declaration with a name; one of a class attribute has its own."""
     if declaration is None or declaration.name:
         return declaration
     named = copy.copy(declaration)

@@ -182,7 +182,7 @@ class Stream:
         `loop` has the rows of this stream and, an epoch later, those of `feedback`, which has
         the same columns; an operator gets what was sent back before all other rows. What is on
         its way back is written with each epoch, and epochs are run for it also when the sources
-        are silent. With `max_rounds_per_epoch` it enters the same epoch up to so many times; what
+        are silent. With `max_rounds_per_epoch` it enters the same epoch up to that many times; what
         the last round sends back enters the next one. Rounds belong to the epoch: the largest
         number of the job's loops counts for all of them, and every operator of the job sees each
         round as it sees an epoch, under the same number.
@@ -190,7 +190,7 @@ class Stream:
         job = self._job
         check_uid(uid, job._nodes)
         check_rounds(uid, max_rounds_per_epoch)
-        # What is sent back may be null where the input never is.
+        # Rows sent back may be null where the input never is.
         schema = pa.schema([field.with_nullable(True) for field in self.schema])
         loop = LoopNode(uid, self._ports, schema, (), max_rounds_per_epoch)
         before = dict(job._nodes)
@@ -271,7 +271,7 @@ class Stream:
     def deduplicate(
         self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID
     ) -> ProcessStream:
-        """The first row of each key; with `within`, again when so much time has gone by.
+        """The first row of each key; with `within`, again after that time.
 
         Time is event time where there is one, else the epoch's clock: of rows that pass, no two
         of a key are less than `within` apart. Null is a key like others. Rows that do not pass
@@ -321,16 +321,16 @@ class KeyedStream:
         self, function: KeyedProcess[Any], *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
-        return self._connected().process(function, schema=schema, uid=uid)
+        return self._connect().process(function, schema=schema, uid=uid)
 
     def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
         """Let a function see each of these rows in every subtask: rules, settings, small tables.
 
         `events.key_by("k").broadcast(rules, state.Broadcast("string", "long")).process(...)`
         """
-        return self._connected().broadcast(rows, declaration)
+        return self._connect().broadcast(rows, declaration)
 
-    def _connected(self) -> ConnectedStreams:
+    def _connect(self) -> ConnectedStreams:
         inlet = Inlet(self._stream._ports, self._columns)
         return ConnectedStreams(self._stream._job, (inlet,))
 
@@ -469,7 +469,7 @@ class RowsStream(Stream):
 
 
 class ProcessStream(Stream):
-    """What a function emits; its side outputs hang off it."""
+    """The rows that a function emits, with its side outputs."""
 
     def side(self, tag: str, schema: SchemaLike | None = None) -> Stream:
         """The rows emitted with `ctx.output(tag, row)`.
@@ -554,7 +554,7 @@ def aggregated(
 
 
 class AggregateStream(ProcessStream):
-    """What an aggregation emits. Of windows by event time, the late rows hang off it."""
+    """The rows that an aggregation emits; windows by event time also have late rows."""
 
     def __init__(
         self,

@@ -49,11 +49,11 @@ def aggregation(
     order = _order(nodes, ports, schema)
     taken = [*keys] if plan is None else [*keys, *WINDOW_COLUMNS]
     calls = parse_calls(asked, taken)
-    found = [_typed(spark, schema, call, is_timed=order is not None) for call in calls]
+    found = [_find_types(spark, schema, call, is_timed=order is not None) for call in calls]
     checks_overflow = spark.conf.get("spark.sql.ansi.enabled") == "true"
     if plan is None:
-        return _running(schema, keys, found, order, checks_overflow=checks_overflow)
-    return _windowed(
+        return _aggregate_all(schema, keys, found, order, checks_overflow=checks_overflow)
+    return _aggregate_windows(
         schema, keys, found, order, plan, carries_rows=carries_rows, checks_overflow=checks_overflow
     )
 
@@ -73,7 +73,7 @@ def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> 
     return f"({sql} + ({time.shift_us}))" if time.shift_us else sql
 
 
-def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
+def _find_types(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
     from cairn.plan.dataframe import transformed_schema
 
     argument = "1" if call.argument is None else call.argument
@@ -87,7 +87,7 @@ def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggr
     return make_aggregate(call, given.field("x").type, result.field("x").type, is_timed=is_timed)
 
 
-def _running(
+def _aggregate_all(
     schema: pa.Schema,
     keys: Sequence[str],
     aggregates: Sequence[Aggregate],
@@ -100,7 +100,7 @@ def _running(
     return RunningAggregate(Accumulators(aggregates), partials.layout, result), partials
 
 
-def _windowed(
+def _aggregate_windows(
     schema: pa.Schema,
     keys: Sequence[str],
     aggregates: Sequence[Aggregate],

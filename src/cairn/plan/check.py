@@ -99,7 +99,7 @@ def check_watermark(
     event_time: str | None,
     where: str,
 ) -> Watermark | None:
-    """What was declared, in milliseconds."""
+    """Return a declared watermark in milliseconds."""
     idle_ms = None if idle_after is None else duration_ms(idle_after, f"idle_after of {where}")
     if watermark is None:
         return None
@@ -121,7 +121,7 @@ def check_rounds(uid: str, rounds: Any) -> None:
 
 
 def check_body(uid: str, result: Any, stream: type[S]) -> tuple[S, S]:
-    """What the body of a loop must return."""
+    """Return the two streams that the body of a loop returned; refuse anything else."""
     if isinstance(result, tuple) and len(result) == 2:
         feedback, output = result
         if isinstance(feedback, stream) and isinstance(output, stream):
@@ -217,7 +217,7 @@ def _check_methods(function: Function, uid: str, kind: type[Function]) -> None:
 
 
 OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("on_"))
-"""Of functions themselves: no input can be called so."""
+"""Methods of functions themselves: no input may have such a name."""
 
 
 _NO_BROADCAST = (KeyedProcess.process_broadcast, Process.process_broadcast)

@@ -102,7 +102,7 @@ def streaming_input(graph: Graph) -> DataFrame:
 def no_input(graph: Graph, session: SparkSession) -> DataFrame:
     """The rows of an epoch without a batch: none, with the columns of the sources."""
     schema = streaming_input(graph)._jdf.schema()
-    # Not by createDataFrame of Python's: that would run a job of its own.
+    # Python's createDataFrame would run a job of its own.
     none = session._jvm.java.util.ArrayList()
     return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)
 
@@ -139,7 +139,7 @@ class Planner:
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
         self._observations: dict[str, list[str]] = {}
-        """Of the epoch planned last: the origins whose times each of them tells."""
+        """For the epoch planned last: the origins whose times each observation holds."""
         self._parsed: dict[str, Column] = {}
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
@@ -165,7 +165,7 @@ class Planner:
         self._pin_side = pin.hint("shuffle_hash")
 
     def repin(self, spark: SparkSession) -> None:
-        """Lay the pin table out anew, over the executors that are there now."""
+        """Lay the pin table out again, over the executors that are there now."""
         self.pin.unpersist(blocking=True)
         self._use_pin(lay_pin(spark, self.parallelism))
 
@@ -216,13 +216,13 @@ class Planner:
         found = []
         for index, source in enumerate(self.graph.sources):
             alone = len(self.graph.sources) == 1
-            for origin, column in self._declared(Port(source.name)):
+            for origin, column in self._find_origins(Port(source.name)):
                 type_ = source.schema.field(column).type
                 sql = time_sql(quoted(column) if alone else f"s{index}.{quoted(column)}", type_)
                 found.append((origin, sql if alone else f"CASE source WHEN {index} THEN {sql} END"))
         return found
 
-    def _declared(self, port: Port) -> list[tuple[str, str]]:
+    def _find_origins(self, port: Port) -> list[tuple[str, str]]:
         """(origin, column) of the watermarks declared for what comes from here."""
         return [
             (name, node.event_time)
@@ -269,7 +269,7 @@ class Planner:
 
     def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
         """Bring rows of the sources, or of the level before, into a level's input."""
-        transformed = self._transformed(level)
+        transformed = self._find_transforms(level)
         direct = self._feed_sources if level.index == 0 else self._feed_envelope
         if transformed and (len(transformed) > 1 or self._has_direct(level)):
             rows = self._share(rows)
@@ -329,7 +329,7 @@ class Planner:
         # Acknowledgements of the level before always pass.
         return level.index > 0 or any(direct_inputs(self.graph, edge) for edge in lanes_in(level))
 
-    def _transformed(self, level: Level) -> dict[Port, list[Edge]]:
+    def _find_transforms(self, level: Level) -> dict[Port, list[Edge]]:
         """Transforms applied just before this level, with the edges they feed."""
         found: dict[Port, list[Edge]] = {}
         uids = (
@@ -361,7 +361,7 @@ class Planner:
             else:
                 frame = node.function(united)
             types = {field.name: field.type for field in node.schema}
-            declared = self._declared(port)
+            declared = self._find_origins(port)
             frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
             if self._is_read_again(port):
                 frame = self._share(frame)
@@ -385,7 +385,7 @@ class Planner:
             before = self.graph.nodes[inputs[0].node]
             if len(inputs) > 1 or not isinstance(before, RowsNode):
                 return steps
-            if self._is_read_again(inputs[0]) or self._declared(inputs[0]):
+            if self._is_read_again(inputs[0]) or self._find_origins(inputs[0]):
                 return steps
             steps.insert(0, before)
 
@@ -406,7 +406,7 @@ class Planner:
         return DataFrame(jdf, rows.sparkSession)
 
     def _is_read_again(self, port: Port) -> bool:
-        """Whether what a transform gives is read more than once, or may be: by transforms."""
+        """True if the output of a transform is, or may be, read more than once."""
         readers = [
             node
             for node in self.graph.nodes.values()
@@ -419,7 +419,7 @@ class Planner:
         return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode | RowsNode)
 
     def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
-        """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""
+        """Return the partials of an aggregation: of each row, or of the epoch's groups."""
         partials = node.partials
         if partials.grouping is None or node.uid not in self.grouped:
             return self._project(rows, partials.rows)

@@ -48,7 +48,7 @@ def taps(graph: Graph) -> dict[Port, int]:
 
 
 def lanes_out(graph: Graph, level: Level) -> tuple[tuple[int, pa.Schema], ...]:
-    """What leaves a level: rows on their way to later ones, and rows to be transformed."""
+    """Return the lanes that leave a level: for later levels, and for transforms."""
     lanes = [(edge.index, edge.schema) for edge in level.passing]
     uids = {op.uid for op in level.operators}
     direct = [edge for edge in graph.edges if any(port.node in uids for port in edge.inputs)]
@@ -168,7 +168,7 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
 def _feedbacks(
     graph: Graph, level: Level, operators: dict[str, OperatorSpec]
 ) -> tuple[FeedbackSpec, ...]:
-    """What is gathered in a level to be sent back."""
+    """Return the feedback that a level gathers."""
     edges = {edge.consumer: edge for edge in level.edges}
     return tuple(
         FeedbackSpec(
@@ -201,7 +201,7 @@ def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, i
 
 
 def is_behind_loop(graph: Graph, node: ProcessNode) -> bool:
-    """Whether rows of a loop come here by way of another operator."""
+    """True if rows of a loop come here by way of another operator."""
     into = {back.operator for back in graph.returns}
     seen: set[str] = set()
     waiting = [node]

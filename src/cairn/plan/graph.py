@@ -53,7 +53,7 @@ class Edge:
     index: int
     consumer: str
     inputs: tuple[Port, ...]
-    """Of sources, transforms and operators."""
+    """Outputs of sources, transforms and operators."""
     keys: tuple[str, ...]
     key_types: tuple[pa.DataType, ...] = field(repr=False)
     """As the state has them: narrower ones are cast, so that equal keys meet."""
@@ -66,7 +66,7 @@ class Edge:
     """The consumer gets the rows of a key in the order of their event time."""
     way: Way = "keyed"
     inlet: int = 0
-    """Which of the consumer's."""
+    """Index of the consumer's inlet."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Graph:
     edges: tuple[Edge, ...] = ()
     levels: tuple[Level, ...] = ()
     returns: tuple[Return, ...] = ()
-    """What loops send back, and to whom."""
+    """The ways back of loops."""
     chaining: bool = True
     """Operators that need no shuffle run in the process of those that feed them."""
     chained: frozenset[str] = frozenset()
@@ -115,7 +115,7 @@ class Graph:
         return port_schema(self.nodes, port)
 
     def input_schema(self, node: SinkNode | Inlet) -> pa.Schema:
-        """What comes in, of all the streams united there."""
+        """Return the columns of all the streams united there."""
         ports = node.inputs if isinstance(node, SinkNode) else node.ports
         return united_schema([self.schema(port) for port in ports])
 
@@ -124,11 +124,11 @@ class Graph:
         return root_ports(self.nodes, ports)
 
     def bare(self, ports: Sequence[Port]) -> tuple[Port, ...]:
-        """Where the rows of these streams come from, whatever time they were given since."""
+        """Return the outputs that these streams are made of, without time and loop nodes."""
         return bare_ports(self.nodes, ports)
 
     def read(self, node: TransformNode) -> tuple[Port, ...]:
-        """Where the rows that a transform is given come from."""
+        """Return the outputs that a transform reads."""
         return read_ports(self.nodes, node)
 
     @cached_property
@@ -137,7 +137,7 @@ class Graph:
 
     @cached_property
     def time_origins(self) -> dict[str, SourceNode | TimeNode]:
-        """Where watermarks are declared: for each consumer, the places nearest to it."""
+        """The nodes that declare watermarks: for each consumer, those nearest to it."""
         found: dict[str, SourceNode | TimeNode] = {}
         seen: set[Port] = set()
         waiting = [
@@ -252,7 +252,7 @@ def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int]
         before = {
             _level_of_origin(graph, each, level_of)
             for port in ports
-            for each in _taken_apart(graph, port)
+            for each in _partial_inputs(graph, port)
         }
         if (
             len(before) == 1
@@ -266,8 +266,8 @@ def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int]
     return level_of, chained
 
 
-def _taken_apart(graph: Graph, port: Port) -> tuple[Port, ...]:
-    """Of partials, the streams they are made from: they may come from several levels."""
+def _partial_inputs(graph: Graph, port: Port) -> tuple[Port, ...]:
+    """Return the streams that partials are made from: they may come from several levels."""
     node = graph.nodes[port.node]
     return graph.read(node) if isinstance(node, PartialNode) else (port,)
 
@@ -312,7 +312,7 @@ def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
 
 
 def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:
-    """Whether it takes Spark to read the event time of these streams."""
+    """True if only Spark can read the event time of these streams."""
     time = graph.times.united(ports)
     return time is not None and is_text(graph.schema(ports[0]).field(time.column).type)
 

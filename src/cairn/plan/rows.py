@@ -86,7 +86,7 @@ def _is_in_slots(nodes: dict[str, Node], port: Port) -> bool:
 def _free_name(nodes: dict[str, Node], ports: Sequence[Port], kind: RowKind) -> str:
     """Return a name made of the source or operator that the rows come from: "pays.map"."""
     base = ports[0].node
-    while (before := _unnamed_input(nodes[base])) is not None:
+    while (before := _input_if_unnamed(nodes[base])) is not None:
         base = before.node
     name, number = f"{base}.{kind}", 1
     while name in nodes:
@@ -95,7 +95,7 @@ def _free_name(nodes: dict[str, Node], ports: Sequence[Port], kind: RowKind) -> 
     return name
 
 
-def _unnamed_input(node: Node) -> Port | None:
+def _input_if_unnamed(node: Node) -> Port | None:
     """Return the first input of a node that the user has not named; else None."""
     if isinstance(node, TransformNode | TimeNode):
         return node.inputs[0]
