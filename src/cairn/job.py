@@ -63,7 +63,8 @@ class Job:
         check_uid(name, self._nodes)
         if not getattr(dataframe, "isStreaming", False):
             raise PlanError(
-                f"source {name!r} is no streaming DataFrame\n  next: read it with spark.readStream"
+                f"source {name!r} is not a streaming DataFrame\n"
+                "  next: read it with spark.readStream"
             )
         for other in self._sources():
             if other.dataframe.sparkSession is not dataframe.sparkSession:

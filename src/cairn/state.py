@@ -405,7 +405,7 @@ class Aggregating(Declaration, Generic[V, Out]):
         ]
         if missing:
             raise PlanError(
-                f"{type(aggregate).__name__} is no aggregate: it has no {', '.join(missing)}\n"
+                f"{type(aggregate).__name__} is not an aggregate: it has no {', '.join(missing)}\n"
                 "  next: give it create(), add(acc, value), merge(a, b) and result(acc)"
             )
         self.aggregate = aggregate

@@ -46,8 +46,8 @@ from cairn.plan.graph import (
     kept_time,
     port_schema,
     root_ports,
-    united_schema,
-    united_time,
+    unite_schemas,
+    unite_times,
 )
 from cairn.plan.key_columns import KeyColumns, has_expressions
 from cairn.plan.loops import check_feedback
@@ -76,10 +76,10 @@ class Stream:
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
-        from cairn.plan.dataframe import transformed_schema
+        from cairn.plan.dataframe import plan_schema
 
         job = self._job
-        schema = transformed_schema(job._spark(), self.schema, function)
+        schema = plan_schema(job._spark(), self.schema, function)
         name = f"transform:{len(job._nodes)}"
         column = kept_time(job._nodes, self._ports, schema)
         job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
@@ -168,7 +168,7 @@ class Stream:
             raise PlanError(
                 "union of a stream with itself would double its rows\n  next: name each stream once"
             )
-        return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
+        return Stream(self._job, ports, unite_schemas([s.schema for s in (self, *others)]))
 
     def iterate(
         self,
@@ -278,7 +278,7 @@ class Stream:
         go to `.side("duplicates")`.
         """
         columns = (on,) if isinstance(on, str) else tuple(on)
-        is_timed = united_time(self._job._nodes, self._ports) is not None
+        is_timed = unite_times(self._job._nodes, self._ports) is not None
         function: BatchProcess = Distinct()
         if within is not None:
             within_ms = duration_ms(within, "within of deduplicate", positive=True)
@@ -290,7 +290,7 @@ class Stream:
         """Write the stream out; an epoch's rows become visible when it is committed."""
         check_uid(uid, self._job._nodes)
         if not isinstance(sink, Sink):
-            raise PlanError(f"sink {uid!r} is no cairn.sinks.Sink but {type(sink).__name__}")
+            raise PlanError(f"sink {uid!r} is not a cairn.sinks.Sink but {type(sink).__name__}")
         self._job._nodes[uid] = SinkNode(uid, self._ports, sink)
 
     def __repr__(self) -> str:
@@ -364,11 +364,11 @@ class KeyedStream:
         """
         if not isinstance(spec, WindowSpec):
             raise PlanError(
-                f"window: {spec!r} is no description of windows\n"
+                f"window: {spec!r} is not a description of windows\n"
                 "  next: take windows.tumbling, sliding, session or global_"
             )
         stream = self._stream
-        is_timed = united_time(stream._job._nodes, stream._ports) is not None
+        is_timed = unite_times(stream._job._nodes, stream._ports) is not None
         if spec.time == "event" and not isinstance(spec, Global) and not is_timed:
             raise PlanError(
                 "windows by event time need one, and the stream has none\n"
@@ -512,14 +512,14 @@ class ProcessStream(Stream):
     ) -> pa.Schema | None:
         """None: the operator has no event time, and "late" is a tag like any other."""
         nodes = self._job._nodes
-        if any(united_time(nodes, each.ports) is None for each in node.row_inlets):
+        if any(unite_times(nodes, each.ports) is None for each in node.row_inlets):
             if schema is None:
                 raise PlanError(
                     f"operator {node.uid!r} has no event time, so nothing is late\n"
                     "  next: declare it, with job.source(..., event_time=, watermark=)"
                 )
             return None
-        rows = united_schema([port_schema(nodes, port) for port in inlet.ports])
+        rows = unite_schemas([port_schema(nodes, port) for port in inlet.ports])
         if schema is not None and parse_schema(schema) != rows:
             raise PlanError(
                 f"side output {inlet.late_tag!r} of {node.uid!r} has the rows as they came in\n"

@@ -24,8 +24,8 @@ from cairn.plan.graph import (
     PartialNode,
     Port,
     port_schema,
-    united_schema,
-    united_time,
+    unite_schemas,
+    unite_times,
 )
 from cairn.plan.sql import quoted, time_sql
 from cairn.windows import Session, Sliding, Tumbling
@@ -45,7 +45,7 @@ def aggregation(
 
     `carries_rows`: late rows are wanted, whole.
     """
-    schema = united_schema([port_schema(nodes, port) for port in ports])
+    schema = unite_schemas([port_schema(nodes, port) for port in ports])
     order = _order(nodes, ports, schema)
     taken = [*keys] if plan is None else [*keys, *WINDOW_COLUMNS]
     calls = parse_calls(asked, taken)
@@ -66,7 +66,7 @@ def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partial
 
 def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
     """SQL of the event time in microseconds, where the streams have one."""
-    time = united_time(nodes, ports)
+    time = unite_times(nodes, ports)
     if time is None:
         return None
     sql = time_sql(quoted(time.column), schema.field(time.column).type)
@@ -74,12 +74,12 @@ def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> 
 
 
 def _find_types(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
-    from cairn.plan.dataframe import transformed_schema
+    from cairn.plan.dataframe import plan_schema
 
     argument = "1" if call.argument is None else call.argument
     try:
-        given = transformed_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
-        result = transformed_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
+        given = plan_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
+        result = plan_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
     except PlanError as error:
         raise PlanError(
             f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name

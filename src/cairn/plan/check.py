@@ -164,8 +164,9 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
     if known is None:
         expected = (kind or KeyedProcess).__name__
         raise PlanError(
-            f"operator {uid!r}: {found} is no {expected}\n  next: subclass cairn.{expected}, with "
-            f"the code in its process(...), and give an object of that class"
+            f"operator {uid!r}: {found} is not a {expected}\n"
+            f"  next: subclass cairn.{expected}, with the code in its process(...), and give an "
+            "object of that class"
         )
     if kind is not None and known is not kind:
         raise PlanError(
@@ -298,7 +299,7 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]], what: str = "con
 def check_broadcast(declaration: Any) -> None:
     if declaration is not None and not isinstance(declaration, Broadcast):
         raise PlanError(
-            f"broadcast: {declaration!r} is no declaration of broadcast state\n"
+            f"broadcast: {declaration!r} is not a declaration of broadcast state\n"
             '  next: declare it, for example state.Broadcast("string", "string")'
         )
 

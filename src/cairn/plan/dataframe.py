@@ -37,7 +37,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
-from cairn.plan.deploy import direct_inputs, lanes_out, pickled_function, taps
+from cairn.plan.deploy import direct_inputs, lanes_out, pickle_function, taps
 from cairn.plan.graph import (
     Edge,
     Graph,
@@ -51,7 +51,7 @@ from cairn.plan.graph import (
 from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quoted, time_sql
 from cairn.protocol.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl
-from cairn.user_code import raised_at
+from cairn.user_code import find_raise
 from cairn.worker.forward import Forward
 from cairn.worker.rows import RowStep, RowSteps
 
@@ -63,7 +63,7 @@ def dataframe_schema(df: DataFrame) -> pa.Schema:
     return parse_schema(df.schema)
 
 
-def transformed_schema(
+def plan_schema(
     spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
 ) -> pa.Schema:
     """The schema a transform gives, found by planning it on no rows."""
@@ -71,7 +71,7 @@ def transformed_schema(
         result = function(spark.createDataFrame([], schema_ddl(schema)))
     except Exception as error:
         # After a semicolon Spark goes on with its plan of it.
-        why, at = str(error).partition(";\n")[0], raised_at(error, function)
+        why, at = str(error).partition(";\n")[0], find_raise(error, function)
         raise PlanError(
             f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}"
             + ("" if at is None else f"\n  at: {at}"),
@@ -394,7 +394,7 @@ class Planner:
         name = steps[-1].name
         if name not in self._row_functions:
             for step in steps:
-                pickled_function(step.name, step.function)
+                pickle_function(step.name, step.function)
             udf = pandas_udf(
                 RowSteps([RowStep(s.name, s.function, s.read_schema, s.schema) for s in steps]),
                 returnType=schema_ddl(steps[-1].schema),

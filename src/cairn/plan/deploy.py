@@ -105,7 +105,7 @@ def job_spec(
     )
 
 
-def pickled_function(uid: str, function: Function) -> bytes:
+def pickle_function(uid: str, function: Function) -> bytes:
     """A function as it is sent to the slots."""
     try:
         return cloudpickle.dumps(function)  # type: ignore[no-any-return]
@@ -121,7 +121,7 @@ def _operator(
 ) -> OperatorSpec:
     inlets = _inlets(graph, node, level)
     check_ttl(node.function, node.uid, has_event_time=inlets[0].event_time is not None)
-    function = pickled_function(node.uid, node.function)
+    function = pickle_function(node.uid, node.function)
     outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
     return OperatorSpec(
         uid=node.uid,

@@ -40,8 +40,8 @@ from cairn.plan.nodes import (
     Watermark,
     Way,
 )
-from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, united_schema
-from cairn.plan.times import Times, is_letters, is_text, is_time, kept_time, port_time, united_time
+from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
+from cairn.plan.times import Times, is_letters, is_text, is_time, kept_time, port_time, unite_times
 
 MAX_GROUP_COUNT = 32768
 
@@ -117,7 +117,7 @@ class Graph:
     def input_schema(self, node: SinkNode | Inlet) -> pa.Schema:
         """Return the columns of all the streams united there."""
         ports = node.inputs if isinstance(node, SinkNode) else node.ports
-        return united_schema([self.schema(port) for port in ports])
+        return unite_schemas([self.schema(port) for port in ports])
 
     def origins(self, *ports: Port) -> tuple[Port, ...]:
         """The sources or operator outputs that a chain of transforms starts from."""
@@ -479,6 +479,6 @@ __all__ = [
     "port_time",
     "root_ports",
     "rows_operator",
-    "united_schema",
-    "united_time",
+    "unite_schemas",
+    "unite_times",
 ]

@@ -85,7 +85,7 @@ def check_feedback(nodes: dict[str, Node], loop: str, ports: Sequence[Port]) -> 
     for port in root_ports(nodes, ports):
         if Port(loop) not in ports_before(nodes, (port,)):
             raise PlanError(
-                f"loop {loop!r}: {port.node!r} is no part of it, and cannot be sent back\n"
+                f"loop {loop!r}: {port.node!r} is not part of it, and cannot be sent back\n"
                 "  next: unite the stream with the one that is iterated, before the loop",
                 uid=loop,
             )

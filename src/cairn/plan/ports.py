@@ -32,7 +32,7 @@ def port_schema(nodes: dict[str, Node], port: Port) -> pa.Schema:
     return node.schema
 
 
-def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+def unite_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The columns in the order of the first, null where any of them may be."""
     first, *others = schemas
     return pa.schema(

@@ -138,7 +138,7 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
     return Times(nodes).event_time(port)
 
 
-def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
+def unite_times(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
     """The same of several streams as one."""
     return Times(nodes).united(ports)
 
@@ -148,7 +148,7 @@ def kept_time(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) 
 
     A column of another type may count in other units: it has to be declared again.
     """
-    time = united_time(nodes, ports)
+    time = unite_times(nodes, ports)
     if time is None or time.column not in schema.names:
         return None
     before = port_schema(nodes, ports[0]).field(time.column).type

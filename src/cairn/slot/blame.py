@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.errors import CairnError, FunctionError, PlanError
 from cairn.protocol.letters import message_of, sendable
 from cairn.slot.outlet import short
-from cairn.user_code import raised_at, users_frames
+from cairn.user_code import find_raise, users_frames
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
@@ -66,7 +66,7 @@ def place_error(uid: str, error: FunctionError, called: Any, **facts: str) -> Fu
         message = f"operator {uid!r}: {message}"
         shown = {name: text for name, text in facts.items() if name != "key"}
         message += "".join(f"\n  {name}: {text}" for name, text in shown.items())
-    at = None if "at" in error.facts else raised_at(error, called)
+    at = None if "at" in error.facts else find_raise(error, called)
     if at is not None:
         message += f"\n  at: {at}"
         facts["at"] = at
@@ -85,7 +85,7 @@ def function_error(uid: str, where: str, error: Exception, called: Any, **facts:
     kind = type(error).__name__
     lines = [f"{where} of operator {uid!r} raised {kind}: {text}"]
     lines += [f"  {name}: {value}" for name, value in facts.items()]
-    at = raised_at(error, called)
+    at = find_raise(error, called)
     if at is not None:
         facts["at"] = at
         lines.append(f"  at: {at}")
